@@ -1,0 +1,93 @@
+"""Files and folders that exist whole or not at all."""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the entries of a folder durable: a rename is on disk only after its parent is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a file by new content: readers see the old bytes or the new ones, also after a power cut."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def sha256_file(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that appears under its name only when the block has ended well.
+
+    Yields a temporary folder beside `path`. Afterwards every file is fsynced and the folder renamed. If `path` exists by
+    then (another process was first), the temporary one is discarded; after an error it is removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary, topdown=False):
+            for name in names:
+                fsync_file(Path(folder, name))
+            fsync_folder(Path(folder))
+        if path.exists():
+            shutil.rmtree(temporary)
+        else:
+            os.rename(temporary, path)
+            fsync_folder(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder such that a crash in between leaves nothing that looks whole: renamed first, then removed."""
+    trash = path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}")
+    os.rename(path, trash)
+    shutil.rmtree(trash, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, sha256_file, write_json
+
+SEAL = "MANIFEST.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@contextmanager
+def whole_folder(path: str | Path, **facts) -> Iterator[Path]:
+    """new_folder that ends with MANIFEST.json: the size and sha256 of every file, and `facts` (step, run ...)."""
+    with new_folder(path) as temporary:
+        yield temporary
+        seal(temporary, **facts)
+
+
+def seal(folder: Path, **facts) -> None:
+    """Write MANIFEST.json over everything that is in the folder now."""
+    files = {
+        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != SEAL
+    }
+    write_json(folder / SEAL, {**facts, "files": files})
+
+
+def problems(folder: str | Path) -> list[str]:
+    """What keeps a sealed folder from being whole; empty when every file is there with its size and hash."""
+    folder = Path(folder)
+    try:
+        files = read_json(folder / SEAL)["files"]
+    except FileNotFoundError:
+        return [f"{SEAL} is missing"]
+    except (ValueError, KeyError, TypeError):
+        return [f"{SEAL} cannot be read"]
+    found = []
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != expected["bytes"]:
+            found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}")
+        elif sha256_file(path) != expected["sha256"]:
+            found.append(f"{name} has other content than was written")
+    extra = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(files) - {SEAL}
+    return found + [f"{name} does not belong to it" for name in sorted(extra)]
+
+
+def step_of(folder: Path) -> int | None:
+    match = _NAME.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def by_step(checkpoints: Path) -> list[Path]:
+    """The checkpoint folders in the order of their steps; numbers decide, never file times."""
+    if not checkpoints.is_dir():
+        return []
+    return sorted(
+        (p for p in checkpoints.iterdir() if p.is_dir() and step_of(p) is not None), key=lambda p: step_of(p) or 0
+    )
+
+
+def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that verifies, and one line for each damaged one met on the way, which is moved aside."""
+    notes = []
+    for folder in reversed(by_step(checkpoints)):
+        found = problems(folder)
+        if not found:
+            return folder, notes
+        quarantine.mkdir(parents=True, exist_ok=True)
+        target = quarantine / folder.name
+        number = 1
+        while target.exists():
+            number += 1
+            target = quarantine / f"{folder.name}.{number}"
+        folder.rename(target)
+        notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}; the checkpoint before it is used.")
+    return None, notes
+
+
+def rotate(checkpoints: Path, *, keep: int | None) -> None:
+    """Delete the oldest whole checkpoints beyond the `keep` newest; called only after a new one is sealed."""
+    if keep is None:
+        return
+    for folder in by_step(checkpoints)[: -max(keep, 1)]:
+        remove_folder(folder)
+
+
+def clean(checkpoints: Path) -> None:
+    """Remove what an interrupted save or rotation left behind."""
+    import shutil
+
+    if checkpoints.is_dir():
+        for folder in checkpoints.iterdir():
+            if folder.name.startswith((".tmp-", ".trash-")):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,77 @@
+"""The ways a run can end, one exception class and one exit status each.
+
+A message reads *where: what is wrong, and what follows. What to do.* Everything that is not one of these classes is our
+own mistake: it keeps its traceback and ends with status 1.
+"""
+
+
+class TandemError(Exception):
+    """A mistake or an outage that is explained to the user in a sentence, without a traceback."""
+
+    status = 1
+
+
+class RecipeError(TandemError):
+    """The recipe cannot mean what it says."""
+
+    status = 64
+
+
+class DataError(TandemError):
+    """A file was found and its content is not what the recipe promises."""
+
+    status = 65
+
+
+class InputMissingError(TandemError):
+    """A file, folder, model or data set that the recipe names does not exist."""
+
+    status = 66
+
+
+class ServiceError(TandemError):
+    """A service that this run cannot start without is away."""
+
+    status = 69
+
+
+class HangError(TandemError):
+    """A rank stopped answering or was lost."""
+
+    status = 70
+
+
+class OutOfMemoryError(TandemError):
+    """The device has too little memory for the micro-batch."""
+
+    status = 71
+
+
+class CannotWriteError(TandemError):
+    """A folder cannot be written, or belongs to another run or process."""
+
+    status = 73
+
+
+class DiskFullError(TandemError):
+    """The disk ran full; everything that was whole before is whole still."""
+
+    status = 74
+
+
+class Preempted(TandemError):
+    """SIGTERM or SIGHUP arrived and a whole checkpoint was written: run the same command again."""
+
+    status = 75
+
+
+class DivergedError(TandemError):
+    """The loss or a gradient stopped being a finite number; the last good checkpoint was kept."""
+
+    status = 76
+
+
+class Interrupted(TandemError):
+    """Ctrl-C arrived and a whole checkpoint was written."""
+
+    status = 130

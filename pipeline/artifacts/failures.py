@@ -1,0 +1,90 @@
+"""How an entry ends: its exit status, its one sentence, and failure.json."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.artifacts.atomic import write_json
+from pipeline.artifacts.errors import DiskFullError, OutOfMemoryError, TandemError
+from pipeline.artifacts.run_directory import RunDirectory
+
+_current_run: RunDirectory | None = None
+
+
+def record_failures_in(run: RunDirectory) -> None:
+    """From now on a failure of this process is also written to the run's failure.json."""
+    global _current_run
+    _current_run = run
+    run.failure.unlink(missing_ok=True)
+
+
+def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
+    """Run an entry and leave the process with the status of how it ended.
+
+    A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
+    written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
+    """
+    try:
+        status, message = main(sys.argv[1:]) or 0, ""
+    except BaseException as error:
+        status, message = _explain(error)
+    status_file = os.environ.get("TANDEM_STATUS")
+    if status_file and (status or int(os.environ.get("RANK", 0)) == 0):
+        # One line of status, then the message: the run scripts print it once for all ranks.
+        Path(status_file).write_text(f"{status}\n{message}\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back.
+    os._exit(status)
+
+
+def _explain(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, SystemExit):
+        return (error.code if isinstance(error.code, int) else int(bool(error.code))), str(error.code or "")
+    converted = _as_tandem_error(error)
+    if isinstance(converted, TandemError):
+        status, message = converted.status, str(converted)
+        if int(os.environ.get("RANK", 0)) == 0 or type(converted) is not type(error):
+            print(f"error: {message}" if status not in (75, 130) else message, file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):
+        status, message = 130, "interrupted"
+        print(message, file=sys.stderr)
+    else:
+        status, message = 1, f"{type(error).__name__}: {error}"
+        traceback.print_exception(error)
+    if _current_run is not None and status not in (0, 75, 130) and int(os.environ.get("RANK", 0)) == 0:
+        _write_failure(error, status, message)
+    return status, message
+
+
+def _as_tandem_error(error: BaseException) -> BaseException:
+    if isinstance(error, OSError) and error.errno in (28, 122):
+        return DiskFullError(
+            f"{error.filename or 'disk'}: no space is left. Free some or move run.directory; then run the same command again."
+        )
+    if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
+        return OutOfMemoryError(
+            f"the device ran out of memory ({error}). Lower train.per_device_train_batch_size; the global batch stays the same."
+        )
+    return error
+
+
+def _write_failure(error: BaseException, status: int, message: str) -> None:
+    assert _current_run is not None
+    try:
+        write_json(
+            _current_run.failure,
+            {
+                "status": status,
+                "class": type(error).__name__,
+                "message": message,
+                "time": time.time(),
+                "rank": int(os.environ.get("RANK", 0)),
+                "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),
+            },
+        )
+    except OSError as second:
+        print(f"failure.json could not be written: {second}", file=sys.stderr)

@@ -1,0 +1,108 @@
+"""The run directory: the only place that knows its file names."""
+
+import fcntl
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.checkpoints import clean, newest_whole
+from pipeline.artifacts.errors import CannotWriteError
+
+
+class RunDirectory:
+    """Paths of one run, its manifest, and the lock that keeps a second process out."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.yaml"
+        self.manifest = self.path / "run_manifest.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.samples = self.path / "samples.jsonl"
+        self.console = self.path / "console.log"
+        self.failure = self.path / "failure.json"
+        self.lock = self.path / ".lock"
+        self.checkpoints = self.path / "checkpoints"
+        self.quarantine = self.path / "quarantine"
+        self.model = self.path / "model"
+        self.report = self.path / "report"
+        self.evals = self.report / "evals.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.tokenizer = self.path / "tokenizer"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"checkpoint-{step}"
+
+    def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
+        return newest_whole(self.checkpoints, self.quarantine)
+
+    def read_manifest(self) -> dict[str, Any]:
+        return read_json(self.manifest) if self.manifest.exists() else {}
+
+    def update_manifest(self, **values: Any) -> dict[str, Any]:
+        manifest = {**self.read_manifest(), **values}
+        write_json(self.manifest, manifest)
+        return manifest
+
+    def hold(self) -> "RunLock":
+        """Create the directory, take its lock and clear away half-written folders.
+
+        Raises CannotWriteError when another living process holds it or the folder cannot be written.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(self.lock)
+        except OSError as error:
+            raise CannotWriteError(
+                f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder that can."
+            ) from None
+        clean(self.checkpoints)
+        return lock
+
+
+class RunLock:
+    """An flock on the run's .lock file; a dead owner holds nothing."""
+
+    def __init__(self, path: Path):
+        self.file = open(path, "a+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.seek(0)
+            owner = self.file.read().strip() or "another process"
+            self.file.close()
+            raise CannotWriteError(
+                f"{path.parent}: the run is in use by {owner}, and two processes would damage it. Wait for it or stop it."
+            ) from None
+        self.file.truncate(0)
+        self.file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        self.file.flush()
+
+    def release(self) -> None:
+        self.file.close()
+
+
+def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
+    """The run of that path or name, or None when there is no such run directory."""
+    for path in (Path(name), Path(runs) / name):
+        if (path / "run_manifest.json").exists():
+            return RunDirectory(path)
+    return None
+
+
+def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
+    """The finished run of a recipe that ended last: what `latest:<recipe>` means."""
+    found = []
+    for path in Path(runs).glob("*/run_manifest.json"):
+        run = RunDirectory(path.parent)
+        manifest = run.read_manifest()
+        if manifest.get("recipe_name") == recipe_name and run.model.is_dir():
+            found.append((manifest.get("finished", 0), run))
+    return max(found, key=lambda pair: pair[0])[1] if found else None

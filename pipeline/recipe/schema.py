@@ -1,0 +1,218 @@
+"""Every key of a recipe on one page: name, type, default, unit, meaning. docs/recipes.md is generated from it.
+
+Sections stand in the order of the data's path. None means "not given": the meaning of that is part of the key's text.
+Nothing here imports torch: a wrong recipe is refused within a second.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+
+def key(default: Any, doc: str, *, minimum: float | None = None, maximum: float | None = None, must_match: bool = False):
+    """A recipe key. must_match: a run is never continued with another value (DESIGN contract 2)."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "must_match": must_match}
+    if isinstance(default, (list, dict)) or default is list or default is dict:
+        factory = default if isinstance(default, type) else (lambda: type(default)(default))
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class Source:
+    """Where documents or conversations come from: exactly one of `id` and `files`."""
+
+    id: str | None = key(None, "A Hub dataset, or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling.")
+    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id`: which files of the repository.")
+    config: str | None = key(None, "The Hub dataset's configuration (its subset).")
+    split: str = key("train", "The split to read; files are assigned to splits as the `datasets` library does.")
+    revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
+    text_column: str | None = key(None, "Column that holds a document; default `text`.")
+    messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`.")
+    format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default text for pretraining, messages for SFT.")
+    weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", minimum=0)
+    epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", minimum=0)
+    at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
+    name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Who this run is, where it lives, how long it trains."""
+
+    name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.")
+    directory: str = key("runs", "Folder that holds the run directories.")
+    note: str | None = key(None, "Free text for manifest, trackers and report.")
+    tags: list[str] = key(list, "Labels for manifest, trackers and report.")
+    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one; a step: continue from that checkpoint.")
+    fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
+    tokens: int | float | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
+    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head).", minimum=0, must_match=True)
+    flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
+    hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
+    gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan and the report multiply it.", minimum=0)
+
+
+@dataclass(kw_only=True)
+class Tokenizer:
+    """A byte-level BPE trained on the run's own text, or a ready one."""
+
+    path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
+    revision: str | None = key(None, "Revision of a tokenizer from the Hub.", must_match=True)
+    vocab_size: int = key(32768, "Ids in all, special tokens included.", minimum=272, must_match=True)
+    split_pattern: str = key("nanochat", "nanochat (GPT-4's with numbers cut to two digits), gpt2, or a regular expression.", must_match=True)
+    train_chars: int | float = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
+    document_chars: int | float = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
+    chat_template: str | None = key(None, "A Jinja file instead of the built-in chat template.", must_match=True)
+
+
+@dataclass(kw_only=True)
+class Data:
+    """Sources, packing into rows, the global batch, the cache."""
+
+    sources: list[Source] = key(list, "What is trained on.", must_match=True)
+    validation: list[Source] | None = key(None, "What is held out. Default: the last file of each source in sorted order, which is then not trained on.", must_match=True)
+    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more).", minimum=8, must_match=True)
+    batch_tokens: int | float | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
+    packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
+    packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, must_match=True)
+    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask). SFT always does.", must_match=True)
+    max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
+    shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, must_match=True)
+    cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
+    keep_shards: int | None = key(None, "Keep only that many used token shards of a source when the disk is short; default all.", minimum=2)
+    max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
+    num_proc: int | None = key(None, "Threads of the tokenizer while preparing; default all cores.", minimum=1)
+
+
+@dataclass(kw_only=True)
+class Model:
+    """Sizes and architecture. Without a preset the defaults are GPT-2's."""
+
+    type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr.", must_match=True)
+    start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>; resolved once and saved with its hash.", must_match=True)
+    preset: Literal["gpt2", "modern"] = key("gpt2", "modern switches on every option of the current nanochat; single keys below still win.", must_match=True)
+    depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, must_match=True)
+    aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, must_match=True)
+    head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, must_match=True)
+    n_layer: int | None = key(None, "Blocks.", minimum=1, must_match=True)
+    n_embd: int | None = key(None, "Width.", minimum=1, must_match=True)
+    n_head: int | None = key(None, "Query heads.", minimum=1, must_match=True)
+    n_kv_head: int | None = key(None, "Key and value heads; default n_head.", minimum=1, must_match=True)
+    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd.", minimum=1, must_match=True)
+    n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, must_match=True)
+    options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class.", must_match=True)
+    attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default the fastest that passes its probe.")
+
+
+@dataclass(kw_only=True)
+class Group:
+    """Settings of one parameter group; what is not given comes from the optimizer's own defaults."""
+
+    learning_rate: float | None = key(None, "Peak rate.", minimum=0, must_match=True)
+    betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
+    eps: float | None = key(None, "Adam's epsilon.", minimum=0, must_match=True)
+    weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, must_match=True)
+    momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
+
+
+@dataclass(kw_only=True)
+class Groups:
+    """The parameter groups of adamw and muon_adamw, by what a parameter does."""
+
+    embeddings: Group = field(default_factory=Group, metadata={"doc": "Token (and position) embeddings."})
+    value_embeddings: Group = field(default_factory=Group, metadata={"doc": "Value embeddings; default as embeddings at half the rate."})
+    head: Group = field(default_factory=Group, metadata={"doc": "The output head, when untied."})
+    matrices: Group = field(default_factory=Group, metadata={"doc": "Matrices of the blocks: Muon under muon_adamw."})
+    scalars: Group = field(default_factory=Group, metadata={"doc": "Norms, biases, residual scalars, smear, backout."})
+    x0_lambdas: Group = field(default_factory=Group, metadata={"doc": "Scalars that mix the embedding back in."})
+
+
+@dataclass(kw_only=True)
+class Schedule:
+    """The shape of the rates over the run, in optimizer steps; step s (zero-based) has the multiplier lrm(s)."""
+
+    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps.", minimum=0, must_match=True)
+    decay_fraction: float = key(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1, must_match=True)
+    decay: Literal["linear", "cosine", "1-sqrt"] = key("linear", "Shape of the fall.", must_match=True)
+    final_fraction: float = key(0.05, "lrm that the fall ends at.", minimum=0, maximum=1, must_match=True)
+    momentum_warmup_steps: int = key(400, "Steps over which Muon's momentum rises from 0.85 to its peak.", minimum=0, must_match=True)
+    weight_decay: Literal["constant", "cosine"] = key("cosine", "Muon's weight decay over the run: constant, or cosine to 0.", must_match=True)
+
+
+@dataclass(kw_only=True)
+class Optimizer:
+    """Who updates the weights."""
+
+    type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
+    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining); the depth dial sets sqrt(batch_tokens / 2^19).", minimum=0, must_match=True)
+    groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
+    schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
+
+
+@dataclass(kw_only=True)
+class Bpb:
+    """Bits per byte on validation text, every train.eval_steps and always at the end."""
+
+    tokens: int | float = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. Part of the protocol's id.", minimum=1)
+    document_bytes: int | float = key(4_000_000, "Bytes of whole documents scored for val/bpb_documents; 0 leaves it out.", minimum=0)
+    at_start: bool = key(True, "Also score before the first step.")
+    batch_rows: int | None = key(None, "Rows of one forward pass; default train.per_device_eval_batch_size. Does not change the value.", minimum=1)
+
+
+@dataclass(kw_only=True)
+class Evals:
+    """What is measured, beside the loss; the cadence is train.eval_steps."""
+
+    bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
+
+
+@dataclass(kw_only=True)
+class Samples:
+    """Texts generated while training, with fixed prompts."""
+
+    prompts: list[str] = key(["The capital of France is", "The chemical symbol of gold is", "If yesterday was Friday, then tomorrow will be", "The opposite of hot is", "The planets of the solar system are:", "My favorite color is", "If 5*x + 3 = 13, then x is"], "Continued at every sampling; in SFT they are the user's first message.")
+    every_steps: int | None = key(None, "Optimizer steps between samplings; default at every evaluation; 0 never.", minimum=0)
+    max_new_tokens: int = key(32, "Longest continuation.", minimum=1)
+    temperature: float = key(0.0, "0 takes the likeliest token.", minimum=0)
+    top_k: int | None = key(None, "Sample from the k likeliest tokens.", minimum=1)
+    top_p: float | None = key(None, "Sample from the likeliest tokens that hold this share.", minimum=0, maximum=1)
+    seed: int = key(0, "Of the sampling alone; the training's random state never moves.")
+
+
+@dataclass(kw_only=True)
+class Monitor:
+    """Where the numbers go, beside metrics.jsonl and the console."""
+
+    trackers: list[Literal["tensorboard", "wandb"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment.")
+    project: str = key("tandem", "Project name for W&B.")
+
+
+@dataclass(kw_only=True)
+class Hub:
+    """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
+
+    id: str | None = key(None, "Repository to push the finished model to; none: nothing is pushed.")
+    private: bool = key(True, "Create the repository as private.")
+    dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, which is what gets pushed.")
+
+
+@dataclass(kw_only=True)
+class Recipe:
+    """One run. `train` holds transformers.TrainingArguments by their own names (recipe/training_arguments.py)."""
+
+    run: Run = field(default_factory=Run)
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    train: dict[str, Any] = field(default_factory=dict)
+    evals: Evals = field(default_factory=Evals)
+    samples: Samples = field(default_factory=Samples)
+    monitor: Monitor = field(default_factory=Monitor)
+    hub: Hub = field(default_factory=Hub)
+    # Not keys of the file: set by the reader.
+    path: str | None = field(default=None, metadata={"internal": True})
+    stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
+
+
+SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))
