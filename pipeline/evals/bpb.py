@@ -1,0 +1,125 @@
+"""Bits per byte: how well a model predicts text, whatever its tokenizer.
+
+A loss per token rewards a tokenizer with short tokens; nats over the bytes of the text do not. Two values are comparable
+when the same bytes were scored with the same context: that is what a protocol id names.
+
+Letters: B rows, T positions, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+IGNORED = -100
+# Logits of a foreign model that are held at once, in elements of (rows, T, V): 1 GiB in fp32.
+LOGITS_AT_ONCE = 2**28
+# Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
+TARGETS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class BpbResult:
+    """What was scored, summed over all ranks.
+
+    bpb: nats / (ln 2 x bytes). loss: mean nats of all targets that are not ignored, special ones included.
+    nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss.
+    """
+
+    bpb: float
+    loss: float
+    nats: float
+    bytes: int
+    tokens: int
+
+
+def bits_per_byte(
+    model,
+    batches: Iterable[Mapping[str, torch.Tensor]],
+    byte_lengths_V,
+    *,
+    device,
+    autocast_dtype: torch.dtype | None = None,
+) -> BpbResult:
+    """Cross-entropy of the model in bits per byte of text, over all ranks.
+
+    batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A batch
+    may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for tokenizers whose
+    ids have no fixed bytes; then byte_lengths_V may be None. byte_lengths_V: (V,) raw bytes per id, 0 for specials.
+    Every rank must call this, with its own share of the batches; sums are fp64 and int64.
+    Raises ValueError when no byte was scored on any rank.
+    """
+    device = torch.device(device)
+    # MPS has no fp64.
+    sums_device = torch.device("cpu") if device.type == "mps" else device
+    lengths_V = None if byte_lengths_V is None else torch.as_tensor(byte_lengths_V, device=device).long()
+    nats_2 = torch.zeros(2, dtype=torch.float64, device=sums_device)  # of text, of every target
+    counts_2 = torch.zeros(2, dtype=torch.int64, device=sums_device)  # bytes, targets
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+                nll_BT = per_token_nll(model, batch, autocast_dtype=autocast_dtype)
+                is_target_BT = batch["shift_labels"] != IGNORED
+                bytes_BT, is_text_BT = target_bytes(batch, lengths_V)
+                # where, not a product: 0 x inf at a target that does not count would be nan.
+                nll_BT = nll_BT.to(sums_device).double()
+                is_text_BT, is_target_BT = is_text_BT.to(sums_device), is_target_BT.to(sums_device)
+                nats_2 += torch.stack([torch.where(mask, nll_BT, 0.0).sum() for mask in (is_text_BT, is_target_BT)])
+                counts_2 += torch.stack([bytes_BT.to(sums_device).sum(), is_target_BT.sum()])
+    finally:
+        model.train(training)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(nats_2)
+        torch.distributed.all_reduce(counts_2)
+    (nats, all_nats), (num_bytes, tokens) = nats_2.tolist(), counts_2.tolist()
+    # After the sum over ranks, so that all of them stop.
+    if num_bytes == 0:
+        raise ValueError("no byte of text was scored: every target is ignored or special")
+    return BpbResult(
+        bpb=nats / (math.log(2) * num_bytes), loss=all_nats / tokens, nats=nats, bytes=num_bytes, tokens=tokens
+    )
+
+
+def target_bytes(
+    batch: Mapping[str, torch.Tensor], lengths_V: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes of text of each target (B, T), 0 where it does not count, and which targets count as text (B, T)."""
+    labels_BT = batch["shift_labels"]
+    is_target_BT = labels_BT != IGNORED
+    if "target_bytes" in batch:
+        # A target of 0 bytes can be text here (the second byte of a character spelt in bytes): its nats count.
+        is_text_BT = is_target_BT & (batch["target_bytes"] >= 0)
+        return torch.where(is_text_BT, batch["target_bytes"].long(), 0), is_text_BT
+    if lengths_V is None:
+        raise ValueError("byte_lengths_V is None and the batch has no target_bytes")
+    bytes_BT = torch.where(is_target_BT, lengths_V[labels_BT.clamp(min=0)], 0)
+    return bytes_BT, bytes_BT > 0
+
+
+def per_token_nll(
+    model, batch: Mapping[str, torch.Tensor], *, autocast_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of transformers."""
+    ids_BT, labels_BT, positions_BT = batch["input_ids"], batch["shift_labels"], batch.get("position_ids")
+    autocast = torch.autocast(ids_BT.device.type, dtype=autocast_dtype) if autocast_dtype else nullcontext()
+    if hasattr(model, "per_token_nll"):
+        with autocast:
+            return model.per_token_nll(ids_BT, labels_BT, position_ids=positions_BT)
+    rows = max(1, LOGITS_AT_ONCE // (ids_BT.shape[1] * model.config.get_text_config().vocab_size))
+    nll = []
+    for first in range(0, len(ids_BT), rows):
+        part = slice(first, first + rows)
+        positions = {} if positions_BT is None else {"position_ids": positions_BT[part]}
+        with autocast:
+            logits_BTV = model(input_ids=ids_BT[part], use_cache=False, **positions).logits
+        flat_labels = labels_BT[part].flatten()
+        chunks = zip(logits_BTV.flatten(0, 1).split(TARGETS_AT_ONCE), flat_labels.split(TARGETS_AT_ONCE), strict=True)
+        flat = [F.cross_entropy(x.float(), y, ignore_index=IGNORED, reduction="none") for x, y in chunks]
+        nll.append(torch.cat(flat).view_as(labels_BT[part]))
+    return torch.cat(nll)

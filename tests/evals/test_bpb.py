@@ -1,0 +1,192 @@
+"""Bits per byte: the definition, and that nothing about how the rows are dealt out moves the value."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from pipeline.evals import bpb
+from pipeline.evals.bpb import bits_per_byte
+
+V, T, BOS = 97, 24, 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=V, n_positions=T, n_layer=2, n_embd=32, n_head=2, initializer_range=0.5)
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """11 rows of a training batch with ragged masks, padding and special targets, and the byte length of each id."""
+    generator = torch.Generator().manual_seed(2)
+    row = torch.randint(0, V, (11, T + 1), generator=generator)
+    labels = row[:, 1:].clone()
+    labels[torch.rand(labels.shape, generator=generator) < 0.3] = -100
+    labels[0, :4] = torch.tensor([BOS, 96, 5, 96])  # specials
+    labels[3, 5:] = -100  # padding
+    labels[7] = -100  # a filler row
+    byte_lengths = torch.randint(1, 9, (V,), generator=generator)
+    byte_lengths[[BOS, 96]] = 0
+    return {"input_ids": row[:, :-1], "shift_labels": labels}, byte_lengths
+
+
+def cut(batch, size):
+    return [{k: v[i : i + size] for k, v in batch.items()} for i in range(0, len(batch["input_ids"]), size)]
+
+
+def by_hand(model, batch, byte_lengths):
+    """The definition, one target at a time."""
+    nats, num_bytes, all_nats, tokens = 0.0, 0, 0.0, 0
+    with torch.no_grad():
+        for ids, labels in zip(batch["input_ids"], batch["shift_labels"], strict=True):
+            log_p = model(input_ids=ids[None]).logits[0].double().log_softmax(-1)
+            for t, label in enumerate(labels.tolist()):
+                if label == -100:
+                    continue
+                all_nats, tokens = all_nats - log_p[t, label].item(), tokens + 1
+                if byte_lengths[label] > 0:
+                    nats, num_bytes = nats - log_p[t, label].item(), num_bytes + int(byte_lengths[label])
+    return nats / num_bytes / math.log(2), all_nats / tokens, nats, num_bytes, tokens
+
+
+def test_bpb_is_nats_of_text_targets_over_ln2_times_their_bytes(model, rows):
+    batch, byte_lengths = rows
+    expected = by_hand(model, batch, byte_lengths)
+    got = bits_per_byte(model, cut(batch, 4), byte_lengths.numpy(), device="cpu")
+    assert dataclasses.astuple(got) == pytest.approx(expected, rel=1e-6)
+    assert (got.bytes, got.tokens) == expected[3:]
+
+
+def test_loss_counts_special_targets_and_bpb_does_not(model, rows):
+    batch, byte_lengths = rows
+    only_special = {
+        **batch,
+        "shift_labels": torch.where(byte_lengths[batch["shift_labels"].clamp(min=0)] == 0, batch["shift_labels"], -100),
+    }
+    with_special = bits_per_byte(model, [batch], byte_lengths, device="cpu")
+    without = {**batch, "shift_labels": torch.where(only_special["shift_labels"] == -100, batch["shift_labels"], -100)}
+    plain = bits_per_byte(model, [without], byte_lengths, device="cpu")
+    assert (with_special.bpb, with_special.bytes) == (plain.bpb, plain.bytes)
+    assert with_special.tokens > plain.tokens
+    assert with_special.loss != plain.loss
+
+
+@pytest.mark.parametrize("size", [1, 3, 11])
+def test_bpb_is_the_same_for_any_batch_size_and_padding(model, rows, size, monkeypatch):
+    batch, byte_lengths = rows
+    monkeypatch.setattr(bpb, "LOGITS_AT_ONCE", 2 * T * V)  # two rows of logits at a time
+    monkeypatch.setattr(bpb, "TARGETS_AT_ONCE", 7)
+    whole = bits_per_byte(model, [batch], byte_lengths, device="cpu")
+    filler = {"input_ids": torch.full((2, T), BOS), "shift_labels": torch.full((2, T), -100)}
+    got = bits_per_byte(model, [*cut(batch, size), filler], byte_lengths, device="cpu")
+    assert dataclasses.astuple(got) == pytest.approx(dataclasses.astuple(whole), rel=1e-6)
+
+
+def test_an_infinite_loss_at_an_ignored_target_does_not_reach_the_sums(rows):
+    class Overconfident(torch.nn.Module):
+        def per_token_nll(self, input_ids, shift_labels, position_ids=None):
+            return torch.where(shift_labels == BOS, torch.inf, 1.0)
+
+    batch, byte_lengths = rows
+    got = bits_per_byte(Overconfident(), [batch], byte_lengths, device="cpu")
+    assert got.nats == ((batch["shift_labels"] != -100) & (byte_lengths[batch["shift_labels"].clamp(min=0)] > 0)).sum()
+    assert got.loss == math.inf
+
+
+def test_target_bytes_replace_the_bytes_of_ids_and_their_zero_still_costs(model, rows):
+    batch, byte_lengths = rows
+    spans = torch.where(batch["shift_labels"] == -100, 5, byte_lengths[batch["shift_labels"].clamp(min=0)])
+    spans[batch["shift_labels"] == BOS] = -1
+    got = bits_per_byte(model, [{**batch, "target_bytes": spans}], None, device="cpu")
+    by_id = bits_per_byte(model, [batch], byte_lengths, device="cpu")
+    assert got.bytes == by_id.bytes
+    assert got.nats > by_id.nats  # id 96 covers 0 bytes here and is text all the same
+
+
+def test_position_ids_isolate_documents_as_two_separate_rows_would(model):
+    row = torch.randint(1, V, (1, T), generator=torch.Generator().manual_seed(5))
+    half = T // 2
+    labels = row.roll(-1, 1)
+    positions = torch.arange(T)[None] % half
+    packed = {"input_ids": row, "shift_labels": labels, "position_ids": positions}
+    apart = {"input_ids": row.view(2, half), "shift_labels": labels.view(2, half)}
+    lengths = torch.ones(V)
+    assert bits_per_byte(model, [packed], lengths, device="cpu").nats == pytest.approx(
+        bits_per_byte(model, [apart], lengths, device="cpu").nats, rel=1e-6
+    )
+
+
+def test_scoring_leaves_the_training_mode_as_it_was(model, rows):
+    batch, byte_lengths = rows
+    model.train()
+    try:
+        trained = bits_per_byte(model, [batch], byte_lengths, device="cpu")  # dropout must be off inside
+        assert model.training
+    finally:
+        model.eval()
+    assert trained == bits_per_byte(model, [batch], byte_lengths, device="cpu")
+
+
+def test_nothing_scored_is_an_error_and_no_number(model, rows):
+    batch, byte_lengths = rows
+    with pytest.raises(ValueError, match="no byte of text"):
+        bits_per_byte(model, [], byte_lengths, device="cpu")
+    with pytest.raises(ValueError, match="no byte of text"):
+        bits_per_byte(model, [batch], torch.zeros(V), device="cpu")
+
+
+def run_ranks(folder, rows_per_batch, world_size=2):
+    ranks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                Path(__file__).with_name("bpb_rank.py"),
+                folder,
+                str(rank),
+                str(world_size),
+                str(rows_per_batch),
+            ],
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+        )
+        for rank in range(world_size)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks)
+    return [json.loads(output) for output in outputs]
+
+
+def test_bpb_on_two_gloo_ranks_equals_one_process(model, rows, tmp_path):
+    batch, byte_lengths = rows
+    model.save_pretrained(tmp_path / "model")
+    torch.save({"batch": batch, "byte_lengths": byte_lengths}, tmp_path / "data.pt")
+    one = bits_per_byte(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), [batch], byte_lengths, device="cpu")
+    first, second = run_ranks(tmp_path, rows_per_batch=3)
+    assert first == second
+    assert first == pytest.approx(dataclasses.asdict(one), rel=1e-6)
+
+
+def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
+    batch, byte_lengths = rows
+    model.save_pretrained(tmp_path / "model")
+    batch = {**batch, "shift_labels": batch["shift_labels"].clone()}
+    batch["shift_labels"][1::2] = -100  # all of rank 1
+    torch.save({"batch": batch, "byte_lengths": byte_lengths}, tmp_path / "data.pt")
+    first, second = run_ranks(tmp_path, rows_per_batch=2)
+    assert first == second
+    assert first["bytes"] == bits_per_byte(model, [batch], byte_lengths, device="cpu").bytes
