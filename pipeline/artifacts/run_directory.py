@@ -1,11 +1,10 @@
 """The run directory: the only place that knows its file names."""
 
 import fcntl
-import json
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.checkpoints import clean, newest_whole
@@ -51,42 +50,41 @@ class RunDirectory:
         write_json(self.manifest, manifest)
         return manifest
 
-    def hold(self) -> "RunLock":
-        """Create the directory, take its lock and clear away half-written folders.
+    def hold(self) -> None:
+        """Create the directory, take its lock for as long as this process lives, and clear away half-written folders.
 
         Raises CannotWriteError when another living process holds it or the folder cannot be written.
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            lock = RunLock(self.lock)
+            _take_lock(self.lock)
         except OSError as error:
             raise CannotWriteError(
                 f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder that can."
             ) from None
         clean(self.checkpoints)
-        return lock
 
 
-class RunLock:
-    """An flock on the run's .lock file; a dead owner holds nothing."""
+# Open files of the locks this process holds: closing one would release it.
+_locks: list[IO[str]] = []
 
-    def __init__(self, path: Path):
-        self.file = open(path, "a+")
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.file.seek(0)
-            owner = self.file.read().strip() or "another process"
-            self.file.close()
-            raise CannotWriteError(
-                f"{path.parent}: the run is in use by {owner}, and two processes would damage it. Wait for it or stop it."
-            ) from None
-        self.file.truncate(0)
-        self.file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        self.file.flush()
 
-    def release(self) -> None:
-        self.file.close()
+def _take_lock(path: Path) -> None:
+    """flock the run's .lock file; the kernel releases it when the process dies, so a dead owner holds nothing."""
+    file = open(path, "a+")  # noqa: SIM115 - stays open as long as the process
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "another process"
+        file.close()
+        raise CannotWriteError(
+            f"{path.parent}: the run is in use by {owner}, and two processes would damage it. Wait for it or stop it."
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    _locks.append(file)
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:

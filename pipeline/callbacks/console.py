@@ -1,0 +1,41 @@
+"""The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation."""
+
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+
+def step_line(row: dict, *, step: int, max_steps: int) -> str:
+    """The line of one logged step; `step` counts from zero."""
+    mfu = row.get("perf/bf16_mfu_pct")
+    return (
+        f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "
+        f"dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | "
+        f"epoch: {row.get('data/epoch', 0) + 1} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
+        f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {row['perf/eta_s'] / 60:.1f}m"
+    )
+
+
+class Console(TrainerCallback):
+    """Prints and keeps the lines in console.log."""
+
+    def __init__(self, log: Path):
+        self.log = log
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        if "train/loss" in logs:
+            self.say(step_line(logs, step=state.global_step - 1, max_steps=state.max_steps))
+        scores = " | ".join(
+            f"{name}: {value:.6f}"
+            for name, value in logs.items()
+            if name.startswith(("val/", "sft/", "core/", "chat/"))
+        )
+        if scores:
+            self.say(f"step {state.global_step:05d} | {scores}")
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(line + "\n")

@@ -1,0 +1,32 @@
+"""TensorBoard under the same names as metrics.jsonl."""
+
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+
+class TensorBoard(TrainerCallback):
+    """Writes events; after a restart what an earlier attempt wrote beyond `start_step` is purged."""
+
+    def __init__(self, folder: Path, *, start_step: int):
+        self.folder, self.start_step, self.writer = folder, start_step, None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else None)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.writer is not None:
+            for name, value in (logs or {}).items():
+                if isinstance(value, (int, float)):
+                    self.writer.add_scalar(name, value, state.global_step)
+
+    def add_text(self, step: int, name: str, text: str) -> None:
+        if self.writer is not None:
+            self.writer.add_text(name, text, step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,61 @@
+"""Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a run."""
+
+from transformers import TrainerCallback
+
+from pipeline.artifacts.run_directory import RunDirectory
+
+
+class WandbRun(TrainerCallback):
+    """One W&B run per run directory: a restart continues it at the checkpoint's step (id kept in the manifest)."""
+
+    def __init__(
+        self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str], start_step: int
+    ):
+        self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
+        self.start_step, self.wandb_run = start_step, None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        import wandb
+
+        run_id = self.run.read_manifest().get("wandb_id") or wandb.util.generate_id()
+        try:
+            self.wandb_run = wandb.init(
+                project=self.project,
+                name=self.run.name,
+                id=run_id,
+                resume="allow",
+                config=self.config,
+                notes=self.notes,
+                tags=self.tags,
+                dir=str(self.run.path),
+                settings=wandb.Settings(init_timeout=20),
+            )
+        except Exception as error:  # wandb raises many kinds; none of them is worth a training run
+            print(f"W&B could not start ({error}); the run goes on without it. metrics.jsonl has every number.")
+            return
+        self.run.update_manifest(wandb_id=run_id)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self._try(lambda: self.wandb_run.log(dict(logs), step=state.global_step) if logs else None)
+
+    def add_text(self, step: int, name: str, text: str) -> None:
+        def send():
+            import wandb
+
+            self.wandb_run.log({name: wandb.Html(f"<pre>{text}</pre>")}, step=step)
+
+        self._try(send)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._try(lambda: self.wandb_run.finish())
+
+    def _try(self, send) -> None:
+        if self.wandb_run is None:
+            return
+        try:
+            send()
+        except Exception as error:  # a service that goes away mid-run must not end it
+            print(f"W&B stopped taking numbers ({error}); the run goes on without it. metrics.jsonl has every number.")
+            self.wandb_run = None

@@ -1,0 +1,25 @@
+"""The recipe as transformers.TrainingArguments, for this number of processes."""
+
+import os
+from typing import Any
+
+from transformers import TrainingArguments
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import micro_steps
+from pipeline.recipe.training_arguments import training_arguments
+
+
+def build_arguments(
+    recipe: Recipe, run: RunDirectory, *, max_steps: int, evaluate_first: bool, **decided: Any
+) -> TrainingArguments:
+    """decided: values that the hardware settled, such as bf16 and torch_compile."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    arguments = training_arguments(
+        recipe,
+        output_dir=str(run.checkpoints),
+        max_steps=max_steps,
+        gradient_accumulation_steps=micro_steps(recipe, world_size),
+    )
+    return TrainingArguments(**{**arguments, **decided, "eval_on_start": evaluate_first, "ignore_data_skip": True})

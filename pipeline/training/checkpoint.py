@@ -1,0 +1,77 @@
+"""A checkpoint's files: the model that from_pretrained loads, and all that an exact continuation needs. No pickle.
+
+model.safetensors config.json ...   the model, its code and the tokenizer (fp32 masters)
+optimizer.safetensors               keys <parameter>/<state>
+scheduler.json                      schedule, gradient scaler and the optimizer's settings
+trainer_state.json                  transformers' TrainerState
+rng-<rank>.safetensors              random state of each rank
+position.json                       what the next step reads, and the meter
+MANIFEST.json                       sha256 of all, written last (artifacts/checkpoints.py)
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.errors import DataError
+
+OPTIMIZER, SCHEDULER, POSITION = "optimizer.safetensors", "scheduler.json", "position.json"
+
+
+def rng_file(rank: int) -> str:
+    return f"rng-{rank}.safetensors"
+
+
+def write_training_state(
+    folder: Path,
+    *,
+    optimizer: dict[str, torch.Tensor],
+    settings: Any,
+    schedule: dict,
+    scaler: dict | None,
+    rng: list[dict[str, torch.Tensor]],
+    position: dict,
+) -> None:
+    """Write everything beside the model; rng: one state per rank, in rank order."""
+    save_file(optimizer, folder / OPTIMIZER)
+    write_json(folder / SCHEDULER, {"schedule": schedule, "scaler": scaler, "optimizer": settings})
+    for rank, state in enumerate(rng):
+        save_file(state, folder / rng_file(rank))
+    write_json(folder / POSITION, position)
+
+
+def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    """The optimizer's tensors and scheduler.json; DataError when the checkpoint cannot be continued from."""
+    missing = [name for name in (OPTIMIZER, SCHEDULER, POSITION) if not (folder / name).exists()]
+    if missing:
+        raise DataError(
+            f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start a new run from its weights."
+        )
+    return load_file(folder / OPTIMIZER), read_json(folder / SCHEDULER)
+
+
+def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
+    """This rank's random state, or None when the checkpoint was written by fewer ranks."""
+    path = folder / rng_file(rank)
+    return load_file(path) if path.exists() else None
+
+
+def read_position(folder: Path) -> dict[str, Any]:
+    return read_json(folder / POSITION)
+
+
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Load the checkpoint's weights in place, strictly: DataError names every missing and unexpected one."""
+    weights: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        weights |= load_file(path)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    result = model.load_state_dict(weights, strict=False)
+    missing = [name for name in result.missing_keys if name not in tied]
+    if missing or result.unexpected_keys:
+        raise DataError(
+            f"{folder}: weights do not fit the model: missing {missing}, unexpected {result.unexpected_keys}. The recipe describes another model; start a new run."
+        )

@@ -1,0 +1,26 @@
+"""The end of a run: the finished model in model/, loadable anywhere, and the results in the manifest."""
+
+import time
+from typing import Any
+
+import torch
+
+from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.model.export import save_model
+
+
+def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype: str, step: int) -> None:
+    """Write model/ whole or not at all, in the type that hub.dtype names."""
+    if run.model.exists():
+        return
+    kept = next(model.parameters()).dtype
+    with whole_folder(run.model, step=step, run=run.name) as folder:
+        save_model(model.to(getattr(torch, dtype)), folder)
+        tokenizer.save_pretrained(folder)
+    model.to(kept)
+
+
+def record_results(run: RunDirectory, results: dict[str, Any]) -> None:
+    """Mark the run as finished; from now on the same command says so and exits 0."""
+    run.update_manifest(status="finished", finished=time.time(), results=results)

@@ -1,0 +1,93 @@
+"""Rates of a run: step time, tokens a second, MFU, time left; without evaluations and saves."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class StepMeter:
+    """Counts the seconds spent in steps; `pause` excludes what is not a step.
+
+    flops_per_token: {"exact_causal", "nanochat"}; peaks: FLOP/s of one device for the compute dtype and for bf16, or None
+    where the device is unknown: the share of an unknown peak is left out, never guessed.
+    """
+
+    EMA = 0.9
+
+    def __init__(
+        self,
+        *,
+        batch_tokens: int,
+        max_steps: int,
+        world_size: int,
+        flops_per_token: dict[str, float],
+        peak: float | None,
+        bf16_peak: float | None,
+    ):
+        self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
+        self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
+        self.total_s = 0.0
+        self.loss_ema, self.logged = 0.0, 0
+        self._paused_s = self._waited_s = 0.0
+        self._started = time.perf_counter()
+        self._steps_since = 0
+        self.first_step_s: float | None = None
+        self._timed_steps, self._timed_s = 0, 0.0
+
+    def start(self) -> None:
+        self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_s += time.perf_counter() - started
+
+    def step(self) -> None:
+        self._steps_since += 1
+
+    def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
+        """Numbers of the interval since the last reading, which ends after `step` steps in all."""
+        elapsed = max(time.perf_counter() - self._started - self._paused_s, 1e-9)
+        steps = max(self._steps_since, 1)
+        waited, self._waited_s = wait_s - self._waited_s, wait_s
+        self.total_s += elapsed
+        first, self.first_step_s = self.first_step_s is None, self.first_step_s or elapsed
+        if not first or steps > 1:
+            # The first interval holds compilation and warm caches: it counts as time, not as a rate.
+            self._timed_steps, self._timed_s = self._timed_steps + steps, self._timed_s + elapsed
+        self.start()
+        self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
+        self.logged += 1
+        step_s = elapsed / steps
+        tokens_per_s = self.batch_tokens / step_s
+        numbers = {
+            "train/loss_ema": self.loss_ema / (1 - self.EMA**self.logged),
+            "perf/step_s": step_s,
+            "perf/tok_per_s": tokens_per_s,
+            "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
+            "perf/tflops_per_gpu": self.flops_per_token["exact_causal"] * tokens_per_s / self.world_size / 1e12,
+            "perf/eta_s": (self.max_steps - step)
+            * (self._timed_s / self._timed_steps if self._timed_steps else step_s),
+            "perf/total_s": self.total_s,
+            "data/wait_s": waited / steps,
+            "data/wait_frac": min(waited / elapsed, 1.0),
+        }
+        if self.peak:
+            numbers["perf/mfu_pct"] = (
+                100 * self.flops_per_token["exact_causal"] * tokens_per_s / self.world_size / self.peak
+            )
+        if self.bf16_peak:
+            numbers["perf/bf16_mfu_pct"] = (
+                100 * self.flops_per_token["nanochat"] * tokens_per_s / self.world_size / self.bf16_peak
+            )
+        return numbers
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total_s": self.total_s, "loss_ema": self.loss_ema, "logged": self.logged}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])

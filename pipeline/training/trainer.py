@@ -1,0 +1,275 @@
+"""The one Trainer of both stages: rows by step number, true losses, whole checkpoints, exact resume."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import TrainerState
+
+from pipeline.artifacts.checkpoints import rotate, whole_folder
+from pipeline.artifacts.errors import DivergedError
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.model.export import load_weights, save_model
+from pipeline.training import checkpoint as files
+from pipeline.training.loader import StepLoader
+from pipeline.training.meter import StepMeter
+from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
+from pipeline.training.rng import get_rng_state, preserved_rng, set_rng_state
+from pipeline.training.schedules import StepSchedule
+
+# After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
+MAX_SKIPPED_STEPS = 20
+
+
+class TandemTrainer(Trainer):
+    """transformers.Trainer over rows that are a pure function of the step.
+
+    rows: TrainingRows; evaluate_bpb: called with the bare model, gives metrics by name; tokenizer_files: folder saved
+    with every checkpoint. Both stages use this class; they differ in rows and evaluation only.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module,
+        args: TrainingArguments,
+        recipe: Any,
+        run: RunDirectory,
+        tokenizer: Any,
+        rows: Any,
+        evaluate_model: Callable[[torch.nn.Module], dict[str, float]],
+        meter: StepMeter,
+        callbacks: list[TrainerCallback],
+    ):
+        self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
+        self.loader: StepLoader | None = None
+        self.skipped_in_a_row = self.skipped_steps = 0
+        self.recorded_evaluations: set[int] = set()
+        super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=callbacks)
+        self.start_step = 0
+
+    # ---- data ----
+
+    def get_train_dataloader(self) -> StepLoader:
+        self.loader = StepLoader(
+            self.rows,
+            start_step=self.start_step,
+            max_steps=self.args.max_steps,
+            micro_steps=self.args.gradient_accumulation_steps,
+            micro_batch=self.args.per_device_train_batch_size,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            pin_memory=self.args.device.type == "cuda",
+        )
+        return self.loader
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list, torch.Tensor]:
+        """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
+        batches = [next(epoch_iterator) for _ in range(num_batches)]
+        targets = self.rows.num_targets(self.state.global_step)
+        return batches, torch.tensor(float(max(targets, 1)), device=device)
+
+    # ---- steps ----
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
+        if not self.model.training:  # model.train() walks every module: not per micro-batch
+            model.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
+        return (
+            0  # the meter counts exactly; Trainer's formula leaves attention out and walks the model every micro-batch
+        )
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """The norm before clipping. A non-finite one ends the run here, before the update."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        finite = bool(torch.isfinite(norm)) if isinstance(norm, torch.Tensor) else norm == norm
+        if finite:
+            self.skipped_in_a_row = 0
+            return norm
+        step = self.state.global_step
+        if self.accelerator.scaler is not None and self.accelerator.scaler.is_enabled():
+            self.skipped_in_a_row, self.skipped_steps = self.skipped_in_a_row + 1, self.skipped_steps + 1
+            if self.skipped_in_a_row < MAX_SKIPPED_STEPS:
+                return norm
+        bad = [
+            name for name, p in self.model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()
+        ]
+        rows = ", ".join(
+            f"{source} file {file} row group {group} row {row}"
+            for source, file, group, row in self.rows.origins(step)[:8]
+        )
+        raise DivergedError(
+            f"step {step}: the gradient is not a finite number (first in {bad[0] if bad else 'the loss'}; rows: {rows} ...), so the update "
+            "was not made and the last checkpoint is good. Lower the learning rates or look at those rows, then run the same command again."
+        )
+
+    # ---- optimizer ----
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        if self.recipe.optimizer.type == "trainer":
+            return super().create_optimizer(model)
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.model if model is None else model, self.recipe)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        if self.recipe.optimizer.type == "trainer":
+            return super().create_scheduler(num_training_steps, optimizer)
+        if self.lr_scheduler is None:
+            self.lr_scheduler = StepSchedule(self.optimizer, self.recipe.optimizer.schedule, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    # ---- evaluation and logging ----
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
+        started = time.perf_counter()
+        training = self.model.training
+        with self.meter.pause(), preserved_rng():
+            self.model.eval()
+            metrics = self.evaluate_model(self.model)
+            self.model.train(training)
+        metrics["perf/eval_s"] = time.perf_counter() - started
+        self.recorded_evaluations.add(self.state.global_step)
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Hand one row of metrics, under this project's names, to the callbacks that write them."""
+        step = self.state.global_step
+        if "train_runtime" in logs:
+            return  # Trainer's closing summary averages over evaluations and saves; report/ has the true one
+        row: dict[str, Any] = {name: value for name, value in logs.items() if "/" in name}
+        if "loss" in logs:
+            row["train/loss"] = logs["loss"]
+            row |= self.meter.read(step=step, loss=logs["loss"], wait_s=self.loader.wait_s if self.loader else 0.0)
+            row["optim/grad_norm"] = logs.get("grad_norm")
+            row |= self._rates(logs["learning_rate"])
+            if self.accelerator.scaler is not None:
+                row["optim/skipped_steps"] = self.skipped_steps
+            row |= self._position(step)
+        self.control = self.callback_handler.on_log(
+            self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
+        )
+
+    def _rates(self, trainer_rate: float) -> dict[str, float]:
+        """optim/lr is the first group's rate; lrm the multiplier of the step just made."""
+        if not isinstance(self.lr_scheduler, StepSchedule):
+            peak = self.args.learning_rate
+            return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
+        multiplier = self.lr_scheduler.multiplier(self.state.global_step - 1)
+        rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
+        return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}
+
+    def _position(self, step: int) -> dict[str, Any]:
+        position = self.rows.position(step)
+        tokens = step * self.meter.batch_tokens
+        return {"data/tokens": tokens, "data/samples": step * self.rows.rows_per_step} | {
+            f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position
+        }
+
+    # ---- checkpoints ----
+
+    def _maybe_log_save_evaluate(
+        self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None
+    ):
+        """As Trainer's, but the checkpoint is saved before the evaluation: an evaluation that fails loses nothing."""
+        evaluate, self.control.should_evaluate = self.control.should_evaluate, False
+        super()._maybe_log_save_evaluate(
+            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=learning_rate
+        )
+        if evaluate and self.state.global_step not in self.recorded_evaluations:
+            self.control.should_evaluate = False
+            self.evaluate()
+
+    def _save_checkpoint(self, model, trial) -> None:
+        """Write checkpoint-<step> whole or not at all, then rotate. All ranks take part; the first one writes."""
+        step = self.state.global_step
+        target = self.run.checkpoint(step)
+        started = time.perf_counter()
+        with self.meter.pause():
+            rng = self._gather(get_rng_state())
+            tensors = optimizer_tensors(self.optimizer, self.model)
+            if self.args.should_save and not target.exists():
+                self.state.stateful_callbacks = {}
+                with whole_folder(
+                    target,
+                    step=step,
+                    run=self.run.name,
+                    tokens=step * self.meter.batch_tokens,
+                    world_size=self.args.world_size,
+                ) as folder:
+                    save_model(self.accelerator.unwrap_model(self.model), folder)
+                    self.processing_class.save_pretrained(folder)
+                    self.state.save_to_json(str(folder / "trainer_state.json"))
+                    files.write_training_state(
+                        folder,
+                        optimizer=tensors,
+                        settings=optimizer_settings(self.optimizer),
+                        schedule=self.lr_scheduler.state_dict(),
+                        scaler=self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
+                        rng=rng,
+                        position={"step": step, "rows": self.rows.position(step), "meter": self.meter.state_dict()},
+                    )
+                rotate(self.run.checkpoints, keep=self.args.save_total_limit)
+            self.accelerator.wait_for_everyone()
+        self.log({"ckpt/save_s": time.perf_counter() - started})
+
+    def _gather(self, value: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        if self.args.world_size == 1:
+            return [value]
+        from accelerate.utils import gather_object
+
+        return gather_object([value])
+
+    def resume(self, checkpoint: Path | None) -> None:
+        """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
+        if checkpoint is None:
+            self.train()
+            return
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.start_step = state.global_step
+        self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
+        self.train(resume_from_checkpoint=str(checkpoint))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
+        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        tensors, saved = files.read_optimizer(Path(checkpoint))
+        load_optimizer_state(self.optimizer, self.model, tensors)
+        self.lr_scheduler.load_state_dict(saved["schedule"])
+        if saved["scaler"] and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(saved["scaler"])
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Done with the optimizer."""
+
+    def _load_callback_state(self) -> None:
+        """Callbacks keep no state: what they need is in the run directory."""
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        state = files.read_rng(Path(checkpoint), self.args.process_index)
+        if state is not None:
+            set_rng_state(state)

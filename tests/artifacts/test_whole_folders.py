@@ -1,0 +1,113 @@
+"""Checkpoints exist whole or not at all, and damage is found, named and moved aside."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from pipeline.artifacts import checkpoints
+from pipeline.artifacts.atomic import new_folder, write_bytes
+
+
+def make_checkpoint(folder, step):
+    path = folder / f"checkpoint-{step}"
+    with checkpoints.whole_folder(path, step=step) as temporary:
+        (temporary / "model.safetensors").write_bytes(os.urandom(1000))
+        (temporary / "optimizer.safetensors").write_bytes(os.urandom(1000))
+        (temporary / "trainer_state.json").write_text("{}")
+    return path
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[500 % len(data)] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a missing file": lambda p: (p / "optimizer.safetensors").unlink(),
+    "a truncated file": lambda p: os.truncate(p / "model.safetensors", 400),
+    "an empty file": lambda p: os.truncate(p / "trainer_state.json", 0),
+    "one flipped bit": lambda p: flip_bit(p / "model.safetensors"),
+    "a missing manifest": lambda p: (p / "MANIFEST.json").unlink(),
+    "a torn manifest": lambda p: os.truncate(p / "MANIFEST.json", 40),
+    "a foreign file": lambda p: (p / "extra.bin").write_bytes(b"x"),
+}
+
+
+def test_a_whole_checkpoint_has_no_problems(tmp_path):
+    assert checkpoints.problems(make_checkpoint(tmp_path, 1)) == []
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_newest_checkpoint_is_quarantined_and_the_one_before_it_used(tmp_path, damage):
+    older, newer = make_checkpoint(tmp_path / "checkpoints", 5), make_checkpoint(tmp_path / "checkpoints", 10)
+    damage(newer)
+    found, notes = checkpoints.newest_whole(tmp_path / "checkpoints", tmp_path / "quarantine")
+    assert found == older
+    assert len(notes) == 1
+    assert "checkpoint-10" in notes[0]
+    assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()
+
+
+def test_files_swapped_between_two_checkpoints_are_found(tmp_path):
+    one, two = make_checkpoint(tmp_path, 1), make_checkpoint(tmp_path, 2)
+    (two / "model.safetensors").write_bytes((one / "model.safetensors").read_bytes())
+    assert checkpoints.problems(two) == ["model.safetensors has other content than was written"]
+
+
+def test_a_folder_whose_writing_failed_does_not_exist(tmp_path):
+    with pytest.raises(RuntimeError), checkpoints.whole_folder(tmp_path / "checkpoint-3"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_killed_in_the_middle_leaves_nothing_that_counts(tmp_path):
+    code = f"""
+        import os, signal
+        from pathlib import Path
+        from pipeline.artifacts.checkpoints import whole_folder
+        with whole_folder(Path({str(tmp_path)!r}) / "checkpoint-7") as folder:
+            (folder / "model.safetensors").write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    child = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
+    assert child.returncode == -signal.SIGKILL
+    assert checkpoints.newest_whole(tmp_path, tmp_path / "quarantine") == (None, [])
+    checkpoints.clean(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rotation_keeps_the_newest_by_number_not_by_time(tmp_path):
+    for step in (100, 20, 3):  # written in the order that file times would get wrong
+        make_checkpoint(tmp_path, step)
+    checkpoints.rotate(tmp_path, keep=2)
+    assert [p.name for p in checkpoints.by_step(tmp_path)] == ["checkpoint-20", "checkpoint-100"]
+
+
+def test_rotation_never_deletes_the_last_whole_checkpoint(tmp_path):
+    make_checkpoint(tmp_path, 1)
+    checkpoints.rotate(tmp_path, keep=0)
+    assert [p.name for p in checkpoints.by_step(tmp_path)] == ["checkpoint-1"]
+
+
+def test_a_second_writer_of_the_same_folder_is_discarded(tmp_path):
+    with new_folder(tmp_path / "shards") as late:
+        (late / "a").write_text("late")
+        with new_folder(tmp_path / "shards") as early:
+            (early / "a").write_text("early")
+    assert (tmp_path / "shards" / "a").read_text() == "early"
+    assert [p.name for p in tmp_path.iterdir()] == ["shards"]
+
+
+def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "manifest.json"
+    write_bytes(path, b"old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]

@@ -1,0 +1,52 @@
+"""What several tests share: real English text from this Python's own documentation, and the offline switches."""
+
+import ast
+import json
+import os
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+# No test talks to a service; one that stands in for the Hub sets its own address.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("WANDB_MODE", "disabled")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).parents[1]
+
+
+def shared_data() -> Path | None:
+    """The folder of real data that some tests use when it is there."""
+    folder = Path(os.environ.get("TANDEM_SHARED_DATA", ROOT.parent / "shared" / "data"))
+    return folder if folder.is_dir() else None
+
+
+def docstrings(modules: int) -> list[str]:
+    """Docstrings of the standard library, longest first within a module; real prose on every machine."""
+    texts = []
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:modules]:
+        tree = ast.parse(path.read_text(encoding="utf-8", errors="replace"))
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (text := ast.get_docstring(node)):
+                texts.append(text)
+    return [text for text in texts if len(text) > 40]
+
+
+@pytest.fixture(scope="session")
+def text_files(tmp_path_factory) -> list[Path]:
+    """Three jsonl files of documents, the last of which is held out by default."""
+    folder = tmp_path_factory.mktemp("text")
+    texts = docstrings(modules=60)
+    files = []
+    for number in range(3):
+        path = folder / f"part-{number}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[number::3]))
+        files.append(path)
+    return files
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> Path:
+    """One prepared-data cache for the whole session: what a test prepared, the next one finds."""
+    return tmp_path_factory.mktemp("cache")
