@@ -1,0 +1,20 @@
+# `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
+PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
+
+.PHONY: check lint test bench docs
+
+check: lint test
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+test:
+	bash run_tests.sh
+
+bench:
+	for file in benchmarks/*.py; do $(PYTHON) $$file || exit 1; done
+
+docs:
+	$(PYTHON) -m pipeline.recipe > docs/recipes.md

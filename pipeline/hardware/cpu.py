@@ -1,0 +1,88 @@
+"""The processor: cores and memory this process may use, whether bf16 is fast on it, whether it can compile."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+        limit = affinity if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        limit = affinity
+    return min(affinity, limit)
+
+
+def memory_bytes() -> int:
+    """Memory this process may use: the machine's, or a container's limit where that is less."""
+    import psutil
+
+    total = psutil.virtual_memory().total
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    for line in _cpuinfo():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    if sys.platform == "darwin":
+        asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or platform.machine()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list them."""
+    for line in _cpuinfo():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+
+
+def multiplies_bf16_fast() -> bool:
+    """Whether bf16 matrices multiply clearly faster than fp32 ones.
+
+    With AMX about ten times (docs/log.md). AVX-512 without AMX was never measured by us, and counts as no.
+    """
+    return {"amx_tile", "amx_bf16"} <= cpu_flags()
+
+
+def can_compile() -> bool:
+    """Whether torch.compile can build its C++ kernels here: the compiler it calls, and Python's headers."""
+    compiler = os.environ.get("CXX", "g++")
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return sys.platform == "linux" and shutil.which(compiler) is not None and headers.exists()
+
+
+def set_threads(local_processes: int = 1) -> int:
+    """Share the cores out among the processes of this machine; the threads torch now uses.
+
+    The number of threads changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and
+    printed and saved by the caller.
+    """
+    import torch
+
+    threads = max(1, usable_cores() // local_processes)
+    torch.set_num_threads(threads)
+    return threads
