@@ -1,0 +1,84 @@
+"""What was found out about a file, kept under the cache by path, size and time of change: a second start reads no byte."""
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.sources.raw_rows import kind_of, open_bytes, txt_rows
+
+CHUNK = 2**20
+
+
+@dataclass
+class Facts:
+    """sha256 and size of the file as it lies on disk; rows: as `raw_rows` counts them, None until asked for.
+
+    checked: keys of the readings that were found sound.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    sha256: str = ""
+    rows: int | None = None
+    checked: list[str] = field(default_factory=list)
+
+
+class FactsOfFiles:
+    """Facts by file, with their store in `folder`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def of(self, path: Path) -> Facts:
+        """What is known and still true of the file; its sha256 at least, computed now if need be."""
+        status = os.stat(path)
+        place = self._place(path)
+        try:
+            facts = Facts(**read_json(place))
+        except (OSError, ValueError, TypeError):
+            facts = None
+        if (
+            facts is None
+            or (facts.path, facts.size, facts.mtime_ns) != (str(path), status.st_size, status.st_mtime_ns)
+            or not facts.sha256
+        ):
+            facts = Facts(path=str(path), size=status.st_size, mtime_ns=status.st_mtime_ns, sha256=_sha256(path))
+            self.keep(facts)
+        return facts
+
+    def rows(self, path: Path) -> int:
+        """How many rows the file has; blank lines of a jsonl count."""
+        facts = self.of(path)
+        if facts.rows is None:
+            facts.rows = _count_rows(path)
+            self.keep(facts)
+        return facts.rows
+
+    def keep(self, facts: Facts) -> None:
+        write_json(self._place(Path(facts.path)), asdict(facts))
+
+    def _place(self, path: Path) -> Path:
+        return self.folder / "files" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _count_rows(path: Path) -> int:
+    kind = kind_of(path.name)
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(path).num_rows
+    if kind == "txt":
+        return sum(1 for _ in txt_rows(path))
+    lines, last = 0, b"\n"
+    with open_bytes(path) as file:
+        while chunk := file.read(CHUNK):
+            lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")

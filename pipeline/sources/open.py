@@ -1,0 +1,233 @@
+"""From the recipe to verified sources: everything that is wrong with any planned file is said at once, before step 1."""
+
+import hashlib
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.files import SourceFile, local_files
+from pipeline.sources.formats import Format, format_of
+from pipeline.sources.held_out import period_of
+from pipeline.sources.open_source import OpenSource
+from pipeline.sources.verify import Findings, verify
+
+SHOWN = 20  # Problems of a kind that a message lists.
+
+
+def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
+    """The training and the validation sources of the recipe, every file that is here verified by its content.
+
+    Training files stand in an order permuted by train.seed, validation files in sorted order. Raises RecipeError,
+    InputMissingError, DataError or ServiceError with all problems of the kind.
+    """
+    opening = _Opening(recipe, kind)
+    if not recipe.data.sources:
+        raise RecipeError(
+            f"{opening.where}data.sources names no source, so there is nothing to train on. Write one: data: {{sources: [{{files: corpus/*.parquet}}]}}"
+        )
+    train = opening.planned(recipe.data.sources, "data.sources")
+    if recipe.data.validation is not None:
+        validation = opening.planned(recipe.data.validation, "data.validation")
+    else:
+        validation = opening.held_out(train)
+    opening.verify_all(train + validation)
+    if recipe.data.validation is None:
+        opening.split_single_files(train, validation)
+    opening.refuse_overlap(train, validation)
+    seed = int(recipe.train.get("seed", 42))
+    for place, source in enumerate(train):
+        source.files = permuted(source.files, key=f"{seed} {place}")
+    return train, validation
+
+
+def permuted(files: list[SourceFile], *, key: str) -> list[SourceFile]:
+    """The sorted files in the order of a hash: the same on every machine and under every version of every library."""
+    order = sorted(range(len(files)), key=lambda index: hashlib.sha256(f"{key} {index}".encode()).digest())
+    return [files[index] for index in order]
+
+
+class _Opening:
+    """One pass over a recipe's sources, collecting what is wrong."""
+
+    def __init__(self, recipe, kind: Literal["text", "chat"]):
+        self.kind = kind
+        self.where = f"{recipe.path}: " if recipe.path else ""
+        self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
+        self.cache = cache_dir(recipe.data.cache_dir)
+        self.facts = FactsOfFiles(self.cache)
+        self.max_bad_rows = recipe.data.max_bad_rows
+
+    def planned(self, specs: list, key: str) -> list[OpenSource]:
+        """The sources with their sorted files, unread. What is missing is collected over all of them."""
+        sources: list[OpenSource] = []
+        missing: list[str] = []
+        for place, spec in enumerate(specs):
+            where = f"{self.where}{key}[{place}]"
+            form = format_of(spec, kind=self.kind, where=where, folder=self.folder)
+            source = OpenSource(name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form)
+            try:
+                source.files = self._files(source, where)
+            except InputMissingError as error:
+                missing.append(str(error))
+            sources.append(source)
+        if missing:
+            raise InputMissingError(_listed(missing))
+        return sources
+
+    def _files(self, source: OpenSource, where: str) -> list[SourceFile]:
+        spec = source.spec
+        if spec.id is None and spec.files is None:
+            raise RecipeError(
+                f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
+            )
+        if spec.id is None:
+            if spec.split != "train":
+                raise RecipeError(
+                    f"{where}.split is {spec.split!r}, and local files have no splits: all that `files` names is read. Leave split out."
+                )
+            return local_files(spec.files, where=where, folder=self.folder)
+        if spec.id.startswith("tandem:"):
+            from pipeline.sources.quickstart.built_in import built_in_files
+
+            return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
+        from pipeline.sources.hub_files import hub_files
+
+        source.revision, files = hub_files(spec, where=where, cache=self.cache)
+        return files
+
+    def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
+        """The default validation: the last file of each source, taken out of its training files."""
+        validation = []
+        for source in train:
+            if source.spec.id is not None and source.spec.id.startswith("tandem:"):
+                spec = replace(source.spec, split="validation")
+                files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
+                validation.append(replace(source, spec=spec, files=files))
+            elif len(source.files) > 1:
+                validation.append(replace(source, files=[source.files.pop()]))
+            else:
+                validation.append(replace(source, files=[replace(source.files[0])]))
+        return validation
+
+    def split_single_files(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
+        """A one-file source keeps some of its rows from training instead (held_out.py)."""
+        for source, held in zip(train, validation, strict=True):
+            if len(source.files) == 1 and len(held.files) == 1 and source.files[0].label == held.files[0].label:
+                path = source.files[0].local_path()
+                rows = self.facts.rows(path)
+                period = period_of(rows)
+                if not period:
+                    raise DataError(
+                        f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
+                    )
+                for file, part in ((source.files[0], "train"), (held.files[0], "validation")):
+                    file.part, file.period = part, period
+
+    def verify_all(self, sources: list[OpenSource]) -> None:
+        """Hash and look into every file that is here. Raises DataError that names everything found."""
+        work = [(source, file) for source in sources for file in source.files]
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+            results = list(pool.map(lambda pair: self._verify(*pair), work))
+        problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
+        rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
+        if len(rows) > self.max_bad_rows:
+            allowed = (
+                f"data.max_bad_rows allows {self.max_bad_rows}"
+                if self.max_bad_rows
+                else "data.max_bad_rows allows none"
+            )
+            problems += [
+                *rows,
+                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Mend them, or raise data.max_bad_rows to leave such rows out.",
+            ]
+        if problems:
+            raise DataError(_listed(problems))
+
+    def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
+        if file.path is None:
+            return Findings()  # Not fetched yet: verified when it is (hub_files.py).
+        return verified(file, source.format, self.facts, column_key=column_key(source))
+
+    def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
+        """Validation on trained text measures memory: the same content on both sides is refused, by its hash."""
+        trained = {
+            (file.sha256, file.period): file for source in train for file in source.files if file.part != "validation"
+        }
+        whole = {sha256: file for (sha256, _), file in trained.items()}
+        same = []
+        for source in validation:
+            for file in source.files:
+                other = whole.get(file.sha256)
+                split_alike = (
+                    (file.sha256, file.period) in trained
+                    and file.part == "validation"
+                    and trained[file.sha256, file.period].part == "train"
+                )
+                if other is not None and not split_alike:
+                    same.append(
+                        f"{file.label} of {source.name} (validation) has the same content as {other.label}, which is trained on"
+                    )
+        if same:
+            raise DataError(
+                _listed([f"{self.where}{line}" for line in same])
+                + "\nValidation would measure memory. Take the file out of one of the two."
+            )
+
+
+def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, column_key: str) -> Findings:
+    """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
+    path = file.local_path()
+    try:
+        facts = facts_of_files.of(path)
+    except PermissionError:
+        return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
+    file.sha256, file.bytes, file.mtime_ns = file.sha256 or facts.sha256, facts.size, facts.mtime_ns
+    identity = form.identity()
+    if identity in facts.checked:
+        return Findings()
+    findings = verify(path, form, column_key=column_key)
+    if not findings.problems and not findings.bad_rows:
+        facts.checked.append(identity)
+        facts_of_files.keep(facts)
+    return findings
+
+
+def column_key(source: OpenSource) -> str:
+    return "text_column" if source.kind == "text" else "messages_column"
+
+
+def _free_name(spec, sources: list[OpenSource]) -> str:
+    """The spec's name, else the last part of its id or files that says something; numbered when it is taken."""
+    name = spec.name
+    if not name and spec.id:
+        name = re.split(r"[/:]", spec.id)[-1]
+    if not name:
+        first = spec.files if isinstance(spec.files, str) else (spec.files or [""])[0]
+        parts = [part for part in Path(first).parts if not re.search(r"[*?\[]", part) and part not in ("/", ".", "..")]
+        name = Path(parts[-1]).name.split(".")[0] if parts else "files"
+    taken = {source.name for source in sources}
+    return (
+        name
+        if name not in taken
+        else next(f"{name}-{n}" for n in range(2, len(taken) + 3) if f"{name}-{n}" not in taken)
+    )
+
+
+def _listed(problems: list[str]) -> str:
+    lines = [line for problem in problems for line in problem.split("\n")]
+    if len(lines) == 1:
+        return lines[0]
+    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN + 1 else []
+    return "\n".join(
+        [
+            f"{len(lines)} problems with the data:",
+            *(f"  {line}" for line in lines[: SHOWN if more else SHOWN + 1]),
+            *(f"  {line}" for line in more),
+        ]
+    )

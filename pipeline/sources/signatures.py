@@ -1,0 +1,47 @@
+"""Things that lie where data should be: pointers, error pages, archives, binary files, told from their first bytes."""
+
+import re
+
+MAGIC = {
+    b"PAR1": "a parquet file",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "zstandard data",
+    b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"BZh": "bzip2 data",
+    b"ARROW1": "an Arrow file",
+    b"%PDF": "a PDF",
+}
+CURES = {
+    "UTF-16 text": "Convert it: iconv -f UTF-16 -t UTF-8.",
+    "gzip data": "Give it the ending .gz.",
+    "zstandard data": "Give it the ending .zst.",
+    "a parquet file": "Give it the ending .parquet.",
+    "a zip archive": "Unpack it.",
+    "bzip2 data": "Unpack it.",
+}
+
+
+def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:
+    """What the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
+
+    expected: the magic bytes that the file's own ending promises.
+    """
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."
+    if start[:5].lower() == b"<?xml" or (start.startswith(b"<") and b"<Error>" in start[:512]):
+        code = re.search(rb"<(?:Code|code|title|Message)>\s*([^<]{1,80})", start)
+        return f"looks like an XML error page{_shown(code)}, saved by a failed download. Download it again."
+    if re.match(rb"<(!doctype html|html|head|body)\b", start[:64].lower()):
+        title = re.search(rb"<title[^>]*>\s*([^<]{1,80})", start, re.IGNORECASE)
+        return f"looks like an HTML page{_shown(title)}, saved by a failed download. Download it again."
+    for magic, name in MAGIC.items():
+        if head.startswith(magic) and magic != expected:
+            return f"is {name}, whatever its ending says. {CURES.get(name, 'Convert it to parquet, jsonl or txt.')}"
+    return None
+
+
+def _shown(match: re.Match[bytes] | None) -> str:
+    return f" ({match.group(1).decode('utf-8', 'replace').strip()})" if match else ""

@@ -1,0 +1,247 @@
+"""Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure."""
+
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pipeline.sources.formats import Format
+from pipeline.sources.raw_rows import (
+    BadRow,
+    RawRow,
+    jsonl_rows,
+    kind_of,
+    open_bytes,
+    parquet_rows,
+    parse_json_line,
+    txt_rows,
+)
+from pipeline.sources.signatures import impostor
+
+HEAD_BYTES = 4096
+SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
+TAIL_BYTES = 2**20
+
+
+@dataclass
+class Findings:
+    """problems: what makes the file useless. bad_rows: single rows, `file:row: reason`, that a recipe may tolerate."""
+
+    problems: list[str] = field(default_factory=list)
+    bad_rows: list[str] = field(default_factory=list)
+
+
+def row_name(path: Path | str, row: int) -> str:
+    """`file:line` for files of lines, one-based as editors count; `file row n` (zero-based) for parquet."""
+    kind = kind_of(Path(path).name)
+    return f"{path}:{row + 1}" if kind == "jsonl" else f"{path} {'row' if kind == 'parquet' else 'piece'} {row}"
+
+
+def verify(path: Path, form: Format, *, column_key: str) -> Findings:
+    """Look at the file's first bytes, its footer or last line, and its first and last rows through the format.
+
+    column_key: the recipe's key that names the column, for the cure.
+    """
+    findings = Findings()
+    try:
+        reason = _verify(path, form, column_key, findings)
+    except PermissionError:
+        reason = "may not be read by this user. Change its permissions (chmod u+r)."
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}. Copy or download it again."
+    if reason:
+        findings.problems.append(f"{path} {reason}")
+    return findings
+
+
+def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    kind = kind_of(path.name)
+    with open(path, "rb") as file:
+        head = file.read(HEAD_BYTES)
+    if not head:
+        return "is empty (0 bytes). Write or download it again."
+    suffix = path.suffix.lower()
+    magic = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}.get(suffix)
+    reason = impostor(head, expected=magic)
+    if reason:
+        return reason
+    if magic and not head.startswith(magic):
+        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+    if kind == "parquet":
+        return _verify_parquet(path, form, column_key, findings)
+    if magic:
+        reason = _verify_compressed(path)
+        if reason:
+            return reason
+    if kind == "txt":
+        return _verify_txt(path, findings)
+    return _verify_jsonl(path, form, column_key, findings, compressed=bool(magic))
+
+
+def _verify_compressed(path: Path) -> str | None:
+    """Decompress to the end: only that shows whether the end is there."""
+    import zlib
+
+    try:
+        with open_bytes(path) as file:
+            first = file.read(HEAD_BYTES)
+            if not first:
+                return "holds nothing once decompressed. Write or download it again."
+            reason = impostor(first)
+            if reason:
+                return f"holds something else once decompressed: it {reason}"
+            while file.read(TAIL_BYTES):
+                pass
+    except (EOFError, zlib.error, OSError) as error:
+        return f"is truncated or damaged: {error}. Download it again."
+    return None
+
+
+def _verify_parquet(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    import pyarrow
+    import pyarrow.parquet
+
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - 4))
+        if size < 12 or file.read(4) != b"PAR1":
+            return f"is truncated: a parquet file ends with its footer, and this one breaks off after {size:,} bytes. Download it again."
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        return f"has a damaged footer: {error}. Download it again."
+    if not metadata.num_rows:
+        return "has no rows. Leave it out or write it again."
+    if (
+        groups
+        and max(
+            g.column(c).data_page_offset + g.column(c).total_compressed_size
+            for g in groups
+            for c in range(g.num_columns)
+        )
+        > size + 2**16
+    ):
+        return "is truncated: its footer names data beyond its end. Download it again."
+    if form.column:
+        reason = _column_problem(form, schema.names, column_key) or _type_problem(form, schema.field(form.column).type)
+        if reason:
+            return reason
+    columns = [form.column] if form.column else None
+    rows = list(islice(parquet_rows(path, columns=columns), SAMPLED_ROWS))
+    if metadata.num_rows > SAMPLED_ROWS:
+        rows += parquet_rows(path, first_row=max(SAMPLED_ROWS, metadata.num_rows - SAMPLED_ROWS), columns=columns)
+    findings.bad_rows += bad_rows(path, rows, form)
+    return None
+
+
+def _type_problem(form: Format, found: Any) -> str | None:
+    import pyarrow.types as types
+
+    if types.is_dictionary(found):
+        found = found.value_type
+    if form.name == "text":
+        if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
+            return None
+        return f"has a column {form.column!r} of type {found}, not text. Name a column of text, or write a format module:attr that makes text of it."
+    if types.is_list(found) or types.is_large_list(found):
+        return None
+    return f"has a column {form.column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
+
+
+def _column_problem(form: Format, found: list[str], column_key: str) -> str | None:
+    if form.column is None or form.column in found:
+        return None
+    near = get_close_matches(form.column, found, n=1)
+    usual = [
+        name
+        for name in found
+        if name.lower() in ("text", "content", "document", "body", "messages", "conversations", "conversation")
+    ]
+    cure = (near or usual or found or ["?"])[0]
+    return f"has no column {form.column!r}; found: {', '.join(found) or 'none'}. Set {column_key}: {cure}."
+
+
+def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
+    rows = list(islice(jsonl_rows(path), SAMPLED_ROWS))
+    if not rows:
+        return "holds blank lines only. Write or download it again."
+    values = [value for _, _, value in rows if not isinstance(value, BadRow)]
+    if not values:
+        first = rows[0][2].reason
+        with open_bytes(path) as file:
+            begins_as_array = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
+        if begins_as_array:
+            return (
+                "is one JSON array over many lines, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
+            )
+        if len(rows) > 1:
+            return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {first}. Write one JSON object a line."
+    if (
+        len(values) == 1
+        and len(rows) == 1
+        and isinstance(values[0], list)
+        and values[0]
+        and isinstance(values[0][0], dict)
+        and "role" not in values[0][0]
+        and "from" not in values[0][0]
+    ):
+        return "is one JSON array, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
+    mappings = [value for value in values if isinstance(value, dict)]
+    if mappings and form.column and not any(form.column in value for value in mappings):
+        return _column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
+    findings.bad_rows += bad_rows(path, rows, form)
+    last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
+    if last and not last.isspace():
+        value = parse_json_line(last)
+        problem = value.reason if isinstance(value, BadRow) else _reason(value, form)
+        if problem:
+            with open_bytes(path) as file:
+                number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
+                    not last.endswith(b"\n")
+                )
+            findings.bad_rows.append(f"{row_name(path, number - 1)}: {problem}")
+    return None
+
+
+def _last_line(path: Path) -> bytes:
+    """The last line, with its end if it has one; nothing when it is longer than TAIL_BYTES."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - TAIL_BYTES))
+        tail = file.read()
+    start = tail.rstrip(b"\n").rfind(b"\n") + 1
+    return tail[start:] if start or size <= TAIL_BYTES else b""
+
+
+def _verify_txt(path: Path, findings: Findings) -> str | None:
+    with open_bytes(path) as file:
+        head = file.read(2**16)
+    if b"\0" in head:
+        return "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
+    rows = list(islice(txt_rows(path), SAMPLED_ROWS))
+    if not rows:
+        return "holds white space only. Write or download it again."
+    findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
+    return None
+
+
+def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
+    """`file:row: reason` for each row that the format cannot read."""
+    read = form.reader()
+    named = []
+    for _, row, value in rows:
+        reason = value.reason if isinstance(value, BadRow) else _reason(value, form, read)
+        if reason:
+            named.append(f"{row_name(path, row)}: {reason}")
+    return named
+
+
+def _reason(value: Any, form: Format, read: Any = None) -> str | None:
+    try:
+        (read or form.reader())(value)
+    except Exception as error:  # An own format may raise anything; whatever it is, the row is named.
+        return str(error) if isinstance(error, ValueError) else f"{form.name} raised {type(error).__name__}: {error}"
+    return None
