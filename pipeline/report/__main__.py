@@ -1,0 +1,32 @@
+"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison."""
+
+import argparse
+
+from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.failures import exit_with_status
+from pipeline.report.comparison import comparison
+from pipeline.report.run_data import read_run
+from pipeline.report.single import curves, report
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.report",
+        description="One run: write report/report.md into its directory. Several: print a comparison as a Markdown table.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or the name of one under runs/")
+    runs = [read_run(name) for name in parser.parse_args(argv).runs]
+    if len(runs) > 1:
+        print(comparison(runs), end="")
+        return 0
+    (data,) = runs
+    picture = curves(data)
+    if picture:
+        write_text(data.run.report / "loss.svg", picture)
+    write_text(data.run.report / "report.md", report(data))
+    print(data.run.report / "report.md")
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with_status(main)

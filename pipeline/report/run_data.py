@@ -1,0 +1,154 @@
+"""Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.artifacts.atomic import read_json
+from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory, find_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One bits-per-byte figure. protocol: what was scored; two figures compare only when it is known and equal."""
+
+    name: str
+    step: int | None
+    value: float
+    protocol: str | None
+    bytes: int | None = None
+    of: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run as its files tell it. rows, samples: those that count (the last attempt's); all_rows: every row written."""
+
+    run: RunDirectory
+    recipe: dict[str, Any]
+    manifest: dict[str, Any]
+    rows: list[dict[str, Any]]
+    all_rows: list[dict[str, Any]]
+    samples: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    failure: dict[str, Any] | None
+    checkpoints: list[tuple[int, int, bool]]  # step, bytes, sealed
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest.get("name") or self.run.path.resolve().name)
+
+    @property
+    def stage(self) -> str | None:
+        return self.manifest.get("stage") or self.recipe.get("stage")
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric in the order of the steps; a step measured twice keeps the last value."""
+        return sorted({row["step"]: row[name] for row in self.rows if "step" in row and name in row}.items())
+
+    def last(self, name: str) -> float | None:
+        series = self.series(name)
+        return series[-1][1] if series else None
+
+    def step(self) -> int:
+        """Optimizer steps that count."""
+        return max((row["step"] for row in self.rows if "train/loss" in row), default=0)
+
+    def tokens(self) -> int:
+        return max((row.get("tokens", 0) for row in self.rows), default=0)
+
+    def status(self) -> str:
+        """One sentence on how the run stands."""
+        if self.failure:
+            return f"stopped with status {self.failure.get('status')} ({self.failure.get('class')}): {self.failure.get('message')}"
+        if self.manifest.get("finished"):
+            return "finished"
+        return f"not finished: last recorded step {self.step()}" + (
+            f" of {self.max_steps()}" if self.max_steps() else ""
+        )
+
+    def max_steps(self) -> int | None:
+        return (self.recipe.get("train") or {}).get("max_steps") or self.manifest.get("max_steps")
+
+    def protocol(self, name: str) -> str | None:
+        return (self.manifest.get("protocols") or {}).get(name)
+
+    def scores(self) -> list[Score]:
+        """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
+        own = [
+            Score(name=name, step=step, value=value, protocol=self.protocol(name))
+            for name in ("val/bpb", "val/bpb_documents", "sft/assistant_bpb")
+            for step, value in self.series(name)
+        ]
+        later = [
+            Score(
+                name=result["name"],
+                step=entry.get("step"),
+                value=result["value"],
+                protocol=result.get("protocol"),
+                bytes=result.get("bytes"),
+                of=entry.get("subject"),
+            )
+            for entry in self.evals
+            for result in entry.get("results", [])
+        ]
+        return own + later
+
+
+def read_run(name: str) -> RunData:
+    """The run of that path or name (under runs/). Raises InputMissingError when there is none."""
+    run = find_run(name) or RunDirectory(Path(name))
+    if not any(path.exists() for path in (run.manifest, run.recipe, run.metrics)):
+        raise InputMissingError(
+            f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to report. "
+            "Give the path of a run directory, such as runs/<name>."
+        )
+    rows, samples = read_rows(run.metrics), read_rows(run.samples)
+    attempts = [row for row in rows if row.get("event") == "attempt"]
+    return RunData(
+        run=run,
+        recipe=_yaml(run.recipe),
+        manifest=_json(run.manifest) or {},
+        rows=last_attempts(rows),
+        all_rows=rows,
+        samples=_samples_that_count(samples, attempts),
+        evals=(_json(run.evals) or {}).get("entries", []),
+        failure=_json(run.failure),
+        checkpoints=[
+            (
+                step_of(folder) or 0,
+                sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
+                (folder / SEAL).exists(),
+            )
+            for folder in by_step(run.checkpoints)
+        ],
+    )
+
+
+def _samples_that_count(samples: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those an earlier attempt wrote beyond the step a later one went on from."""
+    return [
+        row
+        for row in samples
+        if not any(a.get("attempt", 0) > row.get("attempt", 0) and row.get("step", 0) > a["step"] for a in attempts)
+    ]
+
+
+def _json(path: Path) -> Any:
+    """The file's content; None when it is missing or was torn by a crash."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (FileNotFoundError, yaml.YAMLError):
+        return {}

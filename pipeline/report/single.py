@@ -1,0 +1,171 @@
+"""The report of one run, in Markdown: what it was, how it went, what it reached."""
+
+import datetime
+import json
+from typing import Any
+
+import yaml
+
+from pipeline.report.run_data import RunData
+from pipeline.report.tables import code, number, spread, svg_curves, table
+
+ROWS_OF_A_TABLE = 16
+# Manifest entries that have a place of their own in the report, or that only a machine reads.
+TOLD_ELSEWHERE = {"must_match", "results", "versions", "protocols", "forked_from", "wandb_id", "name"}
+
+
+def report(data: RunData) -> str:
+    """The whole report. Only what the run directory holds is told; what is missing is left out, never guessed."""
+    sections = [
+        f"# {data.name}\n\nStatus: {data.status()}.\n",
+        _section("Metadata", table(["what", "value"], _metadata(data))),
+        _section("Results", _results(data)),
+        _section("Training", _training(data)),
+        _section("Bits per byte", _bpb(data)),
+        _section("Samples", _samples(data)),
+        _section("Checkpoints", _checkpoints(data)),
+        _section("Attempts", _attempts(data)),
+        _section("Failure", code(json.dumps(data.failure, indent=2, ensure_ascii=False)) if data.failure else ""),
+        _section(
+            "Recipe",
+            code(yaml.safe_dump(data.recipe, sort_keys=False, allow_unicode=True), "yaml") if data.recipe else "",
+        ),
+        _section("Versions", table(["package", "version"], list((data.manifest.get("versions") or {}).items()))),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def curves(data: RunData) -> str | None:
+    """Losses over steps as an SVG picture; None when fewer than two steps were logged."""
+    found = {name: data.series(name) for name in ("train/loss", "train/loss_ema", "val/loss", "val/bpb")}
+    found = {name: points for name, points in found.items() if len(points) > 1}
+    return svg_curves(found, title=data.name, x_name="optimizer step") if found else None
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _metadata(data: RunData) -> list[list[Any]]:
+    rows: list[list[Any]] = [["run directory", data.run.path], ["stage", data.stage]]
+    rows += [
+        [name, value] for name, value in _flat(data.manifest) if name.split(".")[0] not in {*TOLD_ELSEWHERE, "stage"}
+    ]
+    parent = data.manifest.get("forked_from")
+    if parent:
+        rows.append(["forked from", f"{parent.get('run')} at step {parent.get('step')}"])
+        rows += [["changed against it", line] for line in parent.get("differences", [])]
+    start = (data.recipe.get("model") or {}).get("start_from")
+    return rows + ([["weights started from", start]] if start else [])
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            found += _flat(entry, f"{prefix}{name}.")
+        elif entry not in (None, [], ""):
+            text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
+            found.append((prefix + name, _date(text) if name in ("finished", "time") else text))
+    return found
+
+
+def _date(value: Any) -> Any:
+    if not isinstance(value, (int, float)):
+        return value
+    return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
+
+
+def _results(data: RunData) -> str:
+    results = _flat(data.manifest.get("results") or {})
+    return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
+
+
+def _training(data: RunData) -> str:
+    logged = [row for row in data.rows if "train/loss" in row]
+    if not logged:
+        return "No step was logged.\n"
+    rates = [row["perf/tok_per_s"] for row in logged[1:] if "perf/tok_per_s" in row]
+    norms = [row["optim/grad_norm"] for row in logged if "optim/grad_norm" in row]
+    learning = [row["optim/lr"] for row in logged if "optim/lr" in row]
+    mfu = [row["perf/mfu_pct"] for row in logged[1:] if "perf/mfu_pct" in row]
+    last = logged[-1]
+    facts: list[list[Any]] = [
+        ["steps", f"{number(data.step())}" + (f" of {number(data.max_steps())}" if data.max_steps() else "")],
+        ["tokens (row positions)", number(data.tokens())],
+        ["train/loss, first and last logged", f"{logged[0]['train/loss']:.4f}, {last['train/loss']:.4f}"],
+    ]
+    if learning:
+        facts.append(["learning rate of the first group: peak, last", f"{max(learning):.3g}, {learning[-1]:.3g}"])
+    if norms:
+        facts.append(["gradient norm before clipping: median, largest", f"{_median(norms):.3g}, {max(norms):.3g}"])
+    if rates:
+        facts.append(["tokens per second, median (first logged interval left out)", number(round(_median(rates)))])
+    if mfu:
+        facts.append(["MFU, median", f"{_median(mfu):.2f} %"])
+    if "perf/total_s" in last:
+        facts.append(["time in steps over all attempts", f"{last['perf/total_s'] / 60:.2f} min"])
+    names = ["train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct"]
+    names = [name for name in names if any(name in row for row in logged)]
+    history = [
+        [row["step"], number(row.get("tokens")), *(number(row.get(name), 5) for name in names)]
+        for row in spread(logged, ROWS_OF_A_TABLE)
+    ]
+    picture = "\n![losses](loss.svg)\n" if curves(data) else ""
+    return table(["what", "value"], facts) + picture + "\n" + table(["step", "tokens", *names], history)
+
+
+def _median(values: list[float]) -> float:
+    values = sorted(values)
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+
+
+def _bpb(data: RunData) -> str:
+    scores = data.scores()
+    if not scores:
+        return ""
+    by_name: dict[tuple[str, str | None], list[Any]] = {}
+    for score in scores:
+        by_name.setdefault((score.name, score.of), []).append(score)
+    rows = [
+        [score.name, score.step, f"{score.value:.6f}", score.protocol, number(score.bytes), score.of]
+        for group in by_name.values()
+        for score in spread(group, ROWS_OF_A_TABLE)
+    ]
+    note = "Two figures compare only when their protocol is the same: it names the text that was scored.\n\n"
+    return note + table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+
+
+def _samples(data: RunData) -> str:
+    if not data.samples:
+        return ""
+    first, last = data.samples[0]["step"], data.samples[-1]["step"]
+    texts: dict[str, dict[int, str]] = {}
+    for row in data.samples:
+        texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
+    steps = [first] if first == last else [first, last]
+    rows = [[prompt, *(by_step.get(step) for step in steps)] for prompt, by_step in texts.items()]
+    return table(["prompt", *(f"step {step}" for step in steps)], rows)
+
+
+def _checkpoints(data: RunData) -> str:
+    rows = [
+        [f"checkpoint-{step}", f"{size / 2**20:,.1f} MiB", "yes" if sealed else "no"]
+        for step, size, sealed in data.checkpoints
+    ]
+    if data.run.model.is_dir():
+        size = sum(path.stat().st_size for path in data.run.model.rglob("*") if path.is_file())
+        rows.append(["model/", f"{size / 2**20:,.1f} MiB", "finished model"])
+    return table(["folder", "size", "sealed"], rows) if rows else ""
+
+
+def _attempts(data: RunData) -> str:
+    starts = {row.get("attempt"): row for row in data.all_rows if row.get("event") == "attempt"}
+    numbers = sorted({row.get("attempt") for row in data.all_rows if row.get("attempt") is not None})
+    rows = []
+    for attempt in numbers:
+        steps = [row["step"] for row in data.all_rows if row.get("attempt") == attempt and "train/loss" in row]
+        start = starts.get(attempt, {})
+        rows.append([attempt, _date(start.get("time")), start.get("step"), max(steps, default=None)])
+    return table(["attempt", "began", "from step", "last logged step"], rows) if rows else ""
