@@ -1,0 +1,64 @@
+"""Asking the Hub again when it is away, and not when it refuses."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pipeline.artifacts.errors import InputMissingError, ServiceError
+
+ATTEMPTS = 5
+FIRST_WAIT_S = 2.0
+T = TypeVar("T")
+
+
+def retried(action: Callable[[], T], *, what: str) -> T:
+    """The action's value; a Hub that is away is asked again with growing waits, one that refuses is not."""
+    from huggingface_hub.errors import HFValidationError
+
+    wait = FIRST_WAIT_S
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return action()
+        except HFValidationError as error:
+            raise InputMissingError(f"{what}: {error} Give the repository as NAMESPACE/NAME.") from None
+        except (RuntimeError, OSError, *_transport_errors()) as error:
+            answer = _answer_of(error)
+            if answer is None:
+                raise  # the disk or our mistake, not the Hub
+            status, text = answer
+            if status is not None and status < 500 and status not in (408, 429):
+                raise ServiceError(f"{what}: the Hub refuses ({status}: {text}). {_cure(status)}") from None
+            if attempt == ATTEMPTS:
+                raise ServiceError(
+                    f"{what}: the Hub did not answer well in {ATTEMPTS} attempts ({text}). Nothing is lost: run the same command later."
+                ) from None
+            print(f"{what}: {text}; trying again in {wait:.0f} s", flush=True)
+            time.sleep(wait)
+            wait *= 2
+    raise AssertionError("unreachable")
+
+
+def _transport_errors() -> tuple[type[BaseException], ...]:
+    # The HTTP client of huggingface_hub changes its name between versions; its errors share this base.
+    from huggingface_hub.errors import HTTPError
+
+    return (HTTPError,)
+
+
+def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
+    """Status (None when nobody answered) and text of the failed request, also when it stands behind a RuntimeError.
+
+    None for an error that is none of the Hub's.
+    """
+    while error is not None:
+        if isinstance(error, (*_transport_errors(), ConnectionError, TimeoutError)):
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            return getattr(getattr(error, "response", None), "status_code", None), text
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _cure(status: int) -> str:
+    if status in (401, 403):
+        return "Log in with `hf auth login`, or set HF_TOKEN to a token that may write there."
+    return "Look whether the name is right and the token may see it (`hf auth whoami`)."

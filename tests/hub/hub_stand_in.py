@@ -1,0 +1,193 @@
+"""A Hub on 127.0.0.1: the parts of its HTTP API that create, commit, list and resolve use, kept in memory."""
+
+import base64
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Repo:
+    private: bool
+    commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+
+    def files(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
+        if revision == "main":
+            return self.commits[-1]
+        return next((commit for commit in self.commits if commit[0] == revision), None)
+
+
+@dataclass
+class StandIn:
+    url: str = ""
+    repos: dict[str, Repo] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    received: list[bytes] = field(default_factory=list)  # every request body
+    calls: list[str] = field(default_factory=list)  # "METHOD path"
+    faults: list[tuple[str, int]] = field(default_factory=list)  # (part of "METHOD path", status), each used once
+    damaged: set[str] = field(default_factory=set)  # files served with other bytes than were sent
+
+
+@contextmanager
+def hub_stand_in():
+    """Yields the StandIn of a running server; `.url` is what HF_ENDPOINT must be."""
+    state = StandIn()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": state}))
+    state.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: StandIn
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, status=200, body=b"", **headers):
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def missing(self, code):
+        self.answer(404, {"error": code}, X_Error_Code=code, X_Error_Message=code)
+
+    def handle_any(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.state.received.append(body)
+        path = unquote(urlsplit(self.path).path)
+        call = f"{self.command} {path}"
+        self.state.calls.append(call)
+        for fault in self.state.faults:
+            if fault[0] in call:
+                self.state.faults.remove(fault)
+                return self.answer(fault[1], {"error": "made to fail"})
+        if path == "/api/repos/create":
+            return self.create(json.loads(body))
+        if path == "/api/validate-yaml":
+            return self.answer(body={"errors": [], "warnings": []})
+        if path.startswith("/blobs/"):
+            self.state.blobs[path.removeprefix("/blobs/")] = body
+            return self.answer()
+        if path.endswith("/info/lfs/objects/batch"):
+            return self.lfs_batch(json.loads(body))
+        if path.startswith("/api/models/"):
+            return self.api(path.removeprefix("/api/models/").split("/"), body)
+        if "/resolve/" in path:
+            repo_id, rest = path.strip("/").split("/resolve/")
+            return self.resolve(repo_id, *rest.split("/", 1))
+        return self.answer(404, {"error": f"{call} is not part of the stand-in"})
+
+    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+
+    def create(self, request):
+        repo_id = "/".join(filter(None, [request.get("organization"), request["name"]]))
+        repo_id = repo_id if "/" in repo_id else f"somebody/{repo_id}"
+        url = {"url": f"{self.state.url}/{repo_id}", "id": repo_id}
+        if repo_id in self.state.repos:
+            return self.answer(409, {"error": "exists", **url})
+        private = request.get("private") or request.get("visibility") == "private"
+        self.state.repos[repo_id] = Repo(private=bool(private), commits=[("0" * 40, {".gitattributes": b""})])
+        return self.answer(body=url)
+
+    def lfs_batch(self, request):
+        objects = []
+        for item in request["objects"]:
+            upload = (
+                {} if item["oid"] in self.state.blobs else {"upload": {"href": f"{self.state.url}/blobs/{item['oid']}"}}
+            )
+            objects.append({**item, **({"actions": upload} if upload else {})})
+        self.answer(body={"transfer": "basic", "objects": objects}, Content_Type="application/vnd.git-lfs+json")
+
+    def api(self, parts, body):
+        repo_id, rest = "/".join(parts[:2]), parts[2:]
+        repo = self.state.repos.get(repo_id)
+        if repo is None:
+            return self.missing("RepoNotFound")
+        if rest[:1] == ["preupload"]:
+            modes = [
+                {
+                    "path": f["path"],
+                    "uploadMode": "lfs" if f["path"].endswith((".safetensors", ".bin")) else "regular",
+                    "shouldIgnore": False,
+                    "oid": None,
+                }
+                for f in json.loads(body)["files"]
+            ]
+            return self.answer(body={"files": modes})
+        if rest[:1] == ["commit"]:
+            return self.commit(repo, repo_id, [json.loads(line) for line in body.splitlines()])
+        found = repo.files(rest[1] if len(rest) > 1 else "main")
+        if found is None:
+            return self.missing("RevisionNotFound")
+        sha, files = found
+        if rest[:1] == ["tree"]:
+            entries = [
+                {"type": "file", "path": p, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
+                for p, d in files.items()
+            ]
+            return self.answer(body=entries)
+        siblings = [{"rfilename": name} for name in files]
+        return self.answer(
+            body={
+                "id": repo_id,
+                "modelId": repo_id,
+                "sha": sha,
+                "private": repo.private,
+                "siblings": siblings,
+                "tags": [],
+            }
+        )
+
+    def commit(self, repo, repo_id, lines):
+        files = dict(repo.commits[-1][1])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.state.blobs[value["oid"]]
+            elif line["key"] == "deletedFile":
+                files.pop(value["path"], None)
+        sha = hashlib.sha1(json.dumps(lines).encode() + repo.commits[-1][0].encode()).hexdigest()
+        repo.commits.append((sha, files))
+        self.answer(
+            body={
+                "success": True,
+                "commitOid": sha,
+                "commitUrl": f"{self.state.url}/{repo_id}/commit/{sha}",
+                "hookOutput": "",
+            }
+        )
+
+    def resolve(self, repo_id, revision, name):
+        repo = self.state.repos.get(repo_id)
+        if repo is None:
+            return self.missing("RepoNotFound")
+        found = repo.files(revision)
+        if found is None:
+            return self.missing("RevisionNotFound")
+        sha, files = found
+        if name not in files:
+            return self.missing("EntryNotFound")
+        data = files[name]
+        etag = hashlib.sha256(data).hexdigest()
+        if name in self.state.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return self.answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=sha)

@@ -1,0 +1,292 @@
+"""Publishing against a Hub on 127.0.0.1: what arrives, what never leaves, and what happens when the Hub misbehaves."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hub_stand_in import hub_stand_in
+
+from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.artifacts.rows import append_row
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hub.secrets import is_pickle, refusals
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_" + "aBcD1234" * 5
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    """A GPT-2 and a byte-level tokenizer, saved as a run's model/ is."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<|bos|>": 256, "<|end|>": 257}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    config = GPT2Config(
+        vocab_size=258, n_positions=64, n_layer=1, n_embd=32, n_head=2, bos_token_id=256, eos_token_id=257
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, tiny_model):
+    directory = RunDirectory(tmp_path / "runs" / "quick-1a2b3c")
+    recipe = {
+        "run": {"tags": ["toy"]},
+        "model": {"n_layer": 1},
+        "data": {"sources": [{"id": "org/text"}]},
+        "hub": {"id": "somebody/quick", "private": True},
+    }
+    write_text(directory.recipe, yaml.safe_dump(recipe))
+    directory.update_manifest(
+        name="quick-1a2b3c",
+        stage="pretrain",
+        finished=1.79e9,
+        protocols={"val/bpb": "validation-7"},
+        versions={"torch": "2.13"},
+    )
+    append_row(
+        directory.metrics,
+        {"step": 5, "attempt": 1, "time": 1.79e9, "tokens": 20480, "train/loss": 3.2, "val/bpb": 1.75},
+    )
+    with whole_folder(directory.model) as folder:
+        for path in tiny_model.iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+    return directory
+
+
+@pytest.fixture
+def hub():
+    with hub_stand_in() as state:
+        yield state
+
+
+def command(hub, tmp_path, *arguments, first_wait_s=0.05):
+    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
+        "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": str(tmp_path / "hf_home"), "HF_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1",
+    }  # fmt: skip
+    code = (
+        "import sys; import pipeline.hub.retries as r; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
+        "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def files_of(hub, repo_id="somebody/quick"):
+    return hub.repos[repo_id].commits[-1][1]
+
+
+def test_push_creates_a_private_repository_with_all_files_in_one_commit_and_verifies_them(hub, run, tmp_path):
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos["somebody/quick"]
+    assert repo.private
+    assert len(repo.commits) == 2  # the empty one, ours
+    wanted = {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    }
+    assert wanted | {"README.md", "recipe.yaml", "run_manifest.json", "MANIFEST.json"} <= set(files_of(hub))
+    for name in wanted:
+        assert files_of(hub)[name] == (run.model / name).read_bytes()
+        assert any(call == f"GET /somebody/quick/resolve/{repo.commits[-1][0]}/{name}" for call in hub.calls), (
+            f"{name} was not verified"
+        )
+    assert run.read_manifest()["hub"]["commit"] == repo.commits[-1][0]
+
+
+def test_no_uploaded_byte_holds_the_token(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    assert not any(TOKEN.encode() in body for body in hub.received)
+    assert not any(is_pickle(Path(name)) for name in files_of(hub) if name.endswith((".bin", ".pt", ".pkl")))
+
+
+@pytest.mark.parametrize("secret", [TOKEN, "hf_" + "Z9" * 17, "AKIA" + "ABCD" * 4, "https://me:hunter22@example.org/x"])
+def test_a_secret_in_any_file_stops_the_push_before_the_first_request(hub, run, tmp_path, secret):
+    write_text(run.recipe, run.recipe.read_text() + f"# {secret}\n")
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 65
+    assert "recipe.yaml: contains" in done.stderr
+    assert secret not in done.stderr
+    assert hub.calls == []
+
+
+def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypatch):
+    from pipeline.hub import secrets
+
+    monkeypatch.setattr(secrets, "_CHUNK", 100)
+    path = tmp_path / "file"
+    path.write_bytes(b" " * 80 + TOKEN.encode() + b" " * 80)
+    assert secrets.secrets_in(path, {}) == ["Hugging Face token"]
+
+
+def test_pickles_are_refused_whatever_their_name(tmp_path):
+    import pickle
+
+    import torch
+
+    (tmp_path / "a.json").write_bytes(pickle.dumps({"x": 1}))
+    torch.save({"x": 1}, tmp_path / "b.dat")
+    (tmp_path / "c.bin").write_bytes(b"anything")
+    (tmp_path / "d.json").write_text("{}")
+    lines = refusals({path.name: path for path in tmp_path.iterdir()})
+    assert sorted(line.split(":")[0] for line in lines) == ["a.json", "b.dat", "c.bin"]
+
+
+def test_a_pushed_model_loads_by_its_id_and_its_card_tells_how(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    card = files_of(hub)["README.md"].decode()
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front["library_name"] == "transformers"
+    assert front["tags"] == ["tandem", "toy"]
+    assert front["datasets"] == ["org/text"]
+    assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == 1.75
+    assert "trust_remote_code" not in card  # plain gpt2 needs none
+    use = card.split("```python\n")[1].split("```")[0]
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "other"),
+        "no_proxy": "127.0.0.1",
+    }
+    environment.pop("HF_HUB_OFFLINE", None)
+    use = use.replace("max_new_tokens=64", "max_new_tokens=4")
+    done = subprocess.run(
+        [sys.executable, "-c", use], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
+    from pipeline.hub.card import model_card
+    from pipeline.report.run_data import read_run
+
+    run.update_manifest(stage="sft")
+    config = json.loads((run.model / "config.json").read_text()) | {"auto_map": {"AutoConfig": "x.Y"}}
+    write_text(run.model / "config.json", json.dumps(config))
+    card = model_card(read_run(str(run.path)), repo_id="a/b")
+    assert "apply_chat_template" in card
+    assert 'from_pretrained("a/b", trust_remote_code=True)' in card
+    assert "conversational" in card
+
+
+def test_a_hub_that_is_away_for_a_moment_is_asked_again(hub, run, tmp_path):
+    hub.faults += [("POST /api/repos/create", 500), ("commit/main", 503), ("resolve", 500)]
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 0, done.stderr
+    assert hub.faults == []
+
+
+def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
+    hub.faults += [("PUT /blobs/", 500)] * 7  # more than the client's own attempts
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path):
+    hub.faults += [("POST /api/repos/create", 403)]
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 69
+    assert "hf auth login" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unreachable_hub_ends_with_status_69(hub, run, tmp_path):
+    hub.url = "http://127.0.0.1:9"
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 69, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bytes_damaged_on_the_hub_are_noticed(hub, run, tmp_path):
+    hub.damaged.add("model.safetensors")
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 69
+    assert "other bytes than were sent for model.safetensors" in done.stderr
+    assert "hub" not in run.read_manifest()
+
+
+def test_a_damaged_model_is_not_pushed(hub, run, tmp_path):
+    (run.model / "config.json").write_text("{}")
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 65
+    assert "config.json has" in done.stderr
+    assert hub.calls == []
+
+
+def test_a_public_repository_does_not_silently_take_a_private_run(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path, "--public").returncode == 0
+    assert not hub.repos["somebody/quick"].private
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 69
+    assert "is public" in done.stderr
+
+
+def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    restored = RunDirectory(tmp_path / "elsewhere" / "quick-1a2b3c")
+    for path in [*run.model.iterdir(), run.recipe]:
+        assert (restored.path / path.relative_to(run.path)).read_bytes() == path.read_bytes()
+    assert restored.read_manifest()["pulled_from"]["id"] == "somebody/quick"
+    assert command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere").returncode == 73
+
+
+def test_pull_notices_damaged_files_and_leaves_nothing_behind(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    hub.damaged.add("model.safetensors")
+    done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
+    assert done.returncode == 69
+    assert "model.safetensors has other content" in done.stderr
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_pull_refuses_a_run_name_that_leaves_the_folder(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    files = files_of(hub)
+    files["run_manifest.json"] = files["run_manifest.json"].replace(b"quick-1a2b3c", b"../../escaped")
+    done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
+    assert done.returncode == 65
+    assert not (tmp_path / "escaped").exists()
+
+
+def test_pulling_what_does_not_exist_says_so(hub, tmp_path):
+    done = command(hub, tmp_path, "pull", "somebody/nothing")
+    assert done.returncode == 69
+    assert "404" in done.stderr
+
+
+def test_help_and_a_missing_run_need_neither_torch_nor_network(tmp_path):
+    code = "import sys; from pipeline.hub.__main__ import main\ntry: main(sys.argv[1:])\nfinally: assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "push" in done.stdout
