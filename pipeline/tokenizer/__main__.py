@@ -1,0 +1,50 @@
+"""`python -m pipeline.tokenizer RECIPE [section.key=value ...]`: train the tokenizer of a recipe and judge it."""
+
+import argparse
+import sys
+
+from pipeline.artifacts.errors import TandemError
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.tokenizer", description="Train the tokenizer of a recipe and judge it."
+    )
+    parser.add_argument("recipe", help="recipe file")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
+    parser.add_argument(
+        "--beside",
+        metavar="FOLDER_OR_ID",
+        help="tokenizer to compare with; default GPT-2 when the local Hub cache has it",
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    try:
+        _show(arguments)
+    except TandemError as error:
+        print(error, file=sys.stderr)
+        return error.status
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from pipeline.recipe import read_recipe
+
+    recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
+
+    from pipeline.sources.open import open_sources
+    from pipeline.tokenizer import identity, load_or_train
+    from pipeline.tokenizer.judgement import judge, table
+    from pipeline.tokenizer.load import cached_folder
+
+    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    kept = not recipe.tokenizer.path and cached_folder(recipe, train).is_dir()
+    tokenizer = load_or_train(recipe, train, validation=validation, beside=arguments.beside)
+    if kept or recipe.tokenizer.path:
+        print(table(judge(tokenizer, train=train, validation=validation, beside=arguments.beside)))
+    print(
+        f"tokenizer: {recipe.tokenizer.path or cached_folder(recipe, train)}, {len(tokenizer):,} ids, {identity(tokenizer)[:16]}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

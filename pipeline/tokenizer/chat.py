@@ -1,0 +1,75 @@
+"""Conversations as token ids: always through the tokenizer's own chat template, the one that is published with it."""
+
+import json
+import re
+from pathlib import Path
+
+from pipeline.artifacts.errors import DataError
+from pipeline.tokenizer.specials import control_ids, control_strings
+
+TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
+
+
+def built_in_template(controls: list[str]) -> str:
+    """The chat template, escaping these control strings: each tokenizer has its own list."""
+    template = TEMPLATE_FILE.read_text(encoding="utf-8")
+    line = "{%- set control_strings = " + json.dumps(controls, ensure_ascii=True) + " -%}"
+    return re.sub(r"(?m)^\{%- set control_strings = .*$", lambda _: line, template, count=1)
+
+
+def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
+    """The ids of a conversation, and for each whether it is trained: what the assistant writes, its end token included.
+
+    Raises DataError with the reason when the template cannot render these messages; the caller knows their place.
+    """
+    return render_batch(tokenizer, [messages])[0]
+
+
+def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
+    """`render` for several conversations in one call of the tokenizer, which uses its threads."""
+    from jinja2.exceptions import TemplateError
+
+    if not conversations:
+        return []
+    try:
+        out = tokenizer.apply_chat_template(
+            conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+    except (TemplateError, ValueError, TypeError) as error:
+        raise DataError(f"the chat template refuses the conversation: {error}") from None
+    masks = [[bool(bit) for bit in mask] for mask in out["assistant_masks"]]
+    return list(zip(out["input_ids"], masks, strict=True))
+
+
+def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
+    """The ids of a conversation up to where the assistant answers."""
+    out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
+    return list(out["input_ids"])
+
+
+def template_problems(tokenizer) -> list[str]:
+    """What a chat template or tokenizer that is not ours gets wrong, found by rendering a probe; empty when nothing.
+
+    Looked at: assistant spans that hold exactly the answers, and control strings inside messages that stay text.
+    """
+    if not re.search(r"\{%-?\s*generation", tokenizer.chat_template or ""):
+        return ["marks no assistant span ({% generation %}), so that nothing would be trained"]
+    problems = []
+    answer = " an \u00e4nswer\n"
+    ids, trained = render(
+        tokenizer, [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+    )
+    written = tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit], skip_special_tokens=True)
+    if written.strip() != answer.strip() or all(trained):
+        problems.append(f"marks {written!r} as written by the assistant, where it wrote {answer!r}")
+    controls = control_ids(tokenizer)
+    clean, _ = render(tokenizer, _probe(["x"]))
+    hostile, _ = render(tokenizer, _probe(control_strings(tokenizer)))
+    if sum(i in controls for i in clean) != sum(i in controls for i in hostile):
+        problems.append("lets control strings inside a message become control tokens")
+    return problems
+
+
+def _probe(texts: list[str]) -> list[dict]:
+    text = " ".join(f"{text}{text}" for text in texts)
+    return [{"role": "user", "content": text}, {"role": "assistant", "content": text}]

@@ -1,0 +1,39 @@
+"""The control tokens: their names, and how text that spells one is kept from becoming one."""
+
+BOS = "<|bos|>"  # Before every document, conversation and packed piece.
+END = "<|end|>"  # Ends every turn; eos_token, so that `generate` stops there.
+SYSTEM = "<|system|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+PYTHON_START = "<|python_start|>"  # Around a tool call, which the assistant writes ...
+PYTHON_END = "<|python_end|>"
+OUTPUT_START = "<|output_start|>"  # ... and around what the tool answered, which it only reads.
+OUTPUT_END = "<|output_end|>"
+PAD = "<|pad|>"
+
+SPECIALS = (BOS, END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END, PAD)
+# What the chat template itself writes; bos and pad have their own place in any tokenizer.
+TEMPLATE_MARKS = (END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
+
+WORD_JOINER = "\u2060"  # Has no width and no meaning: the text looks the same and is no control string any more.
+
+
+def control_strings(tokenizer) -> list[str]:
+    """Every string that the tokenizer reads as a control token, in the order of ids."""
+    added = tokenizer.added_tokens_decoder
+    return [added[i].content for i in sorted(added) if added[i].special]
+
+
+def control_ids(tokenizer) -> set[int]:
+    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def escape(text: str, controls: list[str] | tuple[str, ...] = SPECIALS) -> str:
+    """The text with U+2060 after the first character of every control string; the chat template does the same.
+
+    Nothing is ever deleted, so no new control string can arise from the pieces of old ones.
+    """
+    for control in controls:
+        if control in text:
+            text = text.replace(control, control[0] + WORD_JOINER + control[1:])
+    return text
