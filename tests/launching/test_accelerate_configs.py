@@ -1,0 +1,78 @@
+"""Every file of accelerate_configs/ is read by accelerate's own loader and starts what its head says."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("accelerate")
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env, prepare_simple_launcher_cmd_env
+
+CONFIGS = sorted((Path(__file__).parents[2] / "accelerate_configs").glob("*.yaml"))
+
+
+def head_command(path: Path) -> list[str]:
+    """The `accelerate launch` command in the comment at a file's head."""
+    head = "".join(
+        line.removeprefix("#") for line in path.read_text().splitlines(keepends=True) if line.startswith("#")
+    )
+    command = re.search(r"accelerate launch ((?:.*\\\n)*.*)", head)[1].replace("\\\n", " ")
+    return shlex.split(command.replace("R --main", "1 --main").replace("--machine_rank R", "--machine_rank 1"))
+
+
+def launch_arguments(path, monkeypatch):
+    monkeypatch.chdir(path.parents[1])
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(head_command(path)))
+    return arguments
+
+
+def test_the_files_are_those_of_the_readme():
+    assert {p.stem for p in CONFIGS} == {"cpu", "cpu_2", "single_gpu", "ddp", "fsdp2", "multi_node"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_accelerate_reads_the_file_and_its_command(path, monkeypatch):
+    config = load_config_from_file(str(path))
+    arguments = launch_arguments(path, monkeypatch)
+    assert arguments.training_script == "pipeline/pretrain.py"
+    assert arguments.training_script_args == ["RECIPE"]
+    # Anything else would be taken by TrainingArguments over the recipe's train.bf16.
+    assert config.mixed_precision == "no"
+    assert arguments.use_cpu is path.stem.startswith("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "multi_gpu", "fsdp", "processes", "machines"),
+    [
+        ("cpu", False, False, 1, 1),
+        ("cpu_2", True, False, 2, 1),
+        ("single_gpu", False, False, 1, 1),
+        ("ddp", True, False, 8, 1),
+        ("fsdp2", False, True, 8, 1),
+        ("multi_node", True, False, 16, 2),
+    ],
+)
+def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fsdp, processes, machines, monkeypatch):
+    path = next(p for p in CONFIGS if p.stem == name)
+    arguments = launch_arguments(path, monkeypatch)
+    assert (arguments.multi_gpu, arguments.use_fsdp) == (multi_gpu, fsdp)
+    assert (arguments.num_processes, arguments.num_machines) == (processes, machines)
+    if multi_gpu or fsdp:
+        environ = prepare_multi_gpu_env(arguments)
+        assert arguments.nproc_per_node == str(processes // machines)
+        if fsdp:
+            assert environ["FSDP_VERSION"] == "2"
+            assert environ["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT"
+    else:
+        _, environ = prepare_simple_launcher_cmd_env(arguments)
+        assert environ["ACCELERATE_USE_CPU"] == str(name == "cpu")
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_forgotten_number_of_processes_is_asked_for(name):
+    path = next(p for p in CONFIGS if p.stem == name)
+    with pytest.raises(ValueError, match="num_processes"):
+        _validate_launch_command(launch_command_parser().parse_args(["--config_file", str(path), "x.py"]))

@@ -1,0 +1,162 @@
+"""launch.py: the config for a machine, and signals and statuses through a real `accelerate launch`."""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = ROOT / "accelerate_configs" / "launch.py"
+spec = importlib.util.spec_from_file_location("launch", LAUNCH)
+launch = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(launch)
+
+# A rank that waits for a signal, or for its launcher's death, then saves for a while.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+
+got = []
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, lambda number, frame: got.append(signal.Signals(number).name))
+rank, folder, launcher = os.environ.get("RANK", "0"), Path(sys.argv[1]), os.getppid()
+(folder / f"started-{rank}").write_text(str(os.getpid()))
+while not got:
+    time.sleep(0.02)
+    if os.getppid() != launcher:
+        got.append("orphaned")
+time.sleep(0.5)
+(folder / f"saved-{rank}").write_text(got[0])
+if rank == "0":
+    Path(os.environ["TANDEM_STATUS"]).write_text("75\\nstopped after a whole checkpoint\\n")
+os._exit(75)
+"""
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+def start(tmp_path, processes, **popen):
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml", tmp_path]
+    environ = {**os.environ, "NPROC": str(processes), "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen)
+    wait_for(
+        lambda: (
+            len(list(tmp_path.glob("started-*"))) == processes
+            and all(p.read_text() for p in tmp_path.glob("started-*"))
+        )
+    )
+    return process
+
+
+@pytest.mark.parametrize(("processes", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGHUP)])
+def test_a_signal_reaches_every_rank_and_their_status_comes_back(tmp_path, processes, number):
+    process = start(tmp_path, processes)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(processes)] == [number.name] * processes
+    # One rank prints its message itself; after several it is said once more, below the launcher's own report.
+    assert errors.count("stopped after a whole checkpoint") == (processes > 1)
+    if processes == 1:
+        assert "Traceback" not in errors
+
+
+def test_sighup_stays_ignored_under_nohup(tmp_path):
+    process = start(tmp_path, 1, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert (tmp_path / "saved-0").read_text() == "SIGTERM"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_ranks_save_and_end_when_the_script_itself_is_killed(tmp_path):
+    process = start(tmp_path, 1)
+    process.kill()
+    process.wait(timeout=60)
+    wait_for((tmp_path / "saved-0").exists)
+    assert (tmp_path / "saved-0").read_text() == "orphaned"
+
+
+def test_a_signal_before_any_rank_exists_ends_the_start(tmp_path):
+    (tmp_path / "rank.py").write_text("import time\ntime.sleep(60)\n")
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
+    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert "cpu.yaml" in process.stdout.readline()
+        time.sleep(0.3)  # the launcher is importing torch
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM came before training could answer it" in errors
+
+
+def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
+    (tmp_path / "rank.py").write_text("raise ValueError('our bug')\n")
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
+    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ValueError: our bug" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("nproc", "gpus", "chosen"),
+    [
+        (None, 0, ("cpu", 1)),
+        ("2", 0, ("cpu_2", 2)),
+        ("3", 0, ("cpu_2", 3)),
+        (None, 1, ("single_gpu", 1)),
+        (None, 8, ("ddp", 8)),
+        ("4", 8, ("ddp", 4)),
+        ("1", 8, ("single_gpu", 1)),
+    ],
+)
+def test_the_config_follows_the_hardware_and_nproc(nproc, gpus, chosen):
+    assert launch.choose(nproc, gpus) == chosen
+
+
+@pytest.mark.parametrize(("nproc", "gpus"), [("two", 0), ("0", 0), ("-1", 8), ("1.5", 8), ("", 1), ("9", 8)])
+def test_an_impossible_nproc_is_refused_in_a_sentence(nproc, gpus):
+    with pytest.raises(ValueError, match="NPROC is"):
+        launch.choose(nproc, gpus)
+
+
+def fake_nvidia_smi(folder, gpus):
+    tool = folder / "nvidia-smi"
+    lines = "".join(
+        f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-{i})\\n  MIG 1g.10gb Device 0: (UUID: MIG-{i})\\n"
+        for i in range(gpus)
+    )
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("visible", "counted"), [(None, 8), ("0,1,2", 3), ("7", 1), ("", 0), ("-1", 0), ("2,-1,3", 1), ("GPU-1,GPU-2", 2)]
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its one accelerator")
+def test_only_visible_gpus_are_counted(tmp_path, monkeypatch, visible, counted):
+    fake_nvidia_smi(tmp_path, 8)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert launch.count_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == counted
+
+
+def test_the_default_recipe_is_used_when_only_overrides_are_given():
+    assert launch.with_recipe([], "d.yaml") == ["d.yaml"]
+    assert launch.with_recipe(["train.max_steps=3"], "d.yaml") == ["d.yaml", "train.max_steps=3"]
+    assert launch.with_recipe(["my.yaml", "run.name=x"], "d.yaml") == ["my.yaml", "run.name=x"]
