@@ -1,0 +1,118 @@
+"""Models from a recipe's fields, and from folders or the Hub."""
+
+import difflib
+import importlib
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .configuration_tandem import TandemConfig
+from .modeling_tandem import TandemForCausalLM, TandemModel
+from .native import native_class, tandem_config, to_native_name
+
+AutoConfig.register("tandem", TandemConfig, exist_ok=True)
+AutoModel.register(TandemConfig, TandemModel, exist_ok=True)
+AutoModelForCausalLM.register(TandemConfig, TandemForCausalLM, exist_ok=True)
+
+
+class ModelOptionsError(ValueError):
+    """The model that was asked for cannot be built, for the reason in the message."""
+
+
+def build_model(model_type: str, fields: dict, *, attn_implementation: str | None = None, seed: int) -> PreTrainedModel:
+    """A new fp32 model on the CPU, its weights a function of the seed alone; no global generator is moved.
+
+    model_type: `tandem`, a causal LM of transformers (`llama`), or `module:attr`, a PreTrainedModel class or a
+    function of the fields that returns a model. fields: those of its config class, special token ids among them.
+    Raises ModelOptionsError for an unknown type, an unknown field or a combination that the config refuses.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _build(model_type, fields, attn_implementation)
+    set_generation_config(model)
+    return model.float()
+
+
+def _build(model_type: str, fields: dict, attn_implementation: str | None) -> PreTrainedModel:
+    if ":" in model_type:
+        module_name, attribute = model_type.split(":", 1)
+        try:
+            target = getattr(importlib.import_module(module_name), attribute)
+        except (ImportError, AttributeError) as error:
+            raise ModelOptionsError(f"model.type: {model_type} cannot be imported: {error}.") from error
+        if not (isinstance(target, type) and issubclass(target, PreTrainedModel)):
+            return target(**fields)
+        config = _config(target.config_class, fields, model_type)
+        return target._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
+    if model_type != "tandem" and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
+        raise ModelOptionsError(
+            f"model.type: {model_type} is no causal language model of transformers."
+            + (f" Did you mean {' or '.join(near)}?" if near else " Write tandem, gpt2, llama ..., or module:attr.")
+        )
+    config = _config(CONFIG_MAPPING[model_type], fields, model_type)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
+
+
+def _config(config_class, fields: dict, model_type: str):
+    # transformers keeps unknown fields without a word, and the model would be another one than was meant.
+    known = {*config_class.__dataclass_fields__, *config_class.attribute_map} - {"model_type"}
+    if unknown := sorted(set(fields) - known):
+        near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
+        names = ", ".join(name + (f" (did you mean {near[name][0]}?)" if near[name] else "") for name in unknown)
+        raise ModelOptionsError(
+            f"model.options: {config_class.__name__} of model.type {model_type} has no field {names}."
+        )
+    try:
+        return config_class(**fields)
+    except Exception as error:  # strict dataclasses have their own error classes, one per kind of validator
+        raise ModelOptionsError(f"model.options: {error}") from error
+
+
+def set_generation_config(model: PreTrainedModel) -> None:
+    """Generation ends at the end token, and at a document's beginning: nothing of this text follows it."""
+    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    ends = list(dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), bos]))
+    ends = [token for token in ends if token is not None]
+    model.generation_config = GenerationConfig(
+        bos_token_id=bos,
+        eos_token_id=ends[0] if len(ends) == 1 else ends or None,
+        pad_token_id=model.config.pad_token_id,
+    )
+
+
+def load_model(path, *, dtype: torch.dtype = torch.float32, revision: str | None = None, attn_implementation=None):
+    """The causal LM in a folder or on the Hub, on the CPU in `dtype`.
+
+    transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
+    Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
+    """
+    path = str(path)
+    config = AutoConfig.from_pretrained(path, revision=revision)
+    ours = tandem_config(config) if config.model_type in ("gpt2", "nanochat") else None
+    given = {"revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
+    if ours is None:
+        return _from_pretrained(AutoModelForCausalLM, path, **given)
+    if config.model_type == "gpt2":
+        return _from_pretrained(TandemForCausalLM, path, config=ours, **given)
+    native = _from_pretrained(native_class(config), path, revision=revision, dtype=dtype)
+    with torch.device("meta"):
+        model = TandemForCausalLM._from_config(ours, attn_implementation=attn_implementation, dtype=dtype)
+    weights = native.state_dict()
+    model.load_state_dict({name: weights[to_native_name(name, "nanochat")] for name in model.state_dict()}, assign=True)
+    model.tie_weights()
+    model.generation_config = native.generation_config
+    return model.eval()
+
+
+def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
+    model, info = model_class.from_pretrained(path, output_loading_info=True, **given)
+    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+    if any(wrong.values()):
+        where = Path(path) if Path(path).exists() else path
+        told = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names)
+        raise ModelOptionsError(f"{where}: its weights are not those of its config ({told}). Save the model again.")
+    return model

@@ -1,0 +1,143 @@
+"""The configuration of a Tandem model: GPT-2's, plus options that are all off by default."""
+
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import GPT2Config
+
+SMEAR_CHANNELS = 24  # channels of the embedding that decide how much of the token before is mixed in
+VALUE_GATE_CHANNELS = 12  # channels of the layer's input that gate its value embedding
+
+
+@strict
+class TandemConfig(GPT2Config):
+    """GPT2Config with the options of current small language models; at their defaults the model is GPT-2.
+
+    n_kv_head: key and value heads shared by groups of query heads; None is n_head.
+    normalization: `rms_norm` has no parameters; its epsilon is layer_norm_epsilon.
+    position_embedding: `learned` (GPT-2's table) or `rope` with base rope_theta.
+    use_bias: GPT-2's biased projections, query, key and value in one (in, out) matrix named c_attn. Without, every
+        projection is a plain (out, in) matrix and c_q, c_k, c_v are three, which Muon needs.
+    qk_norm: RMSNorm over each head of queries and keys, after RoPE; both are then multiplied by qk_norm_scale.
+    embedding_norm: normalization right after the token (and position) embedding.
+    final_logit_softcapping: c in c * tanh(logits / c).
+    value_embeddings: every second layer, the last among them, adds a gated embedding of the token to its values.
+    residual_lambdas: each layer starts from resid_lambda * x + x0_lambda * embedding.
+    backout: subtracts a learned share of the middle layer's output before the last norm.
+    smear: adds a gated share of the embedding of the token before.
+    window_pattern: S (sliding) and L (full) per layer, repeated over the layers; the last layer is always full.
+    sliding_window: keys that a token sees in an S layer, itself included (as everywhere in transformers). The
+        default is one more than a quarter of n_positions rounded up to 128: the token itself and that many before.
+    initialization: `gpt2`, or `nanochat` (uniform inputs, zero outputs, wide embedding, near-zero head).
+    vocab_multiple: embedding and head get a multiple of this many rows; the logits are cropped to vocab_size.
+
+    Raises ValueError naming every combination that cannot work.
+    """
+
+    model_type = "tandem"
+    attribute_map = GPT2Config.attribute_map | {"num_key_value_heads": "n_kv_head"}
+
+    n_kv_head: int | None = None
+    normalization: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    position_embedding: Literal["learned", "rope"] = "learned"
+    rope_theta: float | int = 10000.0
+    use_bias: bool = True
+    qk_norm: bool = False
+    qk_norm_scale: float | int = 1.0
+    embedding_norm: bool = False
+    final_logit_softcapping: float | int | None = None
+    value_embeddings: bool = False
+    residual_lambdas: bool = False
+    backout: bool = False
+    smear: bool = False
+    window_pattern: str | None = None
+    sliding_window: int | None = None
+    initialization: Literal["gpt2", "nanochat"] = "gpt2"
+    vocab_multiple: int = 1
+
+    def __post_init__(self, **kwargs):
+        sizes = {
+            k: v
+            for k in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_kv_head", "n_inner")
+            if (v := getattr(self, k)) is not None
+        }
+        if min(sizes.values()) < 1:
+            raise ValueError(
+                "the model cannot be built: " + ", ".join(f"{k} is {v}" for k, v in sizes.items() if v < 1)
+            )
+        if self.n_kv_head is None:
+            self.n_kv_head = self.n_head
+        if self.window_pattern is None:
+            self.sliding_window = None
+        elif self.sliding_window is None:
+            self.sliding_window = -(-self.n_positions // 4 // 128) * 128 + 1
+        for name in ("rope_theta", "qk_norm_scale", "final_logit_softcapping"):
+            if (value := getattr(self, name)) is not None:
+                setattr(self, name, float(value))  # a recipe may say 15
+        problems = self._problems()
+        if problems:
+            raise ValueError("the model cannot be built: " + "; ".join(problems))
+        super().__post_init__(**kwargs)
+
+    def _problems(self) -> list[str]:
+        checks = [
+            (self.n_embd % self.n_head, f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}"),
+            (self.n_head % self.n_kv_head, f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}"),
+            (
+                self.position_embedding == "rope" and self.n_embd // self.n_head % 2,
+                f"rope turns pairs of channels and a head has {self.n_embd // self.n_head}: make it even",
+            ),
+            (
+                self.smear and self.n_embd < SMEAR_CHANNELS,
+                f"smear reads {SMEAR_CHANNELS} channels and n_embd is {self.n_embd}",
+            ),
+            (
+                self.value_embeddings and self.n_embd < VALUE_GATE_CHANNELS,
+                f"value_embeddings read {VALUE_GATE_CHANNELS} channels and n_embd is {self.n_embd}",
+            ),
+            (
+                self.window_pattern is not None and (not self.window_pattern or set(self.window_pattern) - set("SL")),
+                f"window_pattern {self.window_pattern!r} must be letters S (sliding) and L (full)",
+            ),
+            (
+                self.sliding_window is not None and self.sliding_window < 1,
+                f"sliding_window {self.sliding_window} must be at least 1",
+            ),
+            (self.vocab_multiple < 1, f"vocab_multiple {self.vocab_multiple} must be at least 1"),
+            (
+                self.final_logit_softcapping is not None and self.final_logit_softcapping <= 0,
+                f"final_logit_softcapping {self.final_logit_softcapping} must be positive (null switches it off)",
+            ),
+            (self.add_cross_attention, "add_cross_attention is not supported: a decoder only"),
+            (self.reorder_and_upcast_attn, "reorder_and_upcast_attn is not supported"),
+        ]
+        return [problem for wrong, problem in checks if wrong]
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding and the head."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def windows(self) -> list[int | None]:
+        """Keys that a token sees, itself included, per layer; None where it sees all before it."""
+        if self.window_pattern is None:
+            return [None] * self.n_layer
+        letters = [self.window_pattern[i % len(self.window_pattern)] for i in range(self.n_layer)]
+        letters[-1] = "L"
+        return [self.sliding_window if letter == "S" else None for letter in letters]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What transformers' caches read. The first layer of a smearing model also carries smear's state."""
+        types = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
+        if self.smear:
+            types[0] = "hybrid" if types[0] == "full_attention" else "hybrid_sliding"
+        return types
+
+    def has_value_embedding(self, layer: int) -> bool:
+        return self.value_embeddings and layer % 2 == (self.n_layer - 1) % 2

@@ -1,0 +1,94 @@
+"""Saved models: what from_pretrained loads in a process without this package, and the way back for a resume."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from .configuration_tandem import TandemConfig
+from .native import native_class, native_config, to_native_name
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_tandem.TandemConfig",
+    "AutoModel": "modeling_tandem.TandemModel",
+    "AutoModelForCausalLM": "modeling_tandem.TandemForCausalLM",
+}
+CODE_FILES = sorted(Path(__file__).parent.glob("*_tandem.py"))
+
+
+def save_model(
+    model: PreTrainedModel, folder, *, dtype: torch.dtype | None = None, state_dict: dict | None = None
+) -> None:
+    """Writes config, generation config, weights and, where it needs them, code files into the folder.
+
+    A Tandem whose options are those of transformers' gpt2 or nanochat is written as that and loads anywhere; another
+    one carries its code and loads with trust_remote_code=True. dtype: of the weights written, default as they are.
+    state_dict: the whole weights, where the model holds only a shard. The model itself is not changed.
+    """
+    folder = Path(folder)
+    state = model.state_dict() if state_dict is None else state_dict
+    if dtype is not None:
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    config, model_class = copy.deepcopy(model.config), type(model)
+    if isinstance(config, TandemConfig):
+        if (native := native_config(config)) is not None:
+            config, model_class = native, native_class(native)
+            state = {to_native_name(name, native.model_type): value for name, value in state.items()}
+        else:
+            config.auto_map = AUTO_MAP
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in CODE_FILES:
+                shutil.copyfile(file, folder / file.name)
+    config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    with torch.device("meta"):
+        shell = model_class(config)
+    shell.load_state_dict(state, assign=True)
+    shell.tie_weights()
+    if model.generation_config is not None:
+        shell.generation_config = copy.deepcopy(model.generation_config)
+    shell.save_pretrained(folder)
+
+
+def load_weights(model: PreTrainedModel, folder) -> None:
+    """Copies the weights that save_model wrote into a model of the same architecture, bit for bit in their dtype.
+
+    Raises ValueError naming what is missing, left over or of another shape.
+    """
+    folder = Path(folder)
+    state = read_weights(folder)
+    written_as = json.loads((folder / "config.json").read_text())["model_type"]
+    own = model.state_dict()
+    rename = written_as if isinstance(model.config, TandemConfig) else ""
+    names = {name: to_native_name(name, rename) for name in own}
+    tied = {name for name in own if names[name] not in state and _is_tied(model, name)}
+    left = set(state) - set(names.values())
+    wrong = [f"{name} is missing" for name in own if names[name] not in state and name not in tied]
+    wrong += [f"{name} is left over" for name in sorted(left)]
+    wrong += [
+        f"{name} is {tuple(state[names[name]].shape)}, not {tuple(value.shape)}"
+        for name, value in own.items()
+        if names[name] in state and state[names[name]].shape != value.shape
+    ]
+    if wrong:
+        raise ValueError(f"{folder}: these are not this model's weights: {'; '.join(wrong[:5])}.")
+    with torch.no_grad():
+        for name, value in own.items():
+            if name not in tied:
+                value.copy_(state[names[name]])
+
+
+def read_weights(folder) -> dict[str, torch.Tensor]:
+    """All tensors of a saved model, by the names in its files."""
+    index = Path(folder) / "model.safetensors.index.json"
+    if not index.exists():
+        return load_file(Path(folder) / "model.safetensors")
+    files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    return {name: value for file in files for name, value in load_file(Path(folder) / file).items()}
+
+
+def _is_tied(model, name: str) -> bool:
+    return model.config.tie_word_embeddings and name in (model._tied_weights_keys or {})

@@ -1,0 +1,32 @@
+"""Which optimizer group a parameter belongs to, by what it does."""
+
+from typing import Literal
+
+Group = Literal["embeddings", "value_embeddings", "head", "matrices", "scalars", "x0_lambdas"]
+
+# The names that transformers' causal LMs give their token and position tables, and their output head.
+EMBEDDINGS = {"wte", "wpe", "embed_tokens", "embed_positions", "embed_in", "word_embeddings", "position_embeddings"}
+EMBEDDINGS |= {"tok_embeddings", "embeddings", "embedding"}
+HEADS = {"lm_head", "embed_out", "output", "output_projection"}
+
+
+def parameter_group(name: str, parameter) -> Group:
+    """The group of the parameter called `name` in named_parameters() of a Tandem, GPT-2 or other causal LM.
+
+    A head tied to the embedding is one parameter under the embedding's name: `embeddings`. Everything with fewer than
+    two dimensions is `scalars`, and so is smear's gate, which nanochat trains with its lambdas.
+    """
+    path = name.split(".")
+    owner = path[-2] if len(path) > 1 else ""
+    if path[-1] == "x0_lambdas":
+        return "x0_lambdas"
+    if owner == "value_embedding":
+        return "value_embeddings"
+    if parameter.ndim < 2 or owner == "smear_gate":
+        return "scalars"
+    if owner in EMBEDDINGS:
+        return "embeddings"
+    # A head is at the end of the model; inside the blocks `output` is an ordinary matrix.
+    if owner in HEADS and not any(part.isdigit() for part in path):
+        return "head"
+    return "matrices"
