@@ -4,13 +4,25 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
+# One key a line: the page is read as a table.
+# fmt: off
+# ruff: noqa: RUF009
+
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 
-def key(default: Any, doc: str, *, minimum: float | None = None, maximum: float | None = None, must_match: bool = False):
-    """A recipe key. must_match: a run is never continued with another value (DESIGN contract 2)."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "must_match": must_match}
+def key(
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    must_match: bool = False,
+) -> Any:
+    """A recipe key. above: the value must be greater. must_match: a run is never continued with another value."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "must_match": must_match}
     if isinstance(default, (list, dict)) or default is list or default is dict:
         factory = default if isinstance(default, type) else (lambda: type(default)(default))
         return field(default_factory=factory, metadata=metadata)
@@ -19,18 +31,18 @@ def key(default: Any, doc: str, *, minimum: float | None = None, maximum: float 
 
 @dataclass(kw_only=True)
 class Source:
-    """Where documents or conversations come from: exactly one of `id` and `files`."""
+    """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset, or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling.")
-    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id`: which files of the repository.")
+    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id` beside it in one recipe: which files of the repository. Named by an override or an extending recipe it replaces an inherited `id`.")
     config: str | None = key(None, "The Hub dataset's configuration (its subset).")
     split: str = key("train", "The split to read; files are assigned to splits as the `datasets` library does.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
     text_column: str | None = key(None, "Column that holds a document; default `text`.")
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`.")
     format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default text for pretraining, messages for SFT.")
-    weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", minimum=0)
-    epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", minimum=0)
+    weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0)
+    epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
     name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
 
@@ -39,15 +51,18 @@ class Source:
 class Run:
     """Who this run is, where it lives, how long it trains."""
 
+    stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: sft when a source holds conversations, else pretrain. The other command refuses it.", must_match=True)
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.")
     directory: str = key("runs", "Folder that holds the run directories.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report.")
     resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one; a step: continue from that checkpoint.")
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
-    tokens: int | float | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
-    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head).", minimum=0, must_match=True)
+    tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
+    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
+    code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder.")
+    callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
     hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
     gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan and the report multiply it.", minimum=0)
 
@@ -58,10 +73,10 @@ class Tokenizer:
 
     path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
     revision: str | None = key(None, "Revision of a tokenizer from the Hub.", must_match=True)
-    vocab_size: int = key(32768, "Ids in all, special tokens included.", minimum=272, must_match=True)
+    vocab_size: int | None = key(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, must_match=True)
     split_pattern: str = key("nanochat", "nanochat (GPT-4's with numbers cut to two digits), gpt2, or a regular expression.", must_match=True)
-    train_chars: int | float = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
-    document_chars: int | float = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
+    train_chars: int = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
+    document_chars: int = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
     chat_template: str | None = key(None, "A Jinja file instead of the built-in chat template.", must_match=True)
 
 
@@ -72,10 +87,10 @@ class Data:
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
     validation: list[Source] | None = key(None, "What is held out. Default: the last file of each source in sorted order, which is then not trained on.", must_match=True)
     row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more).", minimum=8, must_match=True)
-    batch_tokens: int | float | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
+    batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
     packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, must_match=True)
-    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask). SFT always does.", must_match=True)
+    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask); SFT always isolates.", must_match=True)
     max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
     shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, must_match=True)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
@@ -131,7 +146,7 @@ class Groups:
 class Schedule:
     """The shape of the rates over the run, in optimizer steps; step s (zero-based) has the multiplier lrm(s)."""
 
-    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps.", minimum=0, must_match=True)
+    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run.", minimum=0, must_match=True)
     decay_fraction: float = key(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1, must_match=True)
     decay: Literal["linear", "cosine", "1-sqrt"] = key("linear", "Shape of the fall.", must_match=True)
     final_fraction: float = key(0.05, "lrm that the fall ends at.", minimum=0, maximum=1, must_match=True)
@@ -144,7 +159,7 @@ class Optimizer:
     """Who updates the weights."""
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
-    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining); the depth dial sets sqrt(batch_tokens / 2^19).", minimum=0, must_match=True)
+    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining); default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 
@@ -153,8 +168,8 @@ class Optimizer:
 class Bpb:
     """Bits per byte on validation text, every train.eval_steps and always at the end."""
 
-    tokens: int | float = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. Part of the protocol's id.", minimum=1)
-    document_bytes: int | float = key(4_000_000, "Bytes of whole documents scored for val/bpb_documents; 0 leaves it out.", minimum=0)
+    tokens: int = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. Part of the protocol's id.", minimum=1)
+    document_bytes: int = key(4_000_000, "Bytes of whole documents scored for val/bpb_documents; 0 leaves it out.", minimum=0)
     at_start: bool = key(True, "Also score before the first step.")
     batch_rows: int | None = key(None, "Rows of one forward pass; default train.per_device_eval_batch_size. Does not change the value.", minimum=1)
 
@@ -164,6 +179,7 @@ class Evals:
     """What is measured, beside the loss; the cadence is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
+    tasks: list[str] = key(list, "Further tasks as module:attr, scored at every evaluation.")
 
 
 @dataclass(kw_only=True)
@@ -213,6 +229,12 @@ class Recipe:
     # Not keys of the file: set by the reader.
     path: str | None = field(default=None, metadata={"internal": True})
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
+    places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
+    filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
+
+    def where(self, name: str) -> str:
+        """`file:line: name`, the beginning of a message about the key; the file alone for a key that was not given."""
+        return f"{self.places.get(name) or self.path or 'recipe'}: {name}"
 
 
 SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))

@@ -1,0 +1,41 @@
+"""The global batch and the horizon in optimizer steps."""
+
+import math
+
+from pipeline.recipe.schema import Recipe
+from pipeline.recipe.sizes import sizes_of
+
+HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
+
+
+def rows_per_step(recipe: Recipe) -> int:
+    """Rows of one optimizer step over all processes. data.batch_tokens must be known."""
+    assert recipe.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
+    return recipe.data.batch_tokens // recipe.data.row_tokens
+
+
+def micro_steps(recipe: Recipe, world_size: int) -> int:
+    """Micro-steps of an optimizer step: the rows of a step dealt to world_size processes, the last micro-step filled up."""
+    return math.ceil(rows_per_step(recipe) / (world_size * recipe.train["per_device_train_batch_size"]))
+
+
+def with_batch_tokens(recipe: Recipe, world_size: int) -> int:
+    """The global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the processes."""
+    if recipe.data.batch_tokens:
+        return recipe.data.batch_tokens
+    micro_batch, accumulation = recipe.train["per_device_train_batch_size"], recipe.train["gradient_accumulation_steps"]
+    return world_size * micro_batch * accumulation * recipe.data.row_tokens
+
+
+def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
+    """Optimizer steps of the run; None when it is given in epochs and only the data know."""
+    if "max_steps" in recipe.train:
+        return recipe.train["max_steps"]
+    run = recipe.run
+    if run.tokens is not None:
+        return run.tokens // batch_tokens
+    if run.tokens_per_param is not None:
+        return int(run.tokens_per_param * sizes_of(recipe).parameters()["scaling"]) // batch_tokens
+    if run.flops is not None:
+        return int(run.flops / sizes_of(recipe).flops_per_token("nanochat")) // batch_tokens
+    return None

@@ -1,0 +1,247 @@
+"""What single keys cannot show: values that contradict each other."""
+
+import math
+
+from pipeline.recipe.depth import group_settings
+from pipeline.recipe.fates import FATES
+from pipeline.recipe.presets import GPT2_NAMES, options_of
+from pipeline.recipe.problems import Problems
+from pipeline.recipe.resolve import GROUPED, horizons
+from pipeline.recipe.schema import Group, Recipe, Source
+
+COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
+OPTIMIZERS = ("trainer", *GROUPED)
+FORMATS = ("text", "messages", "turns", "prompt_response")
+BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling")
+
+
+def check_stage(recipe: Recipe, stage: str | None, problems: Problems) -> None:
+    """A recipe for one stage given to the command of the other."""
+    meant = recipe.stage
+    if stage and meant != stage:
+        why = "run.stage is" if recipe.run.stage else "its sources hold"
+        what = meant if recipe.run.stage else {"sft": "conversations", "pretrain": "plain text"}[meant]
+        problems.add(
+            recipe.where("run.stage") if recipe.run.stage else f"{recipe.path}: data.sources",
+            f"{why} {what}, and this command is stage {stage}. Run: accelerate launch {COMMANDS[meant]} {recipe.path}",
+        )
+
+
+def check_given(recipe: Recipe, problems: Problems) -> None:
+    """Checks on what the recipe says itself, before anything is filled."""
+    _horizon(recipe, problems)
+    _batch_keys(recipe, problems)
+    _sources(recipe, problems)
+    _optimizer(recipe, problems)
+    _model(recipe, problems)
+    _train(recipe, problems)
+    if not (isinstance(recipe.run.resume, int) or recipe.run.resume in ("auto", "never")):
+        problems.add(
+            recipe.where("run.resume"), f"is {recipe.run.resume!r}; it must be auto, never, or the number of a step."
+        )
+
+
+def check_filled(recipe: Recipe, problems: Problems) -> None:
+    """Checks that need the sizes, the batch and the steps."""
+    model, data = recipe.model, recipe.data
+    if model.n_embd and model.n_head:
+        heads = model.n_head
+        if model.n_embd % heads:
+            near = _nearest(model.n_embd, heads)
+            problems.add(
+                recipe.where("model.n_embd"),
+                f"is {model.n_embd}, not a multiple of model.n_head ({heads}). Write {near}, or change model.n_head.",
+            )
+        elif options_of(recipe).get("position_embedding") == "rope" and model.n_embd // heads % 2:
+            problems.add(
+                recipe.where("model.n_head"),
+                f"gives heads of {model.n_embd // heads} channels, and rope turns pairs. Make n_embd / n_head even.",
+            )
+        if model.n_kv_head and heads % model.n_kv_head:
+            problems.add(
+                recipe.where("model.n_kv_head"),
+                f"is {model.n_kv_head} and does not divide model.n_head ({heads}). Write a divisor of {heads}.",
+            )
+    if model.n_positions and data.row_tokens > model.n_positions:
+        problems.add(
+            recipe.where("data.row_tokens"),
+            f"is {data.row_tokens}, more than model.n_positions ({model.n_positions}). Make the rows shorter, or leave model.n_positions out.",
+        )
+    if data.batch_tokens and data.batch_tokens % data.row_tokens:
+        near = _nearest(data.batch_tokens, data.row_tokens)
+        problems.add(
+            recipe.where("data.batch_tokens"),
+            f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
+        )
+    steps = recipe.train.get("max_steps")
+    if not steps:
+        return
+    name, warmup = _warmup(recipe, steps)
+    if warmup > steps:
+        problems.add(
+            recipe.where(name),
+            f"is {warmup}, longer than the run of {steps} steps: the rate would never reach its peak. Write at most {steps}.",
+        )
+
+
+def _warmup(recipe: Recipe, steps: int) -> tuple[str, int]:
+    if recipe.optimizer.type != "trainer":
+        return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
+    value = recipe.train["warmup_steps"]
+    return "train.warmup_steps", math.ceil(value * steps) if value < 1 else int(value)
+
+
+def _nearest(value: int, multiple: int) -> str:
+    low = value // multiple * multiple
+    return f"{low} or {low + multiple}" if low else str(multiple)
+
+
+def _horizon(recipe: Recipe, problems: Problems) -> None:
+    named = horizons(recipe)
+    if len(named) > 1:
+        others = ", ".join(f"{n} ({recipe.places.get(n)})" for n in named[1:])
+        problems.add(recipe.where(named[0]), f"is a second horizon beside {others}. Keep exactly one.")
+    elif not named and not (recipe.model.depth and recipe.stage == "pretrain"):
+        problems.add(
+            f"{recipe.path}: train",
+            "says nothing on how long to train. Give one of train.max_steps, train.num_train_epochs, run.tokens, run.tokens_per_param, run.flops.",
+        )
+
+
+def _batch_keys(recipe: Recipe, problems: Problems) -> None:
+    batch, accumulation = recipe.data.batch_tokens, recipe.train.get("gradient_accumulation_steps")
+    if batch is not None and accumulation is not None:
+        problems.add(
+            recipe.where("data.batch_tokens"),
+            "stands beside train.gradient_accumulation_steps, and each follows from the other. Keep one.",
+        )
+    if batch is None and accumulation is None and recipe.model.depth is None:
+        problems.add(
+            f"{recipe.path}: data.batch_tokens",
+            "is missing: the tokens of one optimizer step. Give it, or train.gradient_accumulation_steps.",
+        )
+
+
+def _sources(recipe: Recipe, problems: Problems) -> None:
+    if not recipe.data.sources:
+        problems.add(
+            f"{recipe.path}: data.sources",
+            "is missing: there is nothing to train on. Give a list such as [{files: texts/*.parquet}].",
+        )
+    for kind, sources in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+        for i, source in enumerate(sources):
+            _source(recipe, f"data.{kind}.{i}", source, problems)
+    weighted = [s for s in recipe.data.sources if s.weight is not None]
+    counted = [s for s in recipe.data.sources if s.epochs is not None]
+    if weighted and counted and len(weighted) + len(counted) < len(recipe.data.sources):
+        problems.add(
+            recipe.where("data.sources"),
+            "mixes weights, epochs and sources with neither. Give every source one of the two.",
+        )
+
+
+def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> None:
+    place = recipe.where(name)
+    if source.id is None and not source.files:
+        problems.add(place, "names nothing to read. Give id (a data set of the Hub) or files (paths on this machine).")
+    if source.weight is not None and source.epochs is not None:
+        problems.add(place, "has a weight and epochs. Keep one.")
+    if source.id and source.id.startswith("tandem:") and source.id not in BUILT_IN:
+        problems.add(recipe.where(f"{name}.id"), f"there is no built-in {source.id}. There are {', '.join(BUILT_IN)}.")
+    if source.format and ":" not in source.format and source.format not in FORMATS:
+        problems.add(
+            recipe.where(f"{name}.format"), f"is {source.format!r}. Write {', '.join(FORMATS)}, or module:attr."
+        )
+    chat = recipe.stage == "sft"
+    if chat and (source.text_column or source.format == "text"):
+        problems.add(
+            place,
+            "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set run.stage: pretrain.",
+        )
+    if not chat and (source.messages_column or source.format in FORMATS[1:]):
+        problems.add(
+            place, "holds conversations, and pretraining reads plain text. Give text_column, or set run.stage: sft."
+        )
+    if (source.config or source.revision) and source.id is None:
+        problems.add(place, "config and revision belong to a data set of the Hub. Remove them, or give id.")
+
+
+def _optimizer(recipe: Recipe, problems: Problems) -> None:
+    kind = recipe.optimizer.type
+    if kind not in OPTIMIZERS and ":" not in kind:
+        problems.add(recipe.where("optimizer.type"), f"is {kind!r}. Write {', '.join(OPTIMIZERS)}, or module:attr.")
+        return
+    if kind == "trainer":
+        for name in sorted(
+            n
+            for n in recipe.places
+            if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale"))
+        ):
+            problems.add(
+                recipe.where(name),
+                "is not used by optimizer.type trainer, which takes train.learning_rate and its scheduler. Set optimizer.type to adamw or muon_adamw, or remove this.",
+            )
+        return
+    for name in sorted(recipe.train):
+        if FATES[name].trainer_only and recipe.train[name] is not None:
+            hint = {
+                "learning_rate": "optimizer.groups.<group>.learning_rate",
+                "warmup_steps": "optimizer.schedule.warmup_steps",
+            }.get(name, "optimizer.groups and optimizer.schedule")
+            problems.add(
+                recipe.where(f"train.{name}"),
+                f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
+            )
+    if ":" in kind:
+        return
+    for group in vars(recipe.optimizer.groups):
+        settings: Group = getattr(recipe.optimizer.groups, group)
+        for name, value in vars(settings).items():
+            path = f"optimizer.groups.{group}.{name}"
+            if value is not None and name not in group_settings(kind, group):
+                problems.add(
+                    recipe.where(path),
+                    f"is not a setting of this group under optimizer.type {kind}; it has {', '.join(sorted(group_settings(kind, group)))}. Remove it.",
+                )
+        if settings.betas is not None and (len(settings.betas) != 2 or not all(0 <= b < 1 for b in settings.betas)):
+            problems.add(
+                recipe.where(f"optimizer.groups.{group}.betas"),
+                f"is {settings.betas}; it must be two numbers from 0 to below 1. Write [0.9, 0.95].",
+            )
+
+
+def _model(recipe: Recipe, problems: Problems) -> None:
+    model = recipe.model
+    if model.preset == "modern" and model.type != "tandem":
+        problems.add(
+            recipe.where("model.preset"),
+            f"modern is a preset of model.type tandem, not of {model.type}. Remove one of the two.",
+        )
+    if model.n_kv_head and model.type in GPT2_NAMES - {"tandem"}:
+        problems.add(
+            recipe.where("model.n_kv_head"),
+            f"{model.type} has no grouped keys and values. Remove it, or use model.type: tandem.",
+        )
+    sized = all(getattr(model, name) for name in ("n_layer", "n_embd", "n_head"))
+    if not sized and model.depth is None and not model.start_from:
+        missing = [f"model.{n}" for n in ("n_layer", "n_embd", "n_head") if getattr(model, n) is None]
+        problems.add(
+            f"{recipe.path}: model", f"{' and '.join(missing)} missing. Give them, or model.depth, which sets all."
+        )
+    pattern = model.options.get("window_pattern") if model.type == "tandem" else None
+    if pattern is not None and (not pattern or set(pattern) - set("SL")):
+        problems.add(
+            recipe.where("model.options.window_pattern"),
+            f"is {pattern!r}; it must be letters S (sliding) and L (full), as SSSL.",
+        )
+
+
+def _train(recipe: Recipe, problems: Problems) -> None:
+    train = recipe.train
+    if train.get("bf16") is True and train.get("fp16"):
+        problems.add(recipe.where("train.fp16"), "stands beside train.bf16. Keep one of the two.")
+    for new, old in (("activation_checkpointing", "gradient_checkpointing"),):
+        if train.get(new) is not None and train.get(old) is not None:
+            problems.add(
+                recipe.where(f"train.{old}"), f"is the older name of train.{new}, and both are given. Keep {new}."
+            )

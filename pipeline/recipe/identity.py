@@ -1,0 +1,61 @@
+"""What makes a run this run: the keys that must match when it is continued, and its default name."""
+
+import hashlib
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.recipe.fates import FATES
+from pipeline.recipe.schema import Recipe
+
+# Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
+KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
+
+
+def must_match(recipe: Recipe) -> dict[str, Any]:
+    """The keys that must match, flat and dotted, with their values as JSON knows them."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, prefix: str) -> None:
+        for f in fields(value):
+            child = getattr(value, f.name)
+            if f.metadata.get("internal") or f.name == "train":
+                continue
+            if is_dataclass(child):
+                walk(child, f"{prefix}{f.name}.")
+            elif f.metadata.get("must_match"):
+                found[f"{prefix}{f.name}"] = _json(child)
+
+    walk(recipe, "")
+    for name, fate in FATES.items():
+        if fate.must_match and name in recipe.train:
+            found[f"train.{name}"] = recipe.train[name]
+    return found
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key: saved -> now` for every key that differs; a value kept from the first start is no difference."""
+    lines = []
+    for name in sorted(saved.keys() | now.keys()):
+        before, after = saved.get(name), now.get(name)
+        if name in KEPT_WHEN_OPEN and (before is None or after is None):
+            continue
+        if before != after:
+            lines.append(f"{name}: {json.dumps(before)} -> {json.dumps(after)}")
+    return lines
+
+
+def default_name(recipe: Recipe) -> str:
+    """`<recipe>-<6 hex digits of the keys that must match>`."""
+    text = json.dumps(must_match(recipe), sort_keys=True)
+    return f"{Path(recipe.path or 'recipe').stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _json(value: Any) -> Any:
+    if is_dataclass(value):
+        # A source's name is for tables only.
+        return {f.name: _json(getattr(value, f.name)) for f in fields(value) if f.name != "name"}
+    if isinstance(value, list):
+        return [_json(v) for v in value]
+    return value

@@ -1,0 +1,201 @@
+"""One tree of values out of a recipe, what it extends, and the command line: later layers win key by key."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.artifacts.errors import RecipeError
+from pipeline.recipe.located_yaml import Item, compose, read_file
+from pipeline.recipe.problems import SECRET_NAME, SECRET_VALUE, Problems
+
+COMMAND_LINE = "command line"
+# Of each group one key is in force: a layer that names one takes the others of the layers below away.
+EXCLUSIVE = (
+    ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
+    ("data.batch_tokens", "train.gradient_accumulation_steps"),
+)
+HORIZONS = EXCLUSIVE[0]
+# The dial sets these again when a later layer turns it.
+SET_BY_DEPTH = ("model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head")
+
+
+def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
+    """The tree of the recipe at path with everything it extends, and the overrides on top."""
+    tree = _with_bases(path, problems, ())
+    layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
+    seen: dict[str, str] = {}
+    for text in overrides:
+        name, equals, value = text.partition("=")
+        if text.startswith("-") or not equals or not name:
+            problems.add(
+                COMMAND_LINE,
+                f"{text.split('=')[0]} is not an override. Write section.key=value, for example train.max_steps=100.",
+            )
+            continue
+        place = f"{COMMAND_LINE}"
+        if name in seen:
+            problems.add(f"{place}: {name}", "is given twice. Remove one of them.")
+            continue
+        seen[name] = value
+        item = _override_value(value, place, problems)
+        if _is_inside_list(name):
+            tree = _set_in_list(tree, name.split("."), item, problems, name)
+        else:
+            layer = _set(layer, name.split("."), item, problems, name)
+    return merge(tree, layer, problems)
+
+
+def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item:
+    tree = read_file(path, problems)
+    tree = _without_secrets(tree, problems)
+    real = os.path.realpath(path)
+    extends = tree.value.get("extends")
+    own = Item({k: v for k, v in tree.value.items() if k != "extends"}, tree.where, file=path)
+    if extends is None:
+        return own
+    if not isinstance(extends.value, str) or not extends.value:
+        raise RecipeError(
+            f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: other.yaml."
+        )
+    base = os.path.normpath(Path(path).parent / extends.value)
+    if os.path.realpath(base) in (*parents, real):
+        raise RecipeError(
+            f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
+        )
+    if not Path(base).is_file():
+        problems_where = f"{extends.where}: extends: "
+        from pipeline.artifacts.errors import InputMissingError
+
+        raise InputMissingError(
+            f"{problems_where}{base} does not exist. Name a recipe relative to {Path(path).parent or '.'}."
+        )
+    return merge(_with_bases(base, problems, (*parents, real)), own, problems)
+
+
+def merge(base: Item, layer: Item, problems: Problems) -> Item:
+    """layer over base: sections and dictionaries key by key, everything else replaced."""
+    for group in EXCLUSIVE:
+        named = [name for name in group if _is_given(layer, name)]
+        if named:
+            for name in group:
+                base = _remove(base, name.split("."))
+    if _is_given(layer, "model.depth"):
+        for name in SET_BY_DEPTH:
+            base = _remove(base, name.split("."))
+    return _merge(base, layer)
+
+
+def _merge(base: Item, layer: Item) -> Item:
+    if not isinstance(base.value, dict) or not isinstance(layer.value, dict):
+        return layer
+    values = dict(base.value)
+    for key, item in layer.value.items():
+        values[key] = _merge(values[key], item) if key in values else item
+    return Item(values, layer.where, file=layer.file)
+
+
+def _is_given(tree: Item, name: str) -> bool:
+    for part in name.split("."):
+        if not isinstance(tree.value, dict) or part not in tree.value:
+            return False
+        tree = tree.value[part]
+    return tree.value is not None
+
+
+def _remove(tree: Item, parts: list[str]) -> Item:
+    if not isinstance(tree.value, dict) or parts[0] not in tree.value:
+        return tree
+    values = dict(tree.value)
+    if len(parts) == 1:
+        del values[parts[0]]
+    else:
+        values[parts[0]] = _remove(values[parts[0]], parts[1:])
+    return replace(tree, value=values)
+
+
+def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
+    if not isinstance(tree.value, dict):
+        problems.add(
+            f"{COMMAND_LINE}: {name}",
+            f"lies inside {name.rpartition('.')[0]}, which is given as a value. Give one of the two.",
+        )
+        return tree
+    if len(parts) == 1:
+        return replace(tree, value={**tree.value, parts[0]: item})
+    child = tree.value.get(parts[0]) or Item({}, COMMAND_LINE, file=COMMAND_LINE)
+    if child.value is None:
+        child = replace(child, value={})
+    return replace(tree, value={**tree.value, parts[0]: _set(child, parts[1:], item, problems, name)})
+
+
+def _is_inside_list(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
+    """Set section.list.<number>.key in what is there; a source's `files` replaces its `id` and the reverse."""
+    head, rest = parts[0], parts[1:]
+    if isinstance(tree.value, list):
+        if not head.isdigit() or int(head) >= len(tree.value):
+            have = f"0 to {len(tree.value) - 1}" if tree.value else "none"
+            problems.add(
+                f"{COMMAND_LINE}: {name}",
+                f"there is no entry {head}; there are {have}. Number the entries from 0, or give the whole list.",
+            )
+            return tree
+        values = list(tree.value)
+        values[int(head)] = _set_in_list(values[int(head)], rest, item, problems, name) if rest else item
+        return replace(tree, value=values)
+    if not isinstance(tree.value, dict) or (rest and head not in tree.value):
+        problems.add(
+            f"{COMMAND_LINE}: {name}",
+            "there is no such list in the recipe. Give the whole list, as data.sources=[{files: x.parquet}].",
+        )
+        return tree
+    if rest:
+        return replace(tree, value={**tree.value, head: _set_in_list(tree.value[head], rest, item, problems, name)})
+    replaced = {
+        "files": ("id", "config", "revision"),
+        "id": ("files",),
+        "weight": ("epochs",),
+        "epochs": ("weight",),
+    }.get(head, ())
+    kept = {k: v for k, v in tree.value.items() if k not in replaced or v.where == COMMAND_LINE}
+    return replace(tree, value={**kept, head: item})
+
+
+def _override_value(text: str, where: str, problems: Problems) -> Item:
+    """The value as YAML would read it; text that is no YAML, such as *.parquet, is taken as it stands."""
+    if SECRET_VALUE.search(text):
+        problems.add(
+            where,
+            "a token or password is given. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
+        )
+        return Item(None, where, file=COMMAND_LINE)
+    if text[:1] in ("*", "&", "!", "%", "@", "`"):
+        return Item(text, where, file=COMMAND_LINE)
+    return compose(text, COMMAND_LINE, problems, where=where)
+
+
+def _without_secrets(item: Item, problems: Problems) -> Item:
+    """The tree without secrets, each of them noted; no later message can print one."""
+    if isinstance(item.value, dict):
+        values = {}
+        for key, child in item.value.items():
+            if SECRET_NAME.search(key) and child.value is not None:
+                problems.add(
+                    f"{child.where}: {key}",
+                    "a secret never stands in a recipe. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
+                )
+                continue
+            values[key] = _without_secrets(child, problems)
+        return replace(item, value=values)
+    if isinstance(item.value, list):
+        return replace(item, value=[_without_secrets(child, problems) for child in item.value])
+    if isinstance(item.value, str) and SECRET_VALUE.search(item.value):
+        problems.add(
+            item.where,
+            "holds a token or password. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
+        )
+        return replace(item, value=None)
+    return item

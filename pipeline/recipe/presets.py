@@ -1,0 +1,96 @@
+"""The model's config fields out of a recipe: a preset, the sizes, and single options over them."""
+
+from typing import Any, Literal
+
+from pipeline.recipe.schema import Recipe
+
+# The current nanochat as options of TandemConfig (research: nanochat gpt.py, July 2026).
+MODERN: dict[str, Any] = {
+    "normalization": "rms_norm",
+    "position_embedding": "rope",
+    "rope_theta": 100_000.0,
+    "use_bias": False,
+    "qk_norm": True,
+    "qk_norm_scale": 1.2,
+    "embedding_norm": True,
+    "activation_function": "relu2",
+    "tie_word_embeddings": False,
+    "final_logit_softcapping": 15.0,
+    "value_embeddings": True,
+    "residual_lambdas": True,
+    "backout": True,
+    "smear": True,
+    "window_pattern": "SSSL",
+    "initialization": "nanochat",
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "vocab_multiple": 64,
+}
+PRESETS: dict[str, dict[str, Any]] = {"gpt2": {}, "modern": MODERN}
+
+# What model.options may hold for model.type tandem, and of which type: TandemConfig's own fields and GPT2Config's.
+TANDEM_OPTIONS: dict[str, Any] = {
+    "normalization": Literal["layer_norm", "rms_norm"],
+    "position_embedding": Literal["learned", "rope"],
+    "rope_theta": float,
+    "use_bias": bool,
+    "qk_norm": bool,
+    "qk_norm_scale": float,
+    "embedding_norm": bool,
+    "final_logit_softcapping": float | None,
+    "value_embeddings": bool,
+    "residual_lambdas": bool,
+    "backout": bool,
+    "smear": bool,
+    "window_pattern": str | None,
+    "sliding_window": int | None,
+    "initialization": Literal["gpt2", "nanochat"],
+    "vocab_multiple": int,
+    "activation_function": str,
+    "resid_pdrop": float,
+    "embd_pdrop": float,
+    "attn_pdrop": float,
+    "layer_norm_epsilon": float,
+    "initializer_range": float,
+    "tie_word_embeddings": bool,
+    "scale_attn_weights": bool,
+    "scale_attn_by_inverse_layer_idx": bool,
+}
+# Keys of `model:` (and of the tokenizer) that people look for among the options.
+NOT_OPTIONS = {
+    name: f"model.{name}" for name in ("n_layer", "n_embd", "n_head", "n_kv_head", "n_inner", "n_positions", "head_dim")
+} | {
+    "vocab_size": "tokenizer.vocab_size",
+    "bos_token_id": "the tokenizer",
+    "eos_token_id": "the tokenizer",
+    "pad_token_id": "the tokenizer",
+}
+# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's.
+GPT2_NAMES = {"tandem", "gpt2", "gptj", "codegen", "gpt_bigcode"}
+LLAMA_NAMES = {
+    "n_layer": "num_hidden_layers",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_kv_head": "num_key_value_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+}
+
+
+def options_of(recipe: Recipe) -> dict[str, Any]:
+    """The preset's options with the recipe's own over them."""
+    return {**PRESETS[recipe.model.preset], **recipe.model.options}
+
+
+def model_fields(
+    recipe: Recipe, *, vocab_size: int, bos_token_id: int | None, eos_token_id: int | None, pad_token_id: int | None
+) -> dict[str, Any]:
+    """Arguments of the config class of model.type, in its own names."""
+    model = recipe.model
+    names = {name: name for name in LLAMA_NAMES} if model.type in GPT2_NAMES or ":" in model.type else LLAMA_NAMES
+    sizes = {theirs: getattr(model, name) for name, theirs in names.items() if getattr(model, name) is not None}
+    if model.type in GPT2_NAMES - {"tandem"}:
+        sizes.pop("n_kv_head", None)
+    ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    return {**options_of(recipe), **sizes, "vocab_size": vocab_size, **ids}

@@ -1,0 +1,156 @@
+"""Fills what a recipe leaves open, in the order of the dial: stage, sizes, horizon, batch, rates, decay, name."""
+
+import json
+import os
+from dataclasses import fields, is_dataclass
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
+from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
+from pipeline.recipe.identity import default_name
+from pipeline.recipe.problems import Problems
+from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.training_arguments import defaults
+
+GROUPED = ("adamw", "muon_adamw")
+DEFAULT_VOCAB_SIZE = 32768
+CHAT_FORMATS = ("messages", "turns", "prompt_response")
+CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
+
+
+def infer_stage(recipe: Recipe) -> str:
+    """The stage that the sources speak of."""
+    chat = any(s.format in CHAT_FORMATS or s.messages_column or s.id in CHAT_IDS for s in recipe.data.sources)
+    return "sft" if chat else "pretrain"
+
+
+def fill(recipe: Recipe, problems: Problems) -> None:
+    """Sets every open value that follows from others and notes each in recipe.filled; problems gets what cannot follow."""
+
+    def set_if_open(name: str, value: Any, cause: str | None = "model.depth") -> None:
+        *path, last = name.split(".")
+        target: Any = recipe
+        for part in path:
+            target = getattr(target, part)
+        if getattr(target, last) is None:
+            setattr(target, last, value)
+            if cause:
+                recipe.filled[name] = cause
+
+    trainer = recipe.optimizer.type == "trainer"
+    recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
+    _fill_places(recipe)
+    if recipe.tokenizer.vocab_size is None:
+        recipe.tokenizer.vocab_size = _ready_vocab(recipe) if recipe.tokenizer.path else DEFAULT_VOCAB_SIZE
+    fill_sizes(recipe, set_if_open)
+    if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
+        recipe.model.n_positions = recipe.data.row_tokens
+    if recipe.model.n_head and recipe.model.n_kv_head is None:
+        recipe.model.n_kv_head = recipe.model.n_head
+    _fill_dial(recipe, set_if_open, problems)
+    _fill_steps(recipe, problems)
+    if recipe.run.name is None:
+        recipe.run.name = default_name(recipe)
+
+
+def horizons(recipe: Recipe) -> list[str]:
+    """Names of the horizons that are given."""
+    named = [f"run.{name}" for name in HORIZON_KEYS if getattr(recipe.run, name) is not None]
+    return named + [f"train.{name}" for name in ("max_steps", "num_train_epochs") if name in recipe.train]
+
+
+def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
+    sizes_known = recipe.model.n_layer and recipe.model.n_embd and recipe.model.n_head
+    dial = recipe.model.depth is not None
+    if recipe.tokenizer.vocab_size is None and (dial or recipe.run.tokens_per_param or recipe.run.flops):
+        problems.add(
+            recipe.where("tokenizer.vocab_size"),
+            f"how many ids {recipe.tokenizer.path} has is not known here, and sizes and horizon follow from it. Give it.",
+        )
+        return
+    if dial and not (sizes_known and recipe.model.n_embd % recipe.model.n_head == 0):
+        problems.add(
+            recipe.where("model.depth"),
+            "cannot set the heads: n_embd is not a multiple of head_dim. Give model.n_head, or change model.n_embd.",
+        )
+        return
+    if dial and recipe.stage == "pretrain" and not horizons(recipe):
+        set_if_open("run.tokens_per_param", TOKENS_PER_PARAM)
+    if dial and recipe.data.batch_tokens is None and "gradient_accumulation_steps" not in recipe.train:
+        fill_batch(recipe, set_if_open)
+    if recipe.optimizer.type in GROUPED:
+        fill_rates(recipe, set_if_open)
+
+
+def _fill_steps(recipe: Recipe, problems: Problems) -> None:
+    batch = recipe.data.batch_tokens
+    known = [name for name in horizons(recipe) if name.startswith("run.")]
+    if len(horizons(recipe)) == 1 and known and batch:
+        if recipe.run.tokens is None and not recipe.model.n_layer:
+            problems.add(
+                recipe.where(known[0]),
+                "follows from the model's sizes, which this recipe does not give. Give run.tokens or train.max_steps.",
+            )
+            return
+        steps = horizon_steps(recipe, batch)
+        if not steps:
+            problems.add(
+                recipe.where(known[0]),
+                f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch smaller.",
+            )
+            return
+        recipe.train["max_steps"] = steps
+        recipe.filled["train.max_steps"] = known[0]
+    schedule = recipe.optimizer.schedule
+    if "max_steps" in recipe.train and "optimizer.schedule.warmup_steps" not in recipe.places:
+        schedule.warmup_steps = min(schedule.warmup_steps, recipe.train["max_steps"] // 5)
+
+
+def _ready_vocab(recipe: Recipe) -> int | None:
+    """How many ids a tokenizer has whose folder is here."""
+    file = Path(recipe.tokenizer.path or "") / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        vocab = content["model"]["vocab"]
+        ids = [entry["id"] for entry in content.get("added_tokens", [])]
+        ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        return max(ids) + 1
+    except (ValueError, KeyError, TypeError):
+        return None  # the tokenizer room says what is wrong with the file
+
+
+def _fill_places(recipe: Recipe) -> None:
+    """Paths that lie beside the recipe become paths from the working folder, so that the saved recipe finds them too."""
+    folder = os.path.relpath(os.path.dirname(recipe.path or "") or ".")
+    if recipe.run.code_folder is None:
+        recipe.run.code_folder = folder
+
+    def place(path: str | None) -> str | None:
+        beside = os.path.normpath(os.path.join(folder, path)) if path else None
+        return beside if path and beside and not os.path.isabs(path) and glob(beside, recursive=True) else path
+
+    def place_all(source: Source) -> None:
+        if source.id is None and source.files is not None:
+            source.files = (
+                place(source.files) if isinstance(source.files, str) else [place(f) or f for f in source.files]
+            )
+
+    for source in [*recipe.data.sources, *(recipe.data.validation or [])]:
+        place_all(source)
+    recipe.tokenizer.path = place(recipe.tokenizer.path)
+    recipe.tokenizer.chat_template = place(recipe.tokenizer.chat_template)
+    if recipe.model.start_from and not recipe.model.start_from.startswith("latest:"):
+        recipe.model.start_from = place(recipe.model.start_from)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as dictionaries of the keys of a recipe, internal fields left out."""
+    if is_dataclass(value):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.metadata.get("internal")}
+    if isinstance(value, list):
+        return [plain(v) for v in value]
+    return value

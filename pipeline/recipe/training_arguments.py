@@ -1,0 +1,73 @@
+"""`train:` of a recipe as arguments of transformers.TrainingArguments, through the table of fates."""
+
+from typing import Any
+
+from pipeline.recipe.fates import FATES
+from pipeline.recipe.located_yaml import Item
+from pipeline.recipe.names import fate_sentence, unknown_key
+from pipeline.recipe.problems import show
+from pipeline.recipe.schema import Recipe
+from pipeline.recipe.values import MISSING, Converter
+
+DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")
+
+
+def read_train(item: Item, convert: Converter) -> dict[str, Any]:
+    """The typed values of `train:` as given; every mistake is noted in the converter's problems."""
+    if item.value is None:
+        return {}
+    if not isinstance(item.value, dict):
+        convert.problems.add(f"{item.where}: train", "must be keys with values. Write them below it, indented.")
+        return {}
+    values = {}
+    for name, child in item.value.items():
+        path, place = f"train.{name}", f"{child.where}: train.{name}"
+        fate = FATES.get(name)
+        if fate is None:
+            convert.problems.add(place, unknown_key(path))
+            continue
+        if not fate.accepted:
+            convert.problems.add(place, fate_sentence(name))
+            continue
+        convert.places[path] = child.where
+        if child.value is None and name in DERIVED:
+            continue
+        value = convert.value(fate.type, child, path, fate.limits)
+        if value is MISSING:
+            continue
+        if fate.only and value != fate.default:
+            convert.problems.add(place, f"is {show(value)} and must stay {show(fate.default)}: {fate.only}. Remove it.")
+            continue
+        values[name] = value
+    if isinstance(values.get("accelerator_config"), dict):
+        values["accelerator_config"] = {**FATES["accelerator_config"].default, **values["accelerator_config"]}
+    return values
+
+
+def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
+    """What `train:` holds where the recipe says nothing. trainer_optimizer: optimizer.type is trainer."""
+    return {
+        name: fate.default
+        for name, fate in FATES.items()
+        if fate.accepted and name not in DERIVED and (trainer_optimizer or not fate.trainer_only)
+    }
+
+
+def training_arguments(
+    recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
+) -> dict[str, Any]:
+    """Arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
+    values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
+    values = {name: value for name, value in values.items() if value != "auto"}
+    return {
+        **values,
+        "output_dir": output_dir,
+        "max_steps": max_steps,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "report_to": "none",  # trackers are written by our own callbacks (monitor.trackers)
+        "run_name": recipe.run.name,
+        "ignore_data_skip": True,  # rows are a function of the step
+    }
+
+
+__all__ = ["FATES", "defaults", "read_train", "training_arguments"]

@@ -1,0 +1,169 @@
+"""Typed values out of YAML items: what a key's annotation promises is what it holds, or the mistake is named."""
+
+import difflib
+import math
+import types
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pipeline.recipe.located_yaml import Item
+from pipeline.recipe.names import unknown_key
+from pipeline.recipe.problems import Problems, show
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+MISSING = object()
+
+
+class Converter:
+    """Turns items into typed values. problems gets the mistakes, places the line of every key that was given."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+        self.places: dict[str, str] = {}
+
+    def section(self, cls: type, item: Item, name: str) -> Any:
+        """An instance of the dataclass cls; keys not given keep their defaults."""
+        if item.value is None:
+            return cls()
+        if not isinstance(item.value, dict):
+            self.problems.add(
+                f"{item.where}: {name}",
+                f"holds {describe(item)}; it must be keys with values. Write them below it, indented.",
+            )
+            return cls()
+        hints = get_type_hints(cls)
+        known = {f.name: f for f in fields(cls) if not f.metadata.get("internal")}
+        values = {}
+        for key, child in item.value.items():
+            path = f"{name}.{key}" if name else key
+            if key not in known:
+                self.problems.add(f"{child.where}: {path}", unknown_key(path))
+                continue
+            self.places[path] = child.where
+            metadata = known[key].metadata
+            value = self.value(hints[key], child, path, metadata)
+            if value is not MISSING:
+                values[key] = value
+        return cls(**values)
+
+    def value(self, annotation: Any, item: Item, path: str, limits: Any) -> Any:
+        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above."""
+        if is_dataclass(annotation):
+            return self.section(annotation, item, path)
+        options = alternatives(annotation)
+        if item.value is None:
+            if type(None) in options:
+                return None
+            self.problems.add(
+                f"{item.where}: {path}",
+                f"is null; it must be {expected(annotation)}. Leave the key out for its default.",
+            )
+            return MISSING
+        if isinstance(item.value, list) and any(get_origin(o) is list for o in options):
+            inner = next(get_args(o)[0] for o in options if get_origin(o) is list)
+            values = [self.value(inner, child, f"{path}.{i}", limits) for i, child in enumerate(item.value)]
+            return MISSING if any(v is MISSING for v in values) else values
+        if isinstance(item.value, dict) and any(o is dict or get_origin(o) is dict for o in options):
+            return item.plain()
+        for option in options:
+            value = self._scalar(option, item)
+            if value is not MISSING:
+                return value if self._in_limits(value, item, path, limits) else MISSING
+        self.problems.add(
+            f"{item.where}: {path}", f"is {describe(item)}; it must be {expected(annotation)}.{advice(options, item)}"
+        )
+        return MISSING
+
+    def _scalar(self, option: Any, item: Item) -> Any:
+        value = item.value
+        if get_origin(option) is Literal:
+            return value if not isinstance(value, (dict, list)) and value in get_args(option) else MISSING
+        if option is bool:
+            return value if isinstance(value, bool) else MISSING
+        if isinstance(value, bool):
+            return MISSING
+        if option is int:
+            whole = isinstance(value, int) or (
+                isinstance(value, float) and math.isfinite(value) and value == int(value)
+            )
+            return int(value) if whole else MISSING
+        if option is float:
+            return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else MISSING
+        if option is str:
+            return value if isinstance(value, str) else MISSING
+        return value if option is Any else MISSING
+
+    def _in_limits(self, value: Any, item: Item, path: str, limits: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return True
+        minimum, maximum, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+        bad = (
+            (minimum is not None and value < minimum)
+            or (maximum is not None and value > maximum)
+            or (above is not None and value <= above)
+        )
+        if not bad:
+            return True
+        bounds = [
+            f"at least {minimum}" if minimum is not None else "",
+            f"greater than {above}" if above is not None else "",
+            f"at most {maximum}" if maximum is not None else "",
+        ]
+        self.problems.add(
+            f"{item.where}: {path}", f"is {show(value)}; it must be {' and '.join(b for b in bounds if b)}."
+        )
+        return False
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or the annotation alone; numbers before text, so that 16 stays a number."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def expected(annotation: Any) -> str:
+    """The annotation in words: `a whole number or null`."""
+    words = []
+    for option in alternatives(annotation):
+        if get_origin(option) is Literal:
+            words.append(" | ".join(str(v) for v in get_args(option)))
+        elif get_origin(option) is list:
+            inner = get_args(option)[0]
+            words.append("a list" if is_dataclass(inner) else f"a list of {expected(inner)}")
+        elif option is dict or get_origin(option) is dict:
+            words.append("keys with values")
+        else:
+            words.append(WORDS.get(option, getattr(option, "__name__", str(option))))
+    return " or ".join(words)
+
+
+def describe(item: Item) -> str:
+    """What stands there, in words."""
+    value = item.value
+    if isinstance(value, dict):
+        return "keys with values"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return f"the text {show(value)}"
+    return show(value).lower() if isinstance(value, bool) else show(value)
+
+
+def advice(options: tuple[Any, ...], item: Item) -> str:
+    """What to do about a value of the wrong type."""
+    value = item.value
+    choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
+    if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
+        return f" Did you mean {near[0]}?"
+    if isinstance(value, str) and bool in options:
+        return " Write true or false without quotes."
+    if isinstance(value, str) and (int in options or float in options):
+        return " Write the number without quotes." if item.quoted else " Write a number."
+    if isinstance(value, float) and int in options:
+        return f" Write {round(value)}." if math.isfinite(value) else " Write a whole number."
+    if str in options and not isinstance(value, (dict, list)):
+        return " Put it in quotes."
+    if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
+        return " Write it as a list: [a, b]."
+    return " Change it."
