@@ -1,0 +1,114 @@
+"""The machine as it is, and what `auto` means on it."""
+
+import types
+
+import pytest
+import torch
+
+from pipeline.hardware import cpu, device
+
+FLAGS_WITH_AMX = frozenset({"avx512_bf16", "amx_tile", "amx_bf16"})
+
+
+@pytest.fixture
+def fresh():
+    """device_info without what it remembers, before and after."""
+    device.device_info.cache_clear()
+    yield
+    device.device_info.cache_clear()
+
+
+def pretend_cuda(monkeypatch, name, *, bf16):
+    properties = types.SimpleNamespace(name=name, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16 and not including_emulation)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_known_gpu_brings_its_peak_and_an_unknown_one_none(monkeypatch):
+    pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
+    info = device.device_info()
+    assert (info.kind, info.count, info.memory_gib) == ("cuda", 8, 80)
+    assert info.peak_flops["bfloat16"] == pytest.approx(989.5e12)
+    assert info.source
+    device.device_info.cache_clear()
+    pretend_cuda(monkeypatch, "NVIDIA Nonesuch", bf16=True)
+    info = device.device_info()
+    assert info.peak_flops is None
+    assert info.source is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_launcher_that_asks_for_the_cpu_gets_it_beside_a_gpu(monkeypatch):
+    pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    assert device.device_info().kind == "cpu"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_bf16_follows_the_hardware(monkeypatch):
+    pretend_cuda(monkeypatch, "Tesla T4", bf16=False)
+    assert device.decide_bf16("auto") is False
+    device.device_info.cache_clear()
+    pretend_cuda(monkeypatch, "NVIDIA L4", bf16=True)
+    assert device.decide_bf16("auto") is True
+    assert device.decide_bf16("auto", fp16=True) is False
+    assert device.decide_bf16(False) is False
+    assert device.decide_bf16(None) is False
+
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_bf16_on_a_cpu_needs_amx(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: FLAGS_WITH_AMX)
+    assert device.decide_bf16("auto") is True
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert device.decide_bf16("auto") is False
+
+
+@pytest.mark.usefixtures("fresh")
+def test_auto_compile_on_a_cpu_needs_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    assert device.decide_compile("auto") is False
+    assert device.decide_compile(True) is True
+
+
+def test_mps_is_taken_without_asking_cuda(monkeypatch, fresh):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    info = device.device_info()
+    assert info.kind == "mps"
+    assert info.peak_flops is None
+    assert not device.decide_bf16("auto")
+    assert not device.decide_compile("auto")
+
+
+def test_a_container_quota_limits_cores_and_memory(monkeypatch, tmp_path):
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{2**30}\n")
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    assert cpu.usable_cores() == 1
+    assert cpu.memory_bytes() == 2**30
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert cpu.memory_bytes() > 2**30
+
+
+def test_threads_are_shared_among_local_processes(monkeypatch):
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setattr(cpu, "usable_cores", lambda: 6)
+        assert cpu.set_threads(2) == 3 == torch.get_num_threads()
+        assert cpu.set_threads(12) == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_compute_format_names_a_peak():
+    assert device.compute_format(bf16=True, fp16=False, tf32=True) == "bfloat16"
+    assert device.compute_format(bf16=False, fp16=True, tf32=True) == "float16"
+    assert device.compute_format(bf16=False, fp16=False, tf32=False) == "float32"

@@ -1,0 +1,105 @@
+"""The shape of the code base: one import direction, short files, no shadowed names."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pipeline"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# The data's path. A room may import rooms to its left, never to its right.
+ROOMS = ["hardware", "artifacts", "recipe", "monitor", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight"]  # fmt: skip
+ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports them
+ORDER = ROOMS + ENTRIES
+MOST_LINES = 300
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Level and full dotted name of everything a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.level, f"{node.module}.{a.name}" if node.module else a.name) for a in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((0, a.name) for a in node.names)
+
+
+def our_imports(path: Path) -> Iterator[str]:
+    for _, name in imports(path):
+        if name.startswith("pipeline."):
+            yield name.split(".")[1]
+
+
+def test_the_rooms_are_those_of_the_design():
+    ours = {room_of(p) for p in FILES} - {"__init__"}
+    assert ours == set(ORDER), f"rooms that do not stand in ORDER, or are gone: {ours ^ set(ORDER)}"
+
+
+def test_rooms_import_only_to_their_left():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports pipeline.{other}"
+        for path in FILES
+        if path != PACKAGE / "__init__.py"
+        for other in our_imports(path)
+        if other != room_of(path) and (other in ENTRIES or ORDER.index(other) >= ORDER.index(room_of(path)))
+    ]
+    assert not wrong, "imports against the data's path:\n" + "\n".join(wrong)
+
+
+def test_imports_are_absolute_except_in_the_model_that_travels_alone():
+    wrong = [
+        f"{path.relative_to(ROOT)}: {'.' * level}{name}"
+        for path in FILES
+        for level, name in imports(path)
+        if (level == 0 and name.startswith("pipeline.") if room_of(path) == "model" else level > 0)
+    ]
+    assert not wrong, "model's files import relatively and nothing of ours, all others absolutely:\n" + "\n".join(wrong)
+
+
+def test_files_stay_short():
+    long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > MOST_LINES}
+    assert not long, f"files over {MOST_LINES} lines, split by responsibility: {long}"
+
+
+def test_names_do_not_shadow_libraries():
+    # `accelerate launch pipeline/pretrain.py` puts pipeline/ first on sys.path.
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    libraries = {re.split(r"[^A-Za-z0-9_-]", d)[0].replace("-", "_") for d in dependencies} | set(
+        sys.stdlib_module_names
+    )
+    ours = {p.stem for p in PACKAGE.iterdir()}
+    assert not ours & libraries, f"rename: {ours & libraries}"
+
+
+def test_there_is_no_drawer_for_everything():
+    drawers = [
+        p
+        for p in FILES
+        if p.stem in ("utils", "util", "common", "helpers", "misc") or p.parent.name in ("utils", "common", "helpers")
+    ]
+    assert not drawers, f"name what is in it: {drawers}"
+
+
+def test_sources_are_ascii():
+    kinds = ("*.py", "*.sh", "*.yaml", "*.toml")
+    places = [PACKAGE, ROOT / "recipes", ROOT / "accelerate_configs", ROOT / "benchmarks"]
+    files = (
+        [p for place in places for kind in kinds for p in place.rglob(kind)]
+        + list(ROOT.glob("*.sh"))
+        + list(ROOT.glob("*.toml"))
+    )
+    wrong = [str(p.relative_to(ROOT)) for p in files if not p.read_text().isascii()]
+    assert not wrong, f"write other characters as escapes: {wrong}"
+
+
+def test_test_files_have_names_of_their_own():
+    # Without __init__.py pytest takes two files of one name for one module.
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
+    twice = {n for n in names if names.count(n) > 1}
+    assert not twice, f"rename: {twice}"
