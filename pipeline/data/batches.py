@@ -1,0 +1,68 @@
+"""Rows out of memory maps into the tensors of a training batch."""
+
+import numpy as np
+
+from pipeline.data.shards import Shard
+
+IGNORED = -100
+
+
+class RowReader:
+    """Copies rows into batches. T = row_tokens, B = rows of the batch.
+
+    isolated: position_ids restart where a document or conversation begins, which is how the model keeps them apart.
+    """
+
+    def __init__(self, *, row_tokens: int, bos: int, pad: int, isolated: bool):
+        self.row_tokens, self.bos, self.pad, self.isolated = row_tokens, bos, pad, isolated
+
+    def batch(self, rows: list[tuple[Shard, int] | None]) -> dict:
+        """input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
+
+        labels and shift_labels are one tensor: row[1:], -100 where nothing is trained. None is a filler of weight 0.
+        """
+        import torch
+
+        T = self.row_tokens
+        input_ids_BT = np.empty((len(rows), T), np.int64)
+        labels_BT = np.empty((len(rows), T), np.int64)
+        starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
+        for i, place in enumerate(rows):
+            if place is None:
+                input_ids_BT[i], labels_BT[i] = self.pad, IGNORED
+                continue
+            shard, row = place
+            ids = shard.input_ids[row]
+            input_ids_BT[i], labels_BT[i] = ids[:-1], ids[1:]
+            if shard.trained is not None and shard.starts is not None:
+                labels_BT[i][~bits(shard.trained[row], T + 1)[1:]] = IGNORED
+                if starts_BT is not None:
+                    starts_BT[i] = bits(shard.starts[row], T + 1)[:-1]
+            else:
+                used = int(shard.used[row])
+                labels_BT[i, used - 1 :] = IGNORED
+                if starts_BT is not None:
+                    # Text holds no control token, so a BOS is always the start of a piece. The padding is a segment too.
+                    starts_BT[i, :used] = ids[: min(used, T)] == self.bos
+                    starts_BT[i, used : used + 1] = True
+        labels = torch.from_numpy(labels_BT)
+        batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
+        if starts_BT is not None:
+            batch["position_ids"] = torch.from_numpy(positions(starts_BT))
+        return batch
+
+
+def bits(packed: np.ndarray, count: int) -> np.ndarray:
+    return np.unpackbits(packed, count=count).view(bool)
+
+
+def positions(starts_BT: np.ndarray) -> np.ndarray:
+    """(B, T) int64 positions that begin again at 0 at every start; a row begins at 0."""
+    at = np.arange(starts_BT.shape[1], dtype=np.int64)
+    return at - np.maximum.accumulate(np.where(starts_BT, at, 0), axis=1)
+
+
+def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: int, total: int) -> list[int | None]:
+    """Numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
+    first = (micro_step * world_size + rank) * rows
+    return [i if i < total else None for i in range(first, first + rows)]

@@ -1,0 +1,164 @@
+"""What is prepared for a run: one sequence of shards per source and use, each under its cache key.
+
+A plan is JSON, so that one process makes it and hands it to the other ranks and to the preparing child.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import RecipeError
+from pipeline.data.mixture import Mixture, Part
+from pipeline.data.sequence import Sequence
+from pipeline.data.shards import FORMAT
+from pipeline.data.stream import Stream
+
+VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
+PROTOCOL = 1  # raise it when the same files give other validation rows
+
+
+def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dict:
+    """The plan of a recipe's training and validation rows. sources: as open_sources gives them."""
+    train, validation = sources
+    chat = recipe.stage == "sft"
+    rows_per_step, rest = divmod(int(recipe.data.batch_tokens), recipe.data.row_tokens)
+    if rest:
+        raise RecipeError(
+            f"{recipe.path or 'recipe'}: data.batch_tokens is {recipe.data.batch_tokens}, which is not a whole number of rows of "
+            f"{recipe.data.row_tokens} tokens. Write {max(1, rows_per_step) * recipe.data.row_tokens}."
+        )
+    bos, pad = special_ids(tokenizer)
+    common = {
+        "format": FORMAT,
+        "kind": "chat" if chat else "text",
+        "tokenizer": tokenizer_identity(tokenizer),
+        "bos": bos,
+        "pad": pad,
+        "dtype": "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32",
+        "row_tokens": recipe.data.row_tokens,
+        "packing_documents": recipe.data.packing_documents,
+        "shard_rows": recipe.data.shard_rows,
+    }
+    train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
+    max_steps = int(recipe.train.get("max_steps") or 0)
+    horizon = (
+        {"total_rows": max_steps * rows_per_step, "epochs": None}
+        if max_steps > 0
+        else {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 3.0)}
+    )
+    bpb = recipe.evals.bpb
+    plan = {
+        "cache_dir": str(cache_dir(recipe.data.cache_dir)),
+        "kind": common["kind"],
+        "row_tokens": recipe.data.row_tokens,
+        "rows_per_step": rows_per_step,
+        "isolated": chat or recipe.data.isolate_documents,
+        "bos": bos,
+        "pad": pad,
+        "seed": int(recipe.train.get("seed", 42)),
+        "max_bad_rows": recipe.data.max_bad_rows,
+        "num_proc": recipe.data.num_proc,
+        "train": {
+            **horizon,
+            "sequences": [sequence_plan(source, {**common, **train_packing}) for source in train],
+            "parts": [part_of(source.spec, counted=horizon["epochs"] is not None) for source in train],
+        },
+    }
+    rows = max(1, int(bpb.tokens) // recipe.data.row_tokens)
+    val_packing = (
+        {"max_row_overflow": "cut", "packing_documents": VALIDATION_BUFFER}
+        if chat
+        else {"packing": "best_fit_crop", "packing_documents": VALIDATION_BUFFER}
+    )
+    dropping = [{**part_of(source.spec, counted=False), "epochs": None, "at_end": "drop"} for source in validation]
+    plan["validation"] = {
+        "total_rows": rows,
+        "epochs": None,
+        "sequences": [sequence_plan(source, {**common, **val_packing}) for source in validation],
+        "parts": [{**part, "weight": part["weight"] or 1.0} for part in dropping],
+    }
+    plan["documents"] = None
+    if not chat and bpb.document_bytes > 0 and validation:
+        share = -(-int(bpb.document_bytes) // len(validation))
+        settings = {**common, "packing": "cut_and_fit", "packing_documents": VALIDATION_BUFFER, "limit_bytes": share}
+        plan["documents"] = {
+            "total_rows": None,
+            "epochs": 1.0,
+            "sequences": [sequence_plan(source, settings) for source in validation],
+            "parts": [{"weight": None, "epochs": 1.0, "at_end": "drop"} for _ in validation],
+        }
+    plan["protocol_id"] = protocol_id(plan["validation"])
+    plan["documents_protocol_id"] = plan["documents"] and documents_protocol_id(validation, int(bpb.document_bytes))
+    return plan
+
+
+def sequence_plan(source: Any, settings: dict) -> dict:
+    """A sequence's cache key and everything that the key stands for, but for the files themselves."""
+    settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
+    key = digest(settings)
+    return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}}
+
+
+def part_of(spec: Any, *, counted: bool) -> dict:
+    """A source's weight or epochs. counted: the horizon is in epochs, so a source without either is seen once in each."""
+    if spec.epochs is not None:
+        return {"weight": None, "epochs": spec.epochs, "at_end": spec.at_end}
+    if spec.weight is None and counted:
+        return {"weight": None, "epochs": 1.0, "at_end": spec.at_end}
+    return {"weight": 1.0 if spec.weight is None else spec.weight, "epochs": None, "at_end": spec.at_end}
+
+
+def protocol_id(stream: dict) -> str:
+    """Two val/bpb are compared only when these are equal: same held-out files, tokenizer, row length, rows."""
+    return digest(
+        {
+            "protocol": PROTOCOL,
+            "rows": stream["total_rows"],
+            "keys": [s["key"] for s in stream["sequences"]],
+            "parts": stream["parts"],
+        }
+    )
+
+
+def documents_protocol_id(validation: list, document_bytes: int) -> str:
+    """Equal for any tokenizer, packing and row length: the scored bytes are the same documents."""
+    return digest(
+        {"protocol": PROTOCOL, "bytes": document_bytes, "sources": [source.fingerprint for source in validation]}
+    )
+
+
+def digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def special_ids(tokenizer: Any) -> tuple[int, int]:
+    """(BOS, padding) ids; a tokenizer without one of them lends its end-of-text token."""
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if bos is None:
+        raise RecipeError(
+            "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose another one."
+        )
+    return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    from pipeline.tokenizer import identity
+
+    return identity(tokenizer)
+
+
+def sequence_folder(plan: dict, sequence: dict) -> Path:
+    return Path(plan["cache_dir"]) / "shards" / sequence["key"]
+
+
+def open_stream(plan: dict, role: str) -> Stream | None:
+    """The stream train | validation | documents of a plan, as far as it is sealed."""
+    about = plan[role]
+    if about is None:
+        return None
+    sequences = [Sequence(sequence_folder(plan, s), shard_rows=s["settings"]["shard_rows"]) for s in about["sequences"]]
+    mixture = Mixture([Part(**part) for part in about["parts"]], total_rows=about["total_rows"], epochs=about["epochs"])
+    keys = [s["key"] for s in about["sequences"]]
+    return Stream(sequences, mixture, keys=keys, seed=plan["seed"] if role == "train" else None)

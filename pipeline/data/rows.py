@@ -1,0 +1,171 @@
+"""The training rows of a run, by step: a pure function of (seed, step), the same for any number of processes."""
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifacts.errors import DataError
+from pipeline.data.batches import RowReader, rows_of_micro_batch
+from pipeline.data.plan import open_stream
+from pipeline.data.prepare import Preparation
+from pipeline.data.stream import RowPlace, Stream
+
+KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
+
+
+class TrainingRows:
+    """Rows [step x rows_per_step, (step + 1) x rows_per_step) of the run's order are those of a global step.
+
+    Steps count from 0; asking for a step waits until its shards are sealed.
+    """
+
+    def __init__(self, preparation: Preparation):
+        self.preparation, self.plan = preparation, preparation.plan
+        stream = open_stream(self.plan, "train")
+        assert stream is not None
+        self.stream: Stream = stream
+        self.rows_per_step: int = self.plan["rows_per_step"]
+        self.row_tokens: int = self.plan["row_tokens"]
+        self.reader = RowReader(
+            row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
+        )
+        self._places: dict[int, list[RowPlace]] = {}
+
+    @classmethod
+    def open(cls, recipe: Any = None, tokenizer: Any = None, *, preparation: Preparation) -> "TrainingRows":
+        """Waits until the length of the run is known and its first step is sealed. Raises DataError when there is nothing
+        to train on."""
+        rows = cls(preparation)
+        rows._wait_for_the_end_where_it_matters()
+        names = ", ".join(s["name"] for s in rows.plan["train"]["sequences"])
+        if rows.total_rows() < rows.rows_per_step:
+            raise DataError(
+                f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
+                f"{rows.rows_per_step} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
+            )
+        rows._wait_for(1)
+        return rows
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds this rank has waited for rows to be prepared."""
+        return self.preparation.waited_s
+
+    def total_rows(self) -> int:
+        """Rows of the whole run; its steps are total_rows() // rows_per_step."""
+        assert self.stream.mixture.total_rows is not None
+        return self.stream.mixture.total_rows
+
+    def total_steps(self) -> int:
+        return self.total_rows() // self.rows_per_step
+
+    def _wait_for_the_end_where_it_matters(self) -> None:
+        """Epochs need the length of their source; a source that stops the run, all that the run might need of it."""
+        stream = self.stream
+
+        def known() -> bool:
+            stream.refresh()
+            return stream.undecided() is None
+
+        self.preparation.wait_until(known, what="the number of rows")
+
+    def _wait_for(self, steps: int) -> None:
+        """Wait until the first `steps` steps are sealed."""
+        rows = min(steps * self.rows_per_step, self.total_rows())
+        if self.stream.missing(rows) is None:
+            return
+
+        def there() -> bool:
+            self.stream.refresh()
+            return self.stream.missing(rows) is None
+
+        self.preparation.wait_until(there, what=f"the rows of step {steps - 1}")
+
+    def places(self, step: int) -> list[RowPlace]:
+        """Where the rows of a step lie."""
+        if step not in self._places:
+            first = step * self.rows_per_step
+            assert step >= 0 and first + self.rows_per_step <= self.total_rows(), f"step {step} is not of this run"
+            self._wait_for(step + 1)
+            while len(self._places) >= KEPT_STEPS:
+                del self._places[next(iter(self._places))]
+            self._places[step] = self.stream.places(first, self.rows_per_step)
+        return self._places[step]
+
+    def num_targets(self, step: int) -> int:
+        """Trained targets of the whole global batch of a step."""
+        return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
+
+    def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
+        """A rank's training batch of `rows` rows (batches.py). Past the step's last row come fillers of weight 0."""
+        places = self.places(step)
+        numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=self.rows_per_step)
+        return self.reader.batch(
+            [None if i is None else (self.stream.shard(places[i]), places[i].row) for i in numbers]
+        )
+
+    def origins(self, step: int) -> list[tuple[str, int, int, int]]:
+        """(source, file, row group, row) of the document that begins each row of a step."""
+        return [self._origin(place) for place in self.places(step)]
+
+    def _origin(self, place: RowPlace) -> tuple[str, int, int, int]:
+        pq, rg, row = self.stream.shard(place).origins[place.row].tolist()
+        return self.plan["train"]["sequences"][place.source]["name"], pq, rg, row
+
+    def position(self, step: int) -> dict:
+        """Where the data stands when `step` steps are done, for the checkpoint and the console line; JSON.
+
+        sources: of each, k = rows used (over epochs) and epoch from 1. epoch, pq, rg, source: of the last row used.
+        """
+        used = self.stream.mixture.used(step * self.rows_per_step)
+        names = [s["name"] for s in self.plan["train"]["sequences"]]
+        sources = {
+            name: {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
+            for s, (name, key, k) in enumerate(zip(names, self.stream.keys, used, strict=True))
+        }
+        position: dict = {"step": step, "rows": step * self.rows_per_step, "sources": sources}
+        if step > 0:
+            last = self.places(step - 1)[-1]
+            source, pq, rg, _ = self._origin(last)
+            position |= {"epoch": last.epoch + 1, "source": source, "pq": pq, "rg": rg}
+        return position
+
+    def _epoch(self, source: int, k: int) -> int:
+        sequence = self.stream.sequences[source]
+        return 0 if sequence.end is None else k // max(1, sequence.rows)
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """By source: rows of the run, their share, rows and epochs prepared so far, targets a row."""
+        used = self.stream.mixture.used(self.total_rows())
+        out = {}
+        for about, sequence, rows in zip(self.plan["train"]["sequences"], self.stream.sequences, used, strict=True):
+            totals = sequence.totals()
+            per_row = totals["targets"] / totals["rows"] if totals["rows"] else 0.0
+            out[about["name"]] = {
+                "rows": rows,
+                "tokens": rows * self.row_tokens,
+                "share": rows / max(1, self.total_rows()),
+                "targets_per_row": per_row,
+                **({"epochs": rows / sequence.rows} if sequence.end is not None and sequence.rows else {}),
+            }
+        return out
+
+    def raise_if_too_bad(self) -> None:
+        """Raises DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
+        bad = []
+        for s, sequence in enumerate(self.stream.sequences):
+            bad += sequence.bad_rows(self.stream.shards_needed(s))
+        bad = list(dict.fromkeys(bad))
+        if len(bad) > self.plan["max_bad_rows"]:
+            shown = "\n".join(f"  {line}" for line in bad[:20]) + (
+                f"\n  ... and {len(bad) - 20} more" if len(bad) > 20 else ""
+            )
+            raise DataError(
+                f"data.sources: {len(bad)} rows are unreadable and data.max_bad_rows is {self.plan['max_bad_rows']}, so the run stops "
+                f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
+                "again, or mend the files and start a new run."
+            )
+
+    def trained_counts(self, step: int) -> np.ndarray:
+        """(rows_per_step,) trained targets of each row of a step."""
+        return np.array([self.stream.shard(place).targets[place.row] for place in self.places(step)], np.int64)

@@ -1,0 +1,239 @@
+"""Makes a source's shards one after the other: the same bytes whether or not it was interrupted in between.
+
+Between two shards the whole state is: the packer before the block of documents that is being worked on, that block's
+place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifacts.atomic import read_json, sha256_file, write_json
+from pipeline.artifacts.errors import DataError
+from pipeline.data.conversations import ConversationPacker, fit_conversation
+from pipeline.data.packing import PACKERS, PackedRows
+from pipeline.data.shards import (
+    end_path,
+    map_tensors,
+    seal_path,
+    shard_path,
+    shard_tensors,
+    state_path,
+    write_shard,
+    write_tensors,
+)
+from pipeline.tokenizer.encode import encode_documents
+
+ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
+STATES_KEPT_EVERY = 16  # a shard that was deleted is made again from the nearest earlier state
+
+
+class SequenceWriter:
+    """One source packed into one folder of shards. settings: the packing part of the key (plan.py)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        source: Any,
+        tokenizer: Any,
+        settings: dict,
+        num_proc: int | None = None,
+        from_shard: int | None = None,
+    ):
+        """Stands after the last sealed shard, or at or before `from_shard` to make that one again."""
+        self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
+        self.num_proc = num_proc
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.packer = self._new_packer()
+        self.read = dict.fromkeys(READ_COUNTS[settings["kind"]], 0)
+        self.pending: list[PackedRows] = []
+        self.bad_rows: list[str] = []
+        self.number = self._first_unsealed() if from_shard is None else from_shard
+        self.blocks = self._packed_blocks(self._restore())
+
+    def extend(self) -> bool:
+        """Seal one more shard; False when the source is used up, which is then sealed too."""
+        shard_rows = self.settings["shard_rows"]
+        while sum(map(len, self.pending)) < shard_rows:
+            packed = next(self.blocks, None)
+            if packed is None:
+                break
+            self.cursor, self.state, rows = packed
+            self.block_rows = self.skip + sum(map(len, rows))
+            self.skip = 0
+            self.pending += rows
+        if not sum(map(len, self.pending)):
+            self._write_end()
+            return False
+        rows = PackedRows.joined(self.pending)
+        self.pending = [rows[shard_rows:]] if len(rows) > shard_rows else []
+        self._seal(rows[:shard_rows])
+        if not self.pending and self.cursor["finishing"]:
+            self._write_end()
+        return True
+
+    def _seal(self, rows: PackedRows) -> None:
+        # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
+        cursor = {**self.cursor, "skip": self.block_rows - sum(map(len, self.pending))}
+        counts = {"bad_rows": self.bad_rows, "read": {**self.read, **self.packer.counts}, "cursor": cursor}
+        self.bad_rows = []
+        if seal_path(self.folder, self.number).exists():
+            self._make_again(rows)
+        else:
+            write_tensors(state_path(self.folder, self.number), self.state)
+            write_shard(self.folder, self.number, rows, counts)
+            if self.number and (self.number - 1) % STATES_KEPT_EVERY:
+                state_path(self.folder, self.number - 1).unlink(missing_ok=True)
+        self.number += 1
+
+    def _make_again(self, rows: PackedRows) -> None:
+        """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
+        path, seal = shard_path(self.folder, self.number), read_json(seal_path(self.folder, self.number))
+        if path.exists() and path.stat().st_size == seal["bytes"] and sha256_file(path) == seal["sha256"]:
+            return
+        write_tensors(path, shard_tensors(rows))
+        if sha256_file(path) != seal["sha256"]:
+            path.unlink()
+            raise DataError(
+                f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
+                f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
+            )
+
+    def _write_end(self) -> None:
+        # The last seal counts what was read up to it; blocks after it gave no row.
+        write_json(
+            end_path(self.folder),
+            {"shards": self.number, "read": {**self.read, **self.packer.counts}, "bad_rows": self.bad_rows},
+        )
+        self.bad_rows = []
+
+    def _first_unsealed(self) -> int:
+        number = 0
+        while seal_path(self.folder, number).exists():
+            number += 1
+        return number
+
+    def _new_packer(self):
+        s = self.settings
+        common = {
+            "row_tokens": s["row_tokens"],
+            "pad": s["pad"],
+            "dtype": s["dtype"],
+            "documents": s["packing_documents"],
+        }
+        return ConversationPacker(**common) if s["kind"] == "chat" else PACKERS[s["packing"]](bos=s["bos"], **common)
+
+    def _restore(self) -> dict:
+        """Cursor to go on at; the packer and the counts are set to what they were there."""
+        while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
+            self.number -= 1
+        self.skip, self.resumed = 0, self.number > 0
+        if not self.resumed:
+            return {"file": 0, "block": 0, "finishing": False}
+        cursor = read_json(seal_path(self.folder, self.number - 1))["cursor"]
+        state = map_tensors(state_path(self.folder, self.number - 1))
+        self.packer.restore({name: array.copy() for name, array in state.items()})
+        self.packer.counts, self.read, self.skip = dict(cursor["packed"]), dict(cursor["read"]), cursor["skip"]
+        return cursor
+
+    def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, dict[str, np.ndarray], list[PackedRows]]]:
+        """(cursor, packer state before it, rows) of each block from the cursor on; last the rest that the packer holds."""
+        place = {"file": cursor["file"], "block": cursor["block"]}
+        again = self.resumed  # the first block was read before: its bad rows are named in the seal before
+        if not cursor["finishing"]:
+            for block in self.source.read(**place):
+                place = {"file": block.file, "block": block.index}
+                before, state = self._cursor(place, finishing=False), self.packer.state()
+                rows, bad = self._pack(block)
+                self.bad_rows += [] if again else bad
+                yield before, state, self._without_skipped(rows)
+                again = False
+                if self.is_full():
+                    break
+        before, state = self._cursor(place, finishing=True), self.packer.state()
+        yield before, state, self._without_skipped(self.packer.finish())
+
+    def _cursor(self, place: dict, *, finishing: bool) -> dict:
+        return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": dict(self.read)}
+
+    def _without_skipped(self, rows: list[PackedRows]) -> list[PackedRows]:
+        if not self.skip:
+            return rows
+        rest = PackedRows.joined(rows)[self.skip :]
+        return [rest] if len(rest) else []
+
+    def is_full(self) -> bool:
+        limit = self.settings.get("limit_bytes")
+        return limit is not None and self.read["text_bytes"] >= limit
+
+    def _pack(self, block: Any) -> tuple[list[PackedRows], list[str]]:
+        """Rows that the block finishes, and the block's bad rows."""
+        pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
+        self.read["empty_rows"] += block.empty_rows
+        return pack(self, block)
+
+
+READ_COUNTS = {
+    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
+    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target"),
+}
+
+
+def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+    rows: list[PackedRows] = []
+    for documents in batches_of(block.items, ENCODE_CHARS):
+        encoded = encode_documents(writer.tokenizer, [d.text for d in documents], num_proc=writer.num_proc)
+        for document, ids in zip(documents, encoded, strict=True):
+            if writer.is_full():
+                return rows, block.bad_rows
+            writer.read["documents"] += 1
+            writer.read["text_tokens"] += len(ids)
+            writer.read["text_bytes"] += len(document.text.encode())
+            if len(ids):
+                rows += writer.packer.add(ids, (document.file, document.row_group, document.row))
+            else:
+                writer.read["empty_rows"] += 1
+    return rows, block.bad_rows
+
+
+def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+    from pipeline.tokenizer.chat import render
+
+    rows: list[PackedRows] = []
+    bad = list(block.bad_rows)
+    capacity = writer.settings["row_tokens"] + 1
+    for conversation in block.items:
+        writer.read["conversations"] += 1
+        try:
+            ids, trained, outcome = fit_conversation(
+                conversation.messages,
+                lambda messages: render(writer.tokenizer, messages),
+                capacity=capacity,
+                overflow=writer.settings["max_row_overflow"],
+            )
+        except (DataError, ValueError) as error:
+            bad.append(f"{writer.source.files[conversation.file].label}:{conversation.row}: {error}")
+            continue
+        if outcome != "whole":
+            writer.read[outcome] += 1
+        if ids is not None:
+            writer.read["text_tokens"] += len(ids)
+            rows += writer.packer.add(ids, trained, (conversation.file, conversation.row_group, conversation.row))
+    return rows, bad
+
+
+def batches_of(documents: list, characters: int) -> Iterator[list]:
+    """The documents in order, in lists of at most so many characters or one document."""
+    batch: list = []
+    size = 0
+    for document in documents:
+        if batch and size + len(document.text) > characters:
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document.text)
+    if batch:
+        yield batch

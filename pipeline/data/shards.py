@@ -1,0 +1,117 @@
+"""A sealed shard: a safetensors file of rows, and a JSON seal that is written last.
+
+<folder>/shard-00000.safetensors   input_ids (rows, T+1) uint16|uint32, origins (rows, 3) int32 = pq, rg, row;
+                                   used (rows,) int32 positions before the padding, targets (rows,) int32 trained ones;
+                                   conversations also trained and starts, (rows, ceil((T+1)/8)) uint8 of bits
+<folder>/shard-00000.json          the seal: counts, bytes, sha256, bad rows; a shard without it does not exist
+<folder>/state-00000.safetensors   the packer where preparation goes on after this shard (the newest and every 16th are kept)
+<folder>/end.json                  the source is used up: rows and shards in all
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.artifacts.atomic import read_json, sha256_file, write_bytes, write_json
+from pipeline.artifacts.errors import DataError
+from pipeline.data.packing import PackedRows
+
+FORMAT = 1  # part of every key: raise it when the same inputs give other bytes
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.safetensors"
+
+
+def seal_path(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.json"
+
+
+def end_path(folder: Path) -> Path:
+    return folder / "end.json"
+
+
+def state_path(folder: Path, number: int) -> Path:
+    return folder / f"state-{number:05d}.safetensors"
+
+
+def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
+    tensors = {"input_ids": rows.input_ids, "origins": rows.origins, "used": rows.used, "targets": rows.targets}
+    if rows.trained is not None and rows.starts is not None:
+        tensors |= {"trained": np.packbits(rows.trained, axis=1), "starts": np.packbits(rows.starts, axis=1)}
+    return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    from safetensors.numpy import save
+
+    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+
+
+def write_shard(folder: Path, number: int, rows: PackedRows, seal: dict) -> dict:
+    """Write one shard and then its seal, `seal` completed by the counts of the rows; returns the seal."""
+    path = shard_path(folder, number)
+    write_tensors(path, shard_tensors(rows))
+    seal = {
+        "format": FORMAT,
+        "shard": number,
+        "rows": len(rows),
+        "positions": len(rows) * (rows.input_ids.shape[1] - 1),
+        "targets": int(rows.targets.sum()),
+        "padded": int(rows.input_ids.size - rows.used.sum()),
+        "bytes": path.stat().st_size,
+        "sha256": sha256_file(path),
+        **seal,
+    }
+    write_json(seal_path(folder, number), seal)
+    return seal
+
+
+@dataclass
+class Shard:
+    """Memory-mapped tensors of a sealed shard; reading a row is a copy out of the page cache."""
+
+    input_ids: np.ndarray
+    origins: np.ndarray
+    used: np.ndarray
+    targets: np.ndarray
+    trained: np.ndarray | None = None
+    starts: np.ndarray | None = None
+
+
+NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
+
+
+def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
+    """Whether a sealed shard's file is missing or of another size than its seal says; with verify, of other content."""
+    path, seal = shard_path(folder, number), read_json(seal_path(folder, number))
+    if not path.exists() or path.stat().st_size != seal["bytes"]:
+        return True
+    return verify and sha256_file(path) != seal["sha256"]
+
+
+def open_shard(folder: Path, number: int) -> Shard:
+    """The shard, its content checked against its seal. Raises DataError when they differ."""
+    path = shard_path(folder, number)
+    if is_damaged(folder, number, verify=True):
+        raise DataError(
+            f"{path}: this prepared shard is missing or differs from its seal, so the rows in it are not those that were "
+            "prepared. Run `python -m pipeline.data RECIPE`, which makes it again, then this command again."
+        )
+    return Shard(**map_tensors(path))
+
+
+def map_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a safetensors file as a read-only memory map."""
+    whole = np.memmap(path, dtype=np.uint8, mode="r")
+    size = int.from_bytes(whole[:8].tobytes(), "little")
+    header = json.loads(whole[8 : 8 + size].tobytes())
+    tensors = {}
+    for name, about in header.items():
+        if name != "__metadata__":
+            begin, end = (8 + size + at for at in about["data_offsets"])
+            # A plain ndarray on the same memory: indexing a np.memmap costs microseconds a row.
+            tensors[name] = np.asarray(whole[begin:end]).view(NUMPY_TYPES[about["dtype"]]).reshape(about["shape"])
+    return tensors

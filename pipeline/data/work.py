@@ -1,0 +1,103 @@
+"""The order in which shards are made: what the run reads first is made first."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.plan import open_stream, sequence_folder
+from pipeline.data.sequence_writer import SequenceWriter
+from pipeline.data.shards import is_damaged
+from pipeline.data.stream import Stream
+
+# Validation first: it is small and the first thing that a run does is to score it.
+ROLES = ("validation", "documents", "train")
+
+
+def streams_of(plan: dict) -> dict[str, Stream]:
+    return {role: stream for role in ROLES if (stream := open_stream(plan, role)) is not None}
+
+
+def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:
+    """(role, source) of the shard to make next; None when all that the run needs is sealed."""
+    for role, stream in streams.items():
+        source = stream.missing()
+        if source is not None:
+            return role, source
+    return None
+
+
+Made = tuple[str, int, Stream]  # role, source, stream of a shard that was just made
+GoOn = Callable[[], bool]
+
+
+class Workshop:
+    """Writers for the sequences of a plan. sources: (train, validation); the caller holds the plan's locks."""
+
+    def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list]):
+        self.plan, self.tokenizer = plan, tokenizer
+        self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
+        self.streams = streams_of(plan)
+        self.writers: dict[Path, SequenceWriter] = {}
+
+    def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
+        about = self.plan[role]["sequences"][source]
+        return SequenceWriter(
+            sequence_folder(self.plan, about),
+            source=self.sources[role][source],
+            tokenizer=self.tokenizer,
+            settings=about["settings"],
+            num_proc=self.plan["num_proc"],
+            from_shard=from_shard,
+        )
+
+    def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:
+        """Make every shard that the plan needs and lacks, yielding after each; go_on is asked in between."""
+        while go_on() and (work := next_shard(self.streams)) is not None:
+            role, source = work
+            self.extend(role, source)
+            yield role, source, self.streams[role]
+
+    def extend(self, role: str, source: int) -> None:
+        """Seal the next shard of a source, or its end."""
+        folder = self.streams[role].sequences[source].folder
+        if folder not in self.writers:
+            self.writers[folder] = self.writer(role, source)
+        self.writers[folder].extend()
+        for stream in self.streams.values():
+            stream.refresh()
+
+    def repair(self, *, verify: bool) -> Iterator[Made]:
+        """Make again the sealed shards whose file is missing or of another size than sealed; with verify, content."""
+        for role, source, number in damaged_shards(self.streams, verify=verify):
+            self.make_again(role, source, number)
+            yield role, source, self.streams[role]
+
+    def make_again(self, role: str, source: int, number: int) -> None:
+        writer = self.writer(role, source, from_shard=number)
+        while writer.number <= number:
+            writer.extend()
+
+
+def damaged_shards(streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
+    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed."""
+    return [
+        (role, source, number)
+        for role, stream in streams.items()
+        for source, sequence in enumerate(stream.sequences)
+        for number in range(stream.shards_needed(source))
+        if is_damaged(sequence.folder, number, verify=verify)
+    ]
+
+
+class Pace:
+    """Tokens sealed a second since the start, for progress lines."""
+
+    def __init__(self):
+        self.started, self.positions = time.monotonic(), 0
+
+    def add(self, positions: int) -> None:
+        self.positions += positions
+
+    def text(self) -> str:
+        return f"{self.positions / 1e6 / max(1e-9, time.monotonic() - self.started):.2f}M tokens/s"
