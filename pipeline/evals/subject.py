@@ -1,0 +1,101 @@
+"""What RUN_OR_MODEL means: a run, one of its checkpoints, a local folder or a Hub id."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.checkpoints import by_step, problems, step_of
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.run_directory import RunDirectory, find_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known."""
+
+    path: str
+    run: RunDirectory | None = None
+    step: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How the run's own files call it: model/, checkpoint-<step>, or the folder or id itself."""
+        if self.run is None:
+            return self.path
+        return "model/" if Path(self.path) == self.run.model else Path(self.path).name
+
+    @property
+    def stage(self) -> str | None:
+        return self.run.read_manifest().get("stage") if self.run else None
+
+
+def find_subject(name: str, *, runs: str = "runs") -> Subject:
+    """The model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
+
+    Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
+    """
+    path = Path(name)
+    if (path / "config.json").exists():
+        return _folder(path)
+    run = find_run(name, runs) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
+    if run is not None:
+        return _of_run(run)
+    if path.is_dir():
+        raise InputMissingError(
+            f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."
+        )
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise InputMissingError(
+            f"{name}: there is no such folder. Name a run, a checkpoint, a model folder or a Hub id."
+        )
+    return Subject(path=name)
+
+
+def _folder(path: Path) -> Subject:
+    step = step_of(path)
+    for parent, found in ((path.resolve().parent, None), (path.resolve().parent.parent, step)):
+        run = RunDirectory(parent)
+        if run.manifest.exists() and path.resolve() in (run.model.resolve(), run.checkpoints.resolve() / path.name):
+            return Subject(path=str(path), run=run, step=found if found is not None else _finished_step(run))
+    return Subject(path=str(path), step=step)
+
+
+def _of_run(run: RunDirectory) -> Subject:
+    if (run.model / "config.json").exists():
+        return Subject(path=str(run.model), run=run, step=_finished_step(run))
+    damaged = []
+    for folder in reversed(by_step(run.checkpoints)):
+        found = problems(folder)
+        if not found:
+            return Subject(path=str(folder), run=run, step=step_of(folder))
+        damaged.append(f"{folder.name}: {'; '.join(found)}")
+    why = f" ({' / '.join(damaged)})" if damaged else ""
+    raise InputMissingError(
+        f"{run.path}: the run has neither model/ nor a whole checkpoint yet{why}. Let it train until its first one (train.save_steps)."
+    )
+
+
+def _finished_step(run: RunDirectory) -> int | None:
+    from pipeline.artifacts.atomic import read_json
+    from pipeline.artifacts.checkpoints import SEAL
+
+    seal = run.model / SEAL
+    return read_json(seal).get("step") if seal.exists() else None
+
+
+def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:
+    """The model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had."""
+    import torch
+
+    from pipeline.model.build import load_model
+    from pipeline.tokenizer.ready import open_tokenizer
+
+    tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
+    try:
+        model = load_model(subject.path, dtype=torch.float32, revision=revision)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputMissingError(
+            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
+        ) from None
+    return model.to(device).eval(), tokenizer
