@@ -31,6 +31,8 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
 
     if not conversations:
         return []
+    if not all(conversations):
+        raise DataError("the chat template refuses the conversation: it has no messages")
     try:
         out = tokenizer.apply_chat_template(
             conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True

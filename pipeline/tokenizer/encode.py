@@ -11,14 +11,22 @@ from pipeline.tokenizer.tiktoken_twin import TiktokenTwin
 SAMPLE_TEXTS, SAMPLE_CHARS = 64, 4_000  # Of the given texts, for the proof that tiktoken gives the same ids.
 
 
+# Tokenizers that are in use: their plain backend and encoder, with their size when these were made.
+_backends: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_encoders: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
 def plain_backend(tokenizer):
-    """A copy of the tokenizer's backend that reads control strings as the text they are."""
+    """A copy of the tokenizer's backend that reads control strings as the text they are; not to be changed."""
     from tokenizers import Tokenizer
 
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_truncation()
-    backend.no_padding()
-    backend.encode_special_tokens = True
+    backend, known_size = _backends.get(tokenizer, (None, None))
+    if known_size != len(tokenizer):  # One that has got new tokens since is another tokenizer.
+        backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        _backends[tokenizer] = (backend, len(tokenizer))
     return backend
 
 
@@ -67,12 +75,9 @@ class Encoder:
         ]
 
 
-_encoders: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None) -> list[np.ndarray]:
     """The ids of each text, without BOS or any other control token. Texts must be encodable as UTF-8."""
-    size = (len(tokenizer), num_proc)  # A tokenizer that has got new tokens since is another one.
+    size = (len(tokenizer), num_proc)
     encoder, known_size = _encoders.get(tokenizer, (None, None))
     if encoder is None or known_size != size:
         encoder = Encoder(tokenizer, num_proc=num_proc)
