@@ -1,0 +1,246 @@
+"""The optimizers of `optimizer.type`: AdamW or Muon + AdamW with a rate per parameter group, or the user's own.
+
+One torch Optimizer holds both kinds as marked groups. It keeps no reference to a parameter but `param_groups`: Accelerate
+replaces the group dicts when it prepares an optimizer, and the parameters in them under FSDP2.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim.adamw import adamw
+from transformers.pytorch_utils import Conv1D
+
+from pipeline.artifacts.errors import RecipeError
+from pipeline.hardware.device import bf16_is_fast, decide_bf16
+from pipeline.model.groups import parameter_group
+from pipeline.recipe.schema import Group, Recipe
+from pipeline.sources.formats import import_attribute
+from pipeline.training.muon import (
+    cautious_update,
+    is_tall,
+    orthogonal_directions,
+    output_dim,
+    rate_factor,
+)
+
+FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
+CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
+VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum, weight_decay,
+    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's).
+
+    AdamW is torch's, fused where the device has it. Muon's matrices of one shape are stacked and updated together.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]]):
+        super().__init__(groups, defaults={})
+        for group in self.param_groups:
+            wrong = [tuple(p.shape) for p in group["params"] if p.ndim != 2] if group["kind"] == "muon" else []
+            if wrong:
+                raise ValueError(f"Muon updates matrices; group {group['name']} has shapes {wrong}")
+            if group["kind"] == "adamw":
+                # Under this name load_state_dict knows that the step counters live on the parameters' device.
+                group.setdefault("fused", all(p.device.type in FUSED_DEVICES for p in group["params"]))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if parameters := [p for p in group["params"] if p.grad is not None]:
+                (self._muon if group["kind"] == "muon" else self._adamw)(group, parameters)
+        return loss
+
+    def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.zeros_like(p),
+                    "exp_avg_sq": torch.zeros_like(p),
+                }
+        adamw(
+            parameters,
+            [p.grad for p in parameters],  # type: ignore[misc]  # step() keeps those that have one
+            [self.state[p]["exp_avg"] for p in parameters],
+            [self.state[p]["exp_avg_sq"] for p in parameters],
+            [],
+            [self.state[p]["step"] for p in parameters],
+            foreach=not group["fused"],
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
+                self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
+        momenta = [local(self.state[p]["momentum"]) for p in parameters]
+        gradients = [local(p.grad) for p in parameters]  # type: ignore[arg-type]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        # Nesterov: look ahead by one more step of the average.
+        directions = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        by_shape = defaultdict(list)
+        for p, direction in zip(parameters, directions, strict=True):
+            by_shape[tuple(p.shape)].append((p, direction))
+        for shape, members in by_shape.items():
+            self._muon_of_one_shape(group, shape, members)
+
+    def _muon_of_one_shape(
+        self, group: dict[str, Any], shape: tuple[int, ...], members: list[tuple[Tensor, Tensor]]
+    ) -> None:
+        tall = is_tall(shape)
+        whole = [gathered(direction, p) for p, direction in members]
+        variances = [self.state[p]["variance"] for p, _ in members]
+        variance_ML = torch.stack(variances).float()
+        x_MSL = orthogonal_directions(
+            torch.stack([w.mT if tall else w for w in whole]),
+            variance_ML,
+            output_dim=output_dim(shape, outputs_first=group["outputs_first"]),
+            beta2=VARIANCE_BETA,
+            dtype=getattr(torch, group["product_dtype"]),
+        )
+        torch._foreach_copy_(variances, list(variance_ML))
+        rate = group["lr"] * rate_factor(shape, outputs_first=group["outputs_first"])
+        for (p, _), x_SL in zip(members, x_MSL, strict=True):
+            direction = shard_like(x_SL.mT if tall else x_SL, p)
+            cautious_update(local(p), direction, rate=rate, weight_decay=group["weight_decay"])
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(part: Tensor, like: Tensor) -> Tensor:
+    """The whole matrix of which every rank holds a part as it holds one of `like`."""
+    if not isinstance(like, DTensor):
+        return part
+    sharded = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return sharded.full_tensor()
+
+
+def shard_like(whole: Tensor, like: Tensor) -> Tensor:
+    """This rank's part of a matrix that every rank has whole, cut as `like` is."""
+    if not isinstance(like, DTensor):
+        return whole
+    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=like.placements).to_local()
+
+
+def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The optimizer of `optimizer.type`: adamw, muon_adamw, or module:attr called with (model, recipe).
+
+    Every group carries name, lr and initial_lr, the peak that the schedule scales. Raises RecipeError for a type that is
+    not there and for a model that it cannot update.
+    """
+    if ":" in recipe.optimizer.type:
+        return custom_optimizer(model, recipe)
+    if recipe.optimizer.type not in ("adamw", "muon_adamw"):
+        raise RecipeError(
+            f"optimizer.type is {recipe.optimizer.type}, which is no optimizer of ours. "
+            "Write adamw, muon_adamw or module:attr; trainer leaves it to transformers.Trainer."
+        )
+    return MuonAdamW(parameter_groups(model, recipe))
+
+
+def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """One group per entry of optimizer.groups that the model has parameters for, in the schema's order.
+
+    Under Muon, matrices that GPT-2's Conv1D stores as (in, out) are a group of their own: matrices_conv1d.
+    """
+    muon = recipe.optimizer.type == "muon_adamw"
+    stored_in_out = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
+    members: dict[str, list[Tensor]] = defaultdict(list)
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            section: str = parameter_group(name, p)
+            if muon and section == "matrices" and p.ndim != 2:
+                raise RecipeError(
+                    f"optimizer.type: muon_adamw updates matrices and {name} has shape {tuple(p.shape)}, "
+                    "so this model cannot be trained with it. Use optimizer.type: adamw."
+                )
+            if muon and section == "matrices" and id(p) in stored_in_out:
+                section += CONV1D
+            members[section].append(p)
+    groups: list[dict[str, Any]] = []
+    for field in fields(recipe.optimizer.groups):
+        for name in (field.name, field.name + CONV1D):
+            if name in members:
+                settings = getattr(recipe.optimizer.groups, field.name)
+                group: dict[str, Any] = {"params": members.pop(name), "name": name}
+                if muon and field.name == "matrices":
+                    group |= muon_group(settings, recipe) | {"outputs_first": not name.endswith(CONV1D)}
+                else:
+                    group |= adamw_group(settings, recipe)
+                groups.append(group)
+    assert not members, f"parameter groups without an entry in optimizer.groups: {sorted(members)}"
+    return groups
+
+
+def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    """lr and weight_decay, and the initial_lr that a schedule scales and never changes."""
+    assert settings.learning_rate is not None, "the recipe's reader fills every group"
+    rate_scale = recipe.optimizer.rate_scale
+    rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
+    return {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
+
+
+def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    assert settings.betas is not None, "the recipe's reader fills every group"
+    return {"kind": "adamw", **rates(settings, recipe), "betas": tuple(settings.betas), "eps": settings.eps}
+
+
+def muon_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    return {
+        "kind": "muon",
+        **rates(settings, recipe),
+        "momentum": settings.momentum,
+        # What the schedule scales and never changes, beside initial_lr.
+        "peak_momentum": settings.momentum,
+        "initial_weight_decay": settings.weight_decay,
+        "product_dtype": product_dtype(recipe),
+    }
+
+
+def product_dtype(recipe: Recipe) -> str:
+    """What Muon multiplies in: bfloat16 where the training does and the hardware is fast at it, else float32.
+
+    bfloat16 turns the last bits of a gradient into differences of 1e-3 in the loss after 20 steps, which would make a
+    float32 run depend on its micro-batch; a bfloat16 run does so anyway. float16 has too little range for the polynomial.
+    """
+    bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
+    return "bfloat16" if bf16 and bf16_is_fast() else "float32"
+
+
+def custom_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """What the recipe's module:attr makes of (model, recipe)."""
+    try:
+        factory = import_attribute(recipe.optimizer.type, recipe.run.code_folder)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"optimizer.type: {recipe.optimizer.type} cannot be imported ({error}), so there is no optimizer. "
+            "Put the module into the recipe's folder or install it."
+        ) from error
+    optimizer = factory(model, recipe)
+    for i, group in enumerate(optimizer.param_groups):
+        group.setdefault("initial_lr", group["lr"])
+        group.setdefault("name", f"group_{i}")
+    return optimizer
