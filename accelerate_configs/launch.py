@@ -10,17 +10,19 @@ and message come from the file that the ranks find in $TANDEM_STATUS (line 1: st
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from glob import glob
 from pathlib import Path
 
 import psutil
 
 CONFIGS = Path(__file__).parent
+sys.path[0] = str(CONFIGS.parent)
+
+from pipeline.hardware.visible import visible_gpus  # noqa: E402 - found only from the root
+
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # glibc gives large blocks back to the system after every use and faults the pages in again, while a training step takes
 # and frees the same blocks forever: 15 to 25 % of the CPU time of a small model's step.
@@ -29,25 +31,6 @@ CPU_ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
-
-
-def count_gpus(environ: Mapping[str, str]) -> int:
-    """Accelerators that a run may use: NVIDIA's or AMD's visible ones, or 1 for Apple's."""
-    if sys.platform == "darwin":
-        return 1
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60).stdout
-        present = sum(line.startswith("GPU ") for line in listing.splitlines())
-    except (OSError, subprocess.TimeoutExpired):
-        present = 0
-    if not present:  # AMD's driver lists CPUs, too, with the id 0
-        present = sum(Path(p).read_text().strip() != "0" for p in glob("/sys/class/kfd/kfd/topology/nodes/*/gpu_id"))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None or not present:
-        return present
-    # CUDA stops reading at the first id that is none.
-    ids = [part.strip() for part in visible.split(",")]
-    return next((n for n, part in enumerate(ids) if part in ("", "-1")), len(ids))
 
 
 def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
@@ -148,7 +131,7 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
 
 def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     environ = dict(os.environ)
-    gpus = count_gpus(environ)
+    gpus = len(visible_gpus(environ))
     try:
         config, processes = choose(environ.get("NPROC"), gpus)
     except ValueError as error:

@@ -1,19 +1,22 @@
 """The device that trains, and what `auto` means on it."""
 
 import os
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from pipeline.hardware import cpu
-from pipeline.hardware.peaks import find_by_device_name
+from pipeline.hardware.peaks import Accelerator, find_by_device_name, parse_hardware
+from pipeline.hardware.visible import visible_gpus
 
 Kind = Literal["cuda", "mps", "cpu"]
 
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's).
+    """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's),
+    None where only torch could tell.
 
     peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
     then MFU is not printed. source: where peaks and bandwidth come from.
@@ -22,7 +25,7 @@ class DeviceInfo:
     kind: Kind
     name: str
     count: int
-    memory_gib: float
+    memory_gib: float | None
     peak_flops: dict[str, float] | None
     bandwidth_bytes_s: float | None
     power_w: float | None
@@ -36,28 +39,43 @@ def device_info() -> DeviceInfo:
 
     use_cpu = _cpu_was_asked_for()
     if torch.cuda.is_available() and not use_cpu:
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        # Not current_device(): until a rank has chosen its device that is 0 for all of them.
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
         known = find_by_device_name(properties.name)
-        return DeviceInfo(
-            kind="cuda",
-            name=properties.name,
-            count=torch.cuda.device_count(),
-            memory_gib=properties.total_memory / 2**30,
-            peak_flops=known.peak_flops if known else None,
-            bandwidth_bytes_s=known.bandwidth_bytes_s if known else None,
-            power_w=known.power_w if known else None,
-            source=known.source if known else None,
-        )
+        return _device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
+    return _device(kind, cpu.cpu_name(), 1, cpu.memory_bytes() / 2**30, None)
+
+
+def planned_device(hardware: str) -> DeviceInfo:
+    """`8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
+    count, row = parse_hardware(hardware)
+    return _device("cuda", row.name, count, row.memory_gib, row)
+
+
+def device_without_torch() -> DeviceInfo:
+    """As device_info, asked of the drivers alone: a plan starts at once, and holds no device."""
+    gpus = [] if _cpu_was_asked_for() else visible_gpus(os.environ)
+    memory_gib = cpu.memory_bytes() / 2**30
+    if not gpus:
+        return _device("cpu", cpu.cpu_name(), 1, memory_gib, None)
+    if sys.platform == "darwin":
+        return _device("mps", cpu.cpu_name(), 1, memory_gib, None)
+    name, gpu_memory_gib = gpus[0]
+    return _device("cuda", name or "AMD GPU", len(gpus), gpu_memory_gib, find_by_device_name(name or ""))
+
+
+def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
     return DeviceInfo(
         kind=kind,
-        name=cpu.cpu_name(),
-        count=1,
-        memory_gib=cpu.memory_bytes() / 2**30,
-        peak_flops=None,
-        bandwidth_bytes_s=None,
-        power_w=None,
-        source=None,
+        name=name,
+        count=count,
+        memory_gib=memory_gib,
+        peak_flops=known.peak_flops if known else None,
+        bandwidth_bytes_s=known.bandwidth_bytes_s if known else None,
+        power_w=known.power_w if known else None,
+        source=known.source if known else None,
     )
 
 

@@ -136,26 +136,6 @@ def test_an_impossible_nproc_is_refused_in_a_sentence(nproc, gpus):
         launch.choose(nproc, gpus)
 
 
-def fake_nvidia_smi(folder, gpus):
-    tool = folder / "nvidia-smi"
-    lines = "".join(
-        f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-{i})\\n  MIG 1g.10gb Device 0: (UUID: MIG-{i})\\n"
-        for i in range(gpus)
-    )
-    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
-    tool.chmod(0o755)
-
-
-@pytest.mark.parametrize(
-    ("visible", "counted"), [(None, 8), ("0,1,2", 3), ("7", 1), ("", 0), ("-1", 0), ("2,-1,3", 1), ("GPU-1,GPU-2", 2)]
-)
-@pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its one accelerator")
-def test_only_visible_gpus_are_counted(tmp_path, monkeypatch, visible, counted):
-    fake_nvidia_smi(tmp_path, 8)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert launch.count_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == counted
-
-
 def test_the_default_recipe_is_used_when_only_overrides_are_given():
     assert launch.with_recipe([], "d.yaml") == ["d.yaml"]
     assert launch.with_recipe(["train.max_steps=3"], "d.yaml") == ["d.yaml", "train.max_steps=3"]
