@@ -14,8 +14,11 @@ from pipeline.data.mixture import Mixture, Part
 from pipeline.data.sequence import Sequence
 from pipeline.data.shards import FORMAT
 from pipeline.data.stream import Stream
+from pipeline.recipe.batch import horizon_steps
 
 VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
+# Validation first: it is small, and the first thing that a run does is to score it.
+ROLES = ("validation", "documents", "train")
 PROTOCOL = 1  # raise it when the same files give other validation rows
 
 
@@ -42,11 +45,11 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         "shard_rows": recipe.data.shard_rows,
     }
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
-    max_steps = int(recipe.train.get("max_steps") or 0)
+    steps = horizon_steps(recipe, int(recipe.data.batch_tokens))
     horizon = (
-        {"total_rows": max_steps * rows_per_step, "epochs": None}
-        if max_steps > 0
-        else {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 3.0)}
+        {"total_rows": steps * rows_per_step, "epochs": None}
+        if steps and steps > 0
+        else {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 1.0)}
     )
     bpb = recipe.evals.bpb
     plan = {
@@ -60,6 +63,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         "seed": int(recipe.train.get("seed", 42)),
         "max_bad_rows": recipe.data.max_bad_rows,
         "num_proc": recipe.data.num_proc,
+        "keep_shards": recipe.data.keep_shards,
         "train": {
             **horizon,
             "sequences": [sequence_plan(source, {**common, **train_packing}) for source in train],
@@ -89,7 +93,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
             "sequences": [sequence_plan(source, settings) for source in validation],
             "parts": [{"weight": None, "epochs": 1.0, "at_end": "drop"} for _ in validation],
         }
-    plan["protocol_id"] = protocol_id(plan["validation"])
+    plan["protocol_id"] = protocol_id(plan["validation"], common)
     plan["documents_protocol_id"] = plan["documents"] and documents_protocol_id(validation, int(bpb.document_bytes))
     return plan
 
@@ -110,16 +114,13 @@ def part_of(spec: Any, *, counted: bool) -> dict:
     return {"weight": 1.0 if spec.weight is None else spec.weight, "epochs": None, "at_end": spec.at_end}
 
 
-def protocol_id(stream: dict) -> str:
+def protocol_id(stream: dict, common: dict) -> str:
     """Two val/bpb are compared only when these are equal: same held-out files, tokenizer, row length, rows."""
-    return digest(
-        {
-            "protocol": PROTOCOL,
-            "rows": stream["total_rows"],
-            "keys": [s["key"] for s in stream["sequences"]],
-            "parts": stream["parts"],
-        }
-    )
+    scored = {name: common[name] for name in ("kind", "tokenizer", "bos", "row_tokens")}
+    sources = [
+        [s["settings"]["source"], part["weight"]] for s, part in zip(stream["sequences"], stream["parts"], strict=True)
+    ]
+    return digest({"protocol": PROTOCOL, "rows": stream["total_rows"], "sources": sources, **scored})
 
 
 def documents_protocol_id(validation: list, document_bytes: int) -> str:

@@ -1,5 +1,6 @@
 """The training rows of a run, by step: a pure function of (seed, step), the same for any number of processes."""
 
+import os
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
+from pipeline.data.shards import shard_path
+from pipeline.data.sliding import delete_used, note_used
 from pipeline.data.stream import RowPlace, Stream
 
 KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
@@ -29,6 +32,7 @@ class TrainingRows:
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
         )
+        self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
 
     @classmethod
@@ -81,15 +85,26 @@ class TrainingRows:
 
         self.preparation.wait_until(there, what=f"the rows of step {steps - 1}")
 
+    def _slide(self, step: int, places: list[RowPlace]) -> None:
+        """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
+        if self.rank == 0:
+            note_used(self.preparation.folder, step * self.rows_per_step)
+            delete_used(self.stream, step * self.rows_per_step, keep=self.plan["keep_shards"])
+        paths = {shard_path(self.stream.sequences[p.source].folder, p.shard) for p in places}
+        self.preparation.wait_until(lambda: all(path.exists() for path in paths), what=f"the rows of step {step}")
+
     def places(self, step: int) -> list[RowPlace]:
         """Where the rows of a step lie."""
         if step not in self._places:
             first = step * self.rows_per_step
-            assert step >= 0 and first + self.rows_per_step <= self.total_rows(), f"step {step} is not of this run"
+            assert 0 <= first <= self.total_rows() - self.rows_per_step, f"step {step} is not of this run"
             self._wait_for(step + 1)
             while len(self._places) >= KEPT_STEPS:
                 del self._places[next(iter(self._places))]
-            self._places[step] = self.stream.places(first, self.rows_per_step)
+            places = self.stream.places(first, self.rows_per_step)
+            if self.plan["keep_shards"]:
+                self._slide(step, places)
+            self._places[step] = places
         return self._places[step]
 
     def num_targets(self, step: int) -> int:

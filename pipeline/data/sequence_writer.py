@@ -47,6 +47,8 @@ class SequenceWriter:
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc = num_proc
         self.folder.mkdir(parents=True, exist_ok=True)
+        for torn in self.folder.glob(".*.safetensors.*"):
+            torn.unlink(missing_ok=True)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
         self.read = dict.fromkeys(READ_COUNTS[settings["kind"]], 0)
         self.pending: list[PackedRows] = []

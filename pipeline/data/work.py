@@ -1,17 +1,13 @@
 """The order in which shards are made: what the run reads first is made first."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.plan import open_stream, sequence_folder
+from pipeline.data.plan import ROLES, open_stream, sequence_folder
 from pipeline.data.sequence_writer import SequenceWriter
-from pipeline.data.shards import is_damaged
+from pipeline.data.shards import is_damaged, shard_path
 from pipeline.data.stream import Stream
-
-# Validation first: it is small and the first thing that a run does is to score it.
-ROLES = ("validation", "documents", "train")
 
 
 def streams_of(plan: dict) -> dict[str, Stream]:
@@ -69,7 +65,7 @@ class Workshop:
 
     def repair(self, *, verify: bool) -> Iterator[Made]:
         """Make again the sealed shards whose file is missing or of another size than sealed; with verify, content."""
-        for role, source, number in damaged_shards(self.streams, verify=verify):
+        for role, source, number in damaged_shards(self.plan, self.streams, verify=verify):
             self.make_again(role, source, number)
             yield role, source, self.streams[role]
 
@@ -79,25 +75,16 @@ class Workshop:
             writer.extend()
 
 
-def damaged_shards(streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
-    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed."""
+def damaged_shards(plan: dict, streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
+    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed.
+
+    With data.keep_shards a missing file is no damage: used shards are deleted.
+    """
     return [
         (role, source, number)
         for role, stream in streams.items()
         for source, sequence in enumerate(stream.sequences)
         for number in range(stream.shards_needed(source))
         if is_damaged(sequence.folder, number, verify=verify)
+        and not (plan["keep_shards"] and role == "train" and not shard_path(sequence.folder, number).exists())
     ]
-
-
-class Pace:
-    """Tokens sealed a second since the start, for progress lines."""
-
-    def __init__(self):
-        self.started, self.positions = time.monotonic(), 0
-
-    def add(self, positions: int) -> None:
-        self.positions += positions
-
-    def text(self) -> str:
-        return f"{self.positions / 1e6 / max(1e-9, time.monotonic() - self.started):.2f}M tokens/s"

@@ -1,0 +1,83 @@
+"""What was prepared, for people: the table of sources, and rows with their trained tokens marked."""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from pipeline.data.batches import bits
+from pipeline.data.plan import ROLES
+from pipeline.data.rows import TrainingRows
+from pipeline.data.work import streams_of
+
+GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+def table(plan: dict) -> str:
+    """One line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
+    chat = plan["kind"] == "chat"
+    lost = ("cut", "too long", "no target") if chat else ("cropped", "split")
+    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
+    streams = streams_of(plan)
+    for role in reversed(ROLES):
+        if role not in streams:
+            continue
+        stream = streams[role]
+        total = stream.mixture.total_rows or 0
+        used = stream.mixture.used(total) if total else [0] * len(stream.sequences)
+        for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
+            sums = sequence.totals(stream.shards_needed(s))
+            read = sums.get("conversations" if chat else "documents", 0)
+            if chat:
+                losses = [percent(sums.get(name, 0), read) for name in ("cut", "too_long", "no_target")]
+                text = f"{read:,} conversations"
+            else:
+                losses = [percent(sums.get("cropped_tokens", 0), sums.get("text_tokens", 0))]
+                losses += [percent(sums.get("split_documents", 0), read)]
+                text = f"{read:,} documents, {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
+            epochs = f"{rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
+            lines.append(
+                (
+                    role,
+                    about["name"],
+                    f"{rows:,}",
+                    f"{rows * plan['row_tokens'] / 1e6:,.2f}M",
+                    percent(rows, total),
+                    epochs,
+                    percent(sums["padded"], sums["padded"] + sums["positions"]),
+                    *losses,
+                    f"{sums['bad_rows']:,}",
+                    text,
+                )
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.2f} %" if whole else "-"
+
+
+def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) -> Iterator[str]:
+    """The first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
+    names = rows.plan["train"]["sequences"]
+    for number in range(min(count, rows.total_rows())):
+        step, at = divmod(number, rows.rows_per_step)
+        place = rows.places(step)[at]
+        shard = rows.stream.shard(place)
+        used = int(shard.used[place.row])
+        ids = shard.input_ids[place.row][:used].tolist()
+        trained = [False] + [True] * (used - 1)
+        if shard.trained is not None:
+            trained = bits(shard.trained[place.row], rows.row_tokens + 1)[:used].tolist()
+            trained[0] = False
+        pq, rg, row = shard.origins[place.row].tolist()
+        head = (
+            f"row {number}: {names[place.source]['name']} pq {pq} rg {rg} row {row}, {used} of {rows.row_tokens + 1} positions used, "
+            f"{int(shard.targets[place.row])} trained"
+        )
+        yield f"{DIM}{head}{PLAIN}" if colour else head
+        parts = []
+        for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
+            text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
+            parts.append(text if not is_trained else f"{GREEN}{text}{PLAIN}" if colour else f"[[{text}]]")
+        yield "".join(parts)
