@@ -11,7 +11,7 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
     return (
         f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "
         f"dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | "
-        f"epoch: {row.get('data/epoch', 0) + 1} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
+        f"epoch: {row.get('data/epoch', 1)} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
         f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {row['perf/eta_s'] / 60:.1f}m"
     )
 

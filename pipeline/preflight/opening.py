@@ -98,6 +98,9 @@ def _open(recipe: Recipe) -> OpenRun:
     if manifest:
         _refuse_another_run(recipe, directory, manifest)
         if "finished" in manifest:
+            print(
+                f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
+            )
             return OpenRun(directory, None, manifest["attempts"], True)
     directory.hold()
     record_failures_in(directory)

@@ -11,15 +11,13 @@ from pipeline.recipe.batch import micro_steps
 from pipeline.recipe.training_arguments import training_arguments
 
 
-def build_arguments(
-    recipe: Recipe, run: RunDirectory, *, max_steps: int, evaluate_first: bool, **decided: Any
-) -> TrainingArguments:
+def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
     """decided: values that the hardware settled, such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     arguments = training_arguments(
         recipe,
         output_dir=str(run.checkpoints),
-        max_steps=max_steps,
+        max_steps=recipe.train["max_steps"],
         gradient_accumulation_steps=micro_steps(recipe, world_size),
     )
-    return TrainingArguments(**{**arguments, **decided, "eval_on_start": evaluate_first, "ignore_data_skip": True})
+    return TrainingArguments(**{**arguments, **decided, "ignore_data_skip": True})

@@ -61,17 +61,3 @@ def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
 
 def read_position(folder: Path) -> dict[str, Any]:
     return read_json(folder / POSITION)
-
-
-def load_weights(model: torch.nn.Module, folder: Path) -> None:
-    """Load the checkpoint's weights in place, strictly: DataError names every missing and unexpected one."""
-    weights: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("model*.safetensors")):
-        weights |= load_file(path)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-    result = model.load_state_dict(weights, strict=False)
-    missing = [name for name in result.missing_keys if name not in tied]
-    if missing or result.unexpected_keys:
-        raise DataError(
-            f"{folder}: weights do not fit the model: missing {missing}, unexpected {result.unexpected_keys}. The recipe describes another model; start a new run."
-        )

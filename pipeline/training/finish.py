@@ -14,11 +14,9 @@ def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype
     """Write model/ whole or not at all, in the type that hub.dtype names."""
     if run.model.exists():
         return
-    kept = next(model.parameters()).dtype
     with whole_folder(run.model, step=step, run=run.name) as folder:
-        save_model(model.to(getattr(torch, dtype)), folder)
+        save_model(model, folder, dtype=getattr(torch, dtype))
         tokenizer.save_pretrained(folder)
-    model.to(kept)
 
 
 def record_results(run: RunDirectory, results: dict[str, Any]) -> None:

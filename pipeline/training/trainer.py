@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
 from pipeline.artifacts.checkpoints import rotate, whole_folder
-from pipeline.artifacts.errors import DivergedError
+from pipeline.artifacts.errors import DataError, DivergedError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights, save_model
 from pipeline.training import checkpoint as files
@@ -43,13 +43,12 @@ class TandemTrainer(Trainer):
         rows: Any,
         evaluate_model: Callable[[torch.nn.Module], dict[str, float]],
         meter: StepMeter,
-        callbacks: list[TrainerCallback],
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
         self.skipped_in_a_row = self.skipped_steps = 0
         self.recorded_evaluations: set[int] = set()
-        super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=callbacks)
+        super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.start_step = 0
 
     # ---- data ----
@@ -83,7 +82,7 @@ class TandemTrainer(Trainer):
         """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
-        inputs = self._prepare_inputs(inputs)
+        inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         self.accelerator.backward(loss)
@@ -159,7 +158,7 @@ class TandemTrainer(Trainer):
         row: dict[str, Any] = {name: value for name, value in logs.items() if "/" in name}
         if "loss" in logs:
             row["train/loss"] = logs["loss"]
-            row |= self.meter.read(step=step, loss=logs["loss"], wait_s=self.loader.wait_s if self.loader else 0.0)
+            row |= self.meter.read(step=step, loss=logs["loss"], wait_s=(self.loader.wait_s if self.loader else 0.0))
             row["optim/grad_norm"] = logs.get("grad_norm")
             row |= self._rates(logs["learning_rate"])
             if self.accelerator.scaler is not None:
@@ -250,7 +249,12 @@ class TandemTrainer(Trainer):
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        try:
+            load_weights(self.model if model is None else model, resume_from_checkpoint)
+        except ValueError as error:
+            raise DataError(
+                f"{error} The recipe describes another model than the checkpoint; give this run another name."
+            ) from error
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:

@@ -8,7 +8,7 @@ ROW = {
     "perf/step_s": 0.9974,
     "perf/tok_per_s": 1051311.9,
     "perf/bf16_mfu_pct": 63.45,
-    "data/epoch": 0,
+    "data/epoch": 1,
     "data/pq": 122,
     "data/rg": 80,
     "perf/total_s": 92.46 * 60,

@@ -1,0 +1,72 @@
+"""The callbacks of a run, in the order in which they act."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from transformers import PrinterCallback
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.console import Console
+from pipeline.callbacks.metrics_file import MetricsFile
+from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.callbacks.tensorboard_writer import TensorBoard
+from pipeline.callbacks.wandb_run import WandbRun
+from pipeline.generation.texts import complete
+from pipeline.recipe import Recipe
+from pipeline.training.trainer import TandemTrainer
+
+
+def add_callbacks(
+    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, signals: StopSignals
+) -> None:
+    """Add everything that watches the run; what writes files acts on rank 0 only."""
+    batch_tokens = trainer.meter.batch_tokens
+    trackers: list[Any] = []
+    if "tensorboard" in recipe.monitor.trackers:
+        trackers.append(TensorBoard(run.tensorboard, start_step=start_step))
+    if "wandb" in recipe.monitor.trackers:
+        trackers.append(
+            WandbRun(
+                run,
+                project=recipe.monitor.project,
+                config=dataclasses.asdict(recipe),
+                notes=recipe.run.note,
+                tags=recipe.run.tags,
+                start_step=start_step,
+            )
+        )
+    samples = recipe.samples
+    trainer.remove_callback(PrinterCallback)
+    for callback in (
+        MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
+        Console(run.console),
+        *trackers,
+        Samples(
+            run,
+            complete=partial(
+                _complete,
+                tokenizer=trainer.processing_class,
+                chat=recipe.stage == "sft",
+                max_new_tokens=samples.max_new_tokens,
+                temperature=samples.temperature,
+                top_k=samples.top_k,
+                top_p=samples.top_p,
+                seed=samples.seed,
+            ),
+            prompts=samples.prompts,
+            every_steps=samples.every_steps,
+            chat=recipe.stage == "sft",
+            attempt=attempt,
+            batch_tokens=batch_tokens,
+            meter=trainer.meter,
+            writers=trackers,
+        ),
+        signals,
+    ):
+        trainer.add_callback(callback)
+
+
+def _complete(model: Any, prompts: list[str], *, tokenizer: Any, **settings: Any) -> list[str]:
+    return complete(model, tokenizer, prompts, **settings)

@@ -1,0 +1,73 @@
+"""The end of a run: model/, results, report, and the next command to type."""
+
+import torch
+
+from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.preflight.opening import OpenRun
+from pipeline.recipe import Recipe
+from pipeline.training.finish import record_results, write_finished_model
+from pipeline.training.trainer import TandemTrainer
+
+
+def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
+    """Write the finished model and its results; push it when hub.id is set. Every rank calls it, the first one acts."""
+    directory = run.directory
+    if trainer.is_world_process_zero():
+        write_finished_model(
+            directory,
+            trainer.accelerator.unwrap_model(trainer.model),
+            trainer.processing_class,
+            dtype=recipe.hub.dtype,
+            step=trainer.state.global_step,
+        )
+        record_results(directory, results(directory))
+        _report(directory)
+        if recipe.hub.id:
+            _push(directory)
+        print(next_command(recipe, directory), flush=True)
+    trainer.accelerator.wait_for_everyone()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def results(directory: RunDirectory) -> dict[str, float]:
+    """The last value of each validation number, the first one as <name>/first, and the time trained."""
+    rows = last_attempts(read_rows(directory.metrics))
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(("val/", "sft/")):
+                found.setdefault(f"{name}/first", value)
+                found[name] = value
+            elif name in ("train/loss", "perf/total_s", "tokens", "step"):
+                found[name] = value
+    return found
+
+
+def next_command(recipe: Recipe, directory: RunDirectory) -> str:
+    """What a person would want to do now."""
+    lines = [f"{directory.path}: finished; the model is in {directory.model}"]
+    if recipe.stage == "pretrain":
+        lines.append("stage 2:          bash run_sft.sh RECIPE model.start_from=" + str(directory.path))
+        lines.append(f'continue a text:  python -m pipeline.chat {directory.path} -p "Once upon a time"')
+    else:
+        lines.append(f"chat with it:     python -m pipeline.chat {directory.path}")
+    return "\n".join(lines)
+
+
+def _report(directory: RunDirectory) -> None:
+    from pipeline.report.single import write_report
+
+    write_report(directory)
+
+
+def _push(directory: RunDirectory) -> None:
+    """A Hub that is away does not undo a finished run: it is said, with the command that finishes the job."""
+    from pipeline.artifacts.errors import TandemError
+    from pipeline.hub.push import push
+
+    try:
+        push(directory)
+    except TandemError as error:
+        print(f"the model was not published: {error}\nLater: python -m pipeline.hub push {directory.path}", flush=True)

@@ -1,0 +1,24 @@
+"""Rows for this run: one process of the run prepares, the others attach."""
+
+from typing import Any
+
+from pipeline.data.prepare import Preparation, start_preparation
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows
+from pipeline.preflight.agreement import on_rank_0
+from pipeline.recipe import Recipe
+
+
+def open_rows(recipe: Recipe, tokenizer: Any, sources: tuple[list, list]) -> tuple[TrainingRows, ValidationRows]:
+    """Training and validation rows; returns when the first step's rows are sealed, while the rest is prepared ahead."""
+    started: list[Preparation] = []
+
+    def start() -> dict:
+        started.append(start_preparation(recipe, tokenizer, sources=sources))
+        return started[0].description()
+
+    description = on_rank_0(start)
+    preparation = started[0] if started else Preparation.attach(description)
+    rows = TrainingRows.open(preparation=preparation)
+    recipe.train["max_steps"] = rows.total_steps()
+    return rows, ValidationRows.open(preparation)

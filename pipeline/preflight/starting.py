@@ -1,0 +1,31 @@
+"""The process itself, before anything else of a run: threads, ranks, import path."""
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+from pipeline.hardware.cpu import set_threads
+from pipeline.hardware.device import device_info
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import with_batch_tokens
+
+
+def start_process(recipe: Recipe) -> None:
+    """Join the other ranks and settle what depends on their number.
+
+    On a CPU the threads are set first, since their number changes the last bits of fp32 sums. `module:attr` strings of
+    the recipe are importable from its folder.
+    """
+    from accelerate import PartialState
+    from transformers.utils import logging
+
+    logging.set_verbosity_warning()
+    logging.disable_progress_bar()  # one for every saved file
+    on_cpu = device_info().kind == "cpu"
+    if on_cpu:
+        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    if recipe.path:
+        sys.path.insert(1, str(Path(recipe.path).resolve().parent))
+    state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
+    recipe.data.batch_tokens = with_batch_tokens(recipe, state.num_processes)

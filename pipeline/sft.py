@@ -1,0 +1,50 @@
+"""Stage 2: chat SFT. `accelerate launch pipeline/sft.py RECIPE [section.key=value ...]`"""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a file: `pipeline/` stands first on the path and would hide libraries
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from pipeline.artifacts.failures import exit_with_status
+from pipeline.recipe import help_text, read_recipe
+
+
+def main(argv: list[str]) -> int:
+    if not argv or "-h" in argv or "--help" in argv:
+        print(help_text("sft"))
+        return 0
+    recipe = read_recipe(argv, stage="sft")
+
+    # Only now: a mistake in the recipe is told before torch is imported.
+    from pipeline.callbacks.default import add_callbacks
+    from pipeline.callbacks.stop_signals import StopSignals
+    from pipeline.preflight.closing import finish_run
+    from pipeline.preflight.opening import evaluation_is_due, open_run, resolve_start
+    from pipeline.preflight.preparing import open_rows
+    from pipeline.preflight.starting import start_process
+    from pipeline.sources.open import open_sources
+    from pipeline.tokenizer import load_or_train
+    from pipeline.training.build import build_from_recipe, build_trainer
+
+    signals = StopSignals()
+    start_process(recipe)
+    resolve_start(recipe)
+    run = open_run(recipe)
+    if run.finished:
+        return 0
+    train, held_out = open_sources(recipe, kind="chat")
+    tokenizer = load_or_train(recipe, train, validation=held_out)
+    rows, validation = open_rows(recipe, tokenizer, (train, held_out))
+    model = build_from_recipe(recipe, tokenizer)
+    trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)
+    trainer.args.eval_on_start = evaluation_is_due(recipe, run)
+    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
+    trainer.resume(run.checkpoint)
+    signals.raise_if_stopped(step=trainer.state.global_step, max_steps=trainer.state.max_steps)
+    finish_run(recipe, run, trainer)
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with_status(main)

@@ -1,0 +1,106 @@
+"""The Trainer of a recipe: model, rows, evaluation and meter put together."""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.evals.in_training import score_validation
+from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
+from pipeline.model.build import ModelOptionsError, build_model, load_model
+from pipeline.recipe import Recipe
+from pipeline.recipe.presets import model_fields
+from pipeline.recipe.sizes import sizes_from_config
+from pipeline.tokenizer.byte_lengths import byte_lengths
+from pipeline.training.arguments import build_arguments
+from pipeline.training.meter import StepMeter
+from pipeline.training.trainer import TandemTrainer
+
+
+def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
+    """The model with fp32 weights: those of model.start_from, else initialised from train.seed.
+
+    Raises RecipeError for options that its config refuses, InputMissingError when there is nothing to start from.
+    """
+    try:
+        return _build(recipe, tokenizer)
+    except ModelOptionsError as error:
+        raise RecipeError(f"{recipe.path}: {error}") from error
+
+
+def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
+    start, attention = recipe.model.start_from, recipe.model.attn_implementation
+    if start:
+        try:
+            return load_model(start, dtype=torch.float32, attn_implementation=attention)
+        except OSError as error:
+            raise InputMissingError(
+                f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
+            ) from error
+    fields = model_fields(
+        recipe,
+        vocab_size=len(tokenizer),
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return build_model(
+        recipe.model.type,
+        fields,
+        attn_implementation=attention,
+        seed=int(recipe.train.get("seed", 42)),
+    )
+
+
+def build_trainer(
+    recipe: Recipe,
+    run: RunDirectory,
+    *,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    rows: Any,
+    validation: Any,
+) -> TandemTrainer:
+    """The Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now."""
+    bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
+    compiled = decide_compile(recipe.train.get("torch_compile"))
+    args = build_arguments(
+        recipe,
+        run,
+        bf16=bf16,
+        torch_compile=compiled,
+        use_cpu=device_info().kind == "cpu",
+    )
+    sizes = sizes_from_config(model.config, recipe.data.row_tokens)
+    peaks = device_info().peak_flops or {}
+    meter = StepMeter(
+        batch_tokens=int(recipe.data.batch_tokens or 0),
+        max_steps=args.max_steps,
+        world_size=args.world_size,
+        flops_per_token={name: sizes.flops_per_token(name) for name in ("exact_causal", "nanochat")},
+        peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32))),
+        bf16_peak=peaks.get("bfloat16"),
+    )
+    evaluate = partial(
+        score_validation,
+        validation=validation,
+        byte_lengths_V=byte_lengths(tokenizer),
+        stage=recipe.stage,
+        rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
+        rank=args.process_index,
+        world_size=args.world_size,
+        device=args.device,
+        autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
+    )
+    return TandemTrainer(
+        model=model,
+        args=args,
+        recipe=recipe,
+        run=run,
+        tokenizer=tokenizer,
+        rows=rows,
+        evaluate_model=evaluate,
+        meter=meter,
+    )
