@@ -2,7 +2,6 @@
 
 import argparse
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.failures import exit_with_status
 
 
@@ -34,14 +33,7 @@ def main(argv: list[str]) -> int:
     from pipeline.hub.push import push
     from pipeline.report.run_data import read_run
 
-    data = read_run(arguments.run)
-    hub = data.recipe.get("hub") or {}
-    repo_id = arguments.id or hub.get("id")
-    if not repo_id:
-        raise RecipeError(
-            f"{data.run.recipe}: hub.id names no repository, so there is nowhere to push. Give --id NAMESPACE/NAME."
-        )
-    push(data, repo_id=repo_id, private=not arguments.public and hub.get("private", True))
+    push(read_run(arguments.run).run, repo_id=arguments.id, private=False if arguments.public else None)
     return 0
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from pipeline.artifacts.atomic import sha256_file, write_text
 from pipeline.artifacts.checkpoints import problems
-from pipeline.artifacts.errors import DataError, InputMissingError, ServiceError
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.card import model_card
 from pipeline.hub.retries import retried
 from pipeline.hub.secrets import refusals
-from pipeline.report.run_data import RunData
+from pipeline.report.run_data import RunData, read_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +26,21 @@ class Pushed:
     files: dict[str, str]
 
 
-def push(data: RunData, *, repo_id: str, private: bool) -> Pushed:
+def push(run: RunDirectory, *, repo_id: str | None = None, private: bool | None = None) -> Pushed:
     """Create the repository when it is new, upload in one commit, download again and compare.
 
-    Raises InputMissingError without a finished model, DataError when the model is damaged or a byte must not leave this
-    machine, ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
+    repo_id, private: default the recipe's hub.id and hub.private. Raises RecipeError when no repository is named,
+    InputMissingError without a finished model, DataError when the model is damaged or a byte must not leave this machine,
+    ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
     """
+    data = read_run(str(run.path))
+    hub = data.recipe.get("hub") or {}
+    repo_id = repo_id or hub.get("id")
+    private = hub.get("private", True) if private is None else private
+    if not repo_id:
+        raise RecipeError(
+            f"{run.recipe}: hub.id names no repository, so there is nowhere to push. Give --id NAMESPACE/NAME."
+        )
     with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
         files = collect(data, repo_id=repo_id, folder=Path(folder))
         if lines := refusals(files):

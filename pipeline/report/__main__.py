@@ -2,11 +2,10 @@
 
 import argparse
 
-from pipeline.artifacts.atomic import write_text
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
-from pipeline.report.single import curves, report
+from pipeline.report.single import write_report
 
 
 def main(argv: list[str]) -> int:
@@ -19,12 +18,7 @@ def main(argv: list[str]) -> int:
     if len(runs) > 1:
         print(comparison(runs), end="")
         return 0
-    (data,) = runs
-    picture = curves(data)
-    if picture:
-        write_text(data.run.report / "loss.svg", picture)
-    write_text(data.run.report / "report.md", report(data))
-    print(data.run.report / "report.md")
+    print(write_report(runs[0].run))
     return 0
 
 

@@ -2,16 +2,29 @@
 
 import datetime
 import json
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.report.run_data import RunData
+from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.report.run_data import RunData, read_run
 from pipeline.report.tables import code, number, spread, svg_curves, table
 
 ROWS_OF_A_TABLE = 16
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
 TOLD_ELSEWHERE = {"must_match", "results", "versions", "protocols", "forked_from", "wandb_id", "name"}
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write report/report.md and its picture into the run directory; returns the report's path."""
+    data = read_run(str(run.path))
+    picture = curves(data)
+    if picture:
+        write_text(run.report / "loss.svg", picture)
+    write_text(run.report / "report.md", report(data))
+    return run.report / "report.md"
 
 
 def report(data: RunData) -> str:

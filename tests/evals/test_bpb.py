@@ -190,3 +190,26 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
     first, second = run_ranks(tmp_path, rows_per_batch=2)
     assert first == second
     assert first["bytes"] == bits_per_byte(model, [batch], byte_lengths, device="cpu").bytes
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "modern"])
+def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset):
+    from pipeline.model.build import build_model
+    from pipeline.recipe.presets import PRESETS
+
+    batch, byte_lengths = rows
+    sizes = {
+        "vocab_size": V,
+        "n_positions": T,
+        "n_layer": 4,
+        "n_embd": 32,
+        "n_head": 2,
+        "bos_token_id": BOS,
+        "eos_token_id": 96,
+    }
+    ours = build_model("tandem", {**sizes, **PRESETS[preset]}, seed=4).eval()
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
+    got = bits_per_byte(ours, cut(batch, 4), byte_lengths, device="cpu")
+    assert dataclasses.astuple(got) == pytest.approx(by_hand(ours, batch, byte_lengths), rel=1e-5)

@@ -290,3 +290,10 @@ def test_help_and_a_missing_run_need_neither_torch_nor_network(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "push" in done.stdout
+
+
+def test_a_run_without_a_repository_is_told_how_to_name_one(hub, run, tmp_path):
+    write_text(run.recipe, "run: {}\n")
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 64
+    assert "--id NAMESPACE/NAME" in done.stderr
