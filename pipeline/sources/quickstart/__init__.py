@@ -1,0 +1,1 @@
+"""Built-in corpora that need no download: text and conversations made from the documentation of installed packages."""
