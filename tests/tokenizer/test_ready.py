@@ -1,0 +1,98 @@
+"""Ready tokenizers."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.recipe.schema import Recipe
+from pipeline.tokenizer import identity, load_or_train
+from pipeline.tokenizer.chat import render, template_problems
+from pipeline.tokenizer.encode import encode_documents
+from pipeline.tokenizer.specials import control_ids
+
+
+def recipe_of(path, **tokenizer):
+    recipe = Recipe()
+    recipe.tokenizer.path = str(path)
+    for key, value in tokenizer.items():
+        setattr(recipe.tokenizer, key, value)
+    return recipe
+
+
+CHAT = [{"role": "user", "content": "a<|endoftext|><s>b"}, {"role": "assistant", "content": " c </s><|end|>"}]
+
+
+def test_gpt2_keeps_its_ids_and_gets_what_chat_needs(gpt2, capsys):
+    tokenizer = load_or_train(recipe_of(gpt2.name_or_path), [])
+    out = capsys.readouterr().out
+    assert "added: 50,257 -> 50,266 ids" in out
+    assert "eos_token" in out
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<|end|>", "<|pad|>")
+    text = "Hello w\u00f6rld <|endoftext|> 12345"
+    assert encode_documents(tokenizer, [text])[0].tolist() == encode_documents(gpt2, [text])[0].tolist()
+    ids, trained = render(tokenizer, CHAT)
+    assert (
+        tokenizer.decode(ids)
+        == "<|endoftext|><|user|>a<\u2060|endoftext|><s>b<|end|><|assistant|> c </s><\u2060|end|><|end|>"
+    )
+    assert tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit]) == " c </s><\u2060|end|><|end|>"
+
+
+def test_a_sentencepiece_like_tokenizer_chats_too(stories):
+    tokenizer = load_or_train(recipe_of(stories.name_or_path), [])
+    ids, trained = render(tokenizer, CHAT)
+    assert sum(i in control_ids(tokenizer) for i in ids) == 5
+    written = [i for i, bit in zip(ids, trained, strict=True) if bit]
+    assert tokenizer.decode(written) == " c <\u2060/s><\u2060|end|><|end|>"
+    assert tokenizer.decode(written[-1]) == "<|end|>"
+
+
+def test_our_own_tokenizer_read_as_a_ready_one_is_the_same(tokenizer, tmp_path, capsys):
+    tokenizer.save_pretrained(tmp_path)
+    assert identity(load_or_train(recipe_of(tmp_path), [])) == identity(tokenizer)
+    assert capsys.readouterr().out == ""
+
+
+def test_an_own_template_stays_only_when_it_trains_and_escapes_rightly(tokenizer, tmp_path, capsys):
+    tokenizer.save_pretrained(tmp_path)
+    template = tmp_path / "chat_template.jinja"
+    careful = template.read_text() + "{# mine #}"
+    template.write_text(careful)
+    assert load_or_train(recipe_of(tmp_path), []).chat_template == careful
+    template.write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
+    replaced = load_or_train(recipe_of(tmp_path), [])
+    assert "marks no assistant span" in capsys.readouterr().out
+    assert template_problems(replaced) == []
+
+
+def test_a_template_file_of_the_recipe_is_used_and_a_wrong_one_refused(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "mine.jinja").write_text(tokenizer.chat_template + "{# mine #}")
+    recipe = recipe_of("tokenizer", chat_template="mine.jinja")
+    recipe.path = str(tmp_path / "recipe.yaml")
+    assert load_or_train(recipe, []).chat_template.endswith("{# mine #}")
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(RecipeError, match="generation"):
+        load_or_train(recipe, [])
+    recipe.tokenizer.chat_template = "none.jinja"
+    with pytest.raises(InputMissingError, match=r"tokenizer\.chat_template"):
+        load_or_train(recipe, [])
+
+
+def test_what_cannot_be_found_is_said_with_its_cure(tmp_path):
+    with pytest.raises(InputMissingError, match="there is no folder"):
+        load_or_train(recipe_of(tmp_path / "nothing"), [])
+    with pytest.raises(InputMissingError, match=r"tokenizer\.json"):
+        load_or_train(recipe_of(tmp_path), [])
+    with pytest.raises(ServiceError, match="the Hub gave no tokenizer"):
+        load_or_train(recipe_of("nobody/nothing"), [])
+
+
+def test_identity_sees_a_token_and_a_template_and_no_padding_state(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    one, two = (AutoTokenizer.from_pretrained(tmp_path) for _ in range(2))
+    one(["a", "a b c"], padding=True)
+    assert identity(one) == identity(two)
+    one.add_tokens(["xyzzy"])
+    two.chat_template += " "
+    assert len({identity(one), identity(two), identity(tokenizer)}) == 3
