@@ -172,11 +172,12 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         problems.add(recipe.where("optimizer.type"), f"is {kind!r}. Write {', '.join(OPTIMIZERS)}, or module:attr.")
         return
     if kind == "trainer":
-        for name in sorted(
+        unused = [
             n
             for n in recipe.places
             if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale"))
-        ):
+        ]
+        for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(
                 recipe.where(name),
                 "is not used by optimizer.type trainer, which takes train.learning_rate and its scheduler. Set optimizer.type to adamw or muon_adamw, or remove this.",

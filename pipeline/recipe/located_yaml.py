@@ -93,7 +93,7 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None, par
     parents = (*parents, id(node))
     if isinstance(node, yaml.ScalarNode):
         if node.tag != "tag:yaml.org,2002:str":
-            problems.add(place, f"the tag {node.tag} is not read here. Write the plain value.")
+            raise RecipeError(f"{place}: the tag {node.tag} is not read here. Write the plain value.")
         return Item(_scalar(node), place, quoted=node.style is not None, file=file)
     if isinstance(node, yaml.SequenceNode):
         return Item([_item(child, file, problems, where, parents) for child in node.value], place, file=file)

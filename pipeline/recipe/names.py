@@ -6,6 +6,7 @@ from functools import cache
 from typing import get_args, get_type_hints
 
 from pipeline.recipe.fates import FATES
+from pipeline.recipe.presets import TANDEM_OPTIONS
 from pipeline.recipe.problems import SECRET_NAME
 from pipeline.recipe.schema import SECTIONS, Recipe
 
@@ -107,9 +108,6 @@ def unknown_key(path: str) -> str:
     elsewhere = [p for p in places.get(name, []) if p != path]
     if name in SECTIONS and section:
         return f"no key of {section}; {name} is a section of its own. Begin its line at the left margin."
-    near = difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.75)
-    if near and not (elsewhere and name not in near):
-        return f"unknown key. Did you mean {f'{section}.' if section else ''}{near[0]}?"
     if name in RENAMED:
         text = RENAMED[name]
         return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
@@ -127,6 +125,8 @@ def unknown_key(path: str) -> str:
 
 def siblings(section: str) -> list[str]:
     """The keys that section has."""
+    if section == "model.options":
+        return list(TANDEM_OPTIONS)
     if section == "train":
         return [name for name, fate in FATES.items() if fate.accepted]
     if not section:

@@ -35,7 +35,7 @@ def _by_place(line: str) -> tuple[str, int]:
 
 def show(value: Any) -> str:
     """A value as a message may print it: short, and never a secret."""
-    text = str(value)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     if SECRET_VALUE.search(text):
         return "(a secret)"
     text = text if len(text) <= 60 else text[:57] + "..."

@@ -23,6 +23,7 @@ class Converter:
 
     def section(self, cls: type, item: Item, name: str) -> Any:
         """An instance of the dataclass cls; keys not given keep their defaults."""
+        self.places.setdefault(name, item.where)
         if item.value is None:
             return cls()
         if not isinstance(item.value, dict):
@@ -110,7 +111,7 @@ class Converter:
             f"at most {maximum}" if maximum is not None else "",
         ]
         self.problems.add(
-            f"{item.where}: {path}", f"is {show(value)}; it must be {' and '.join(b for b in bounds if b)}."
+            f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(b for b in bounds if b)}."
         )
         return False
 
@@ -147,7 +148,7 @@ def describe(item: Item) -> str:
         return "a list"
     if isinstance(value, str):
         return f"the text {show(value)}"
-    return show(value).lower() if isinstance(value, bool) else show(value)
+    return show(value)
 
 
 def advice(options: tuple[Any, ...], item: Item) -> str:

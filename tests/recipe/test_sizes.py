@@ -1,0 +1,152 @@
+"""Sizes and FLOPs against published numbers, the models themselves and a count of visible pairs."""
+
+import pytest
+
+from pipeline.recipe import read_recipe
+from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
+
+# depth, matrices and value embeddings and total and scaling in M, FLOPs/token with SSSL and with full windows: nanochat.
+NANOCHAT = [
+    (4, "3.1", "16.8", "36.7", "11.5", "8.02e+07", "9.44e+07"),
+    (6, "10.6", "37.7", "73.5", "23.2", "1.68e+08", "1.96e+08"),
+    (12, "84.9", "151.0", "286.3", "110.1", "7.597e+08", "8.871e+08"),
+    (16, "201.3", "268.4", "536.9", "234.9", "1.585e+09", "1.812e+09"),  # 1,585,456,272 exactly
+    (20, "393.2", "419.4", "896.5", "435.2", "2.886e+09", "3.240e+09"),
+    (24, "679.5", "604.0", "1384.1", "729.8", "4.775e+09", "5.285e+09"),
+    (26, "863.9", "708.8", "1681.8", "918.4", "5.991e+09", "6.574e+09"),
+    (32, "1610.6", "1073.7", "2818.6", "1677.7", "1.077e+10", "1.168e+10"),
+]
+# nanochat's automatic batch as a power of two, and steps at 8 / 10.5 / 12 tokens per scaling parameter.
+BATCHES = [
+    (4, 18, (352, 462, 528)),
+    (6, 18, (708, 929, 1062)),
+    (12, 19, (1680, 2205, 2520)),
+    (16, 19, (3584, 4704, 5376)),
+    (20, 20, (3320, 4357, 4980)),
+    (24, 20, (5568, 7308, 8352)),
+    (26, 20, (7007, 9196, 10510)),
+    (32, 21, (6400, 8400, 9600)),
+]
+
+
+def modern(tmp_path, depth, *overrides):
+    path = tmp_path / "modern.yaml"
+    path.write_text(
+        "data: {sources: [{files: x.parquet}]}\nmodel: {preset: modern}\noptimizer: {type: muon_adamw}\n"
+        "tokenizer: {vocab_size: 32768}\n"
+    )
+    return read_recipe([str(path), f"model.depth={depth}", *overrides])
+
+
+@pytest.mark.parametrize(("depth", "matrices", "value_embeddings", "total", "scaling", "windowed", "full"), NANOCHAT)
+def test_sizes_and_flops_are_those_published_for_nanochat(
+    tmp_path, depth, matrices, value_embeddings, total, scaling, windowed, full
+):
+    sizes = sizes_of(modern(tmp_path, depth))
+    counts = sizes.parameters()
+    expected = {"matrices": matrices, "value_embeddings": value_embeddings, "total": total, "scaling": scaling}
+    assert {name: f"{counts[name] / 1e6:.1f}" for name in expected} == expected
+    precision = len(windowed.split("e")[0].replace(".", "")) - 1
+    assert f"{sizes.flops_per_token('nanochat'):.{precision}e}" == windowed
+    everywhere = sizes_of(modern(tmp_path, depth, "model.options.window_pattern=L"))
+    assert f"{everywhere.flops_per_token('nanochat'):.{precision}e}" == full
+
+
+@pytest.mark.parametrize(("depth", "exponent", "steps"), BATCHES)
+def test_the_depth_dial_sets_the_batch_and_steps_published_for_nanochat(tmp_path, depth, exponent, steps):
+    for ratio, expected in zip((8, 10.5, 12), steps, strict=True):
+        recipe = modern(tmp_path, depth, f"run.tokens_per_param={ratio}")
+        assert recipe.data.batch_tokens == 2**exponent
+        assert recipe.train["max_steps"] == expected
+
+
+def test_depth_24_at_ratio_8_is_the_run_that_the_plan_must_print(tmp_path):
+    recipe = modern(tmp_path, 24, "run.tokens_per_param=8")
+    sizes = sizes_of(recipe)
+    counts = sizes.parameters()
+    assert f"{counts['total'] / 1e6:,.1f}M" == "1,384.1M"
+    assert f"{counts['value_embeddings'] / 1e6:.1f}M" == "604.0M"
+    assert f"{counts['scaling'] / 1e6:.1f}M" == "729.8M"
+    assert f"{sizes.flops_per_token('nanochat'):.3e}" == "4.775e+09"
+    assert f"{sizes.flops_per_token('exact_causal'):.3e}" == "4.641e+09"
+    assert (recipe.train["max_steps"], recipe.data.batch_tokens) == (5568, 1048576)
+    flops = sizes.flops_per_token("nanochat") * recipe.train["max_steps"] * recipe.data.batch_tokens
+    assert f"{flops:.2e}" == "2.79e+19"
+
+
+def test_the_dial_sets_nanochat_s_rates_and_decay(tmp_path):
+    recipe = modern(tmp_path, 24, "run.tokens_per_param=8")
+    groups, scale = recipe.optimizer.groups, recipe.optimizer.rate_scale
+    assert f"{scale:.4f}" == "1.4142"
+    assert f"{groups.matrices.weight_decay:.4f}" == "0.0597"
+    peaks = {name: getattr(groups, name).learning_rate * scale for name in ("head", "embeddings", "value_embeddings", "matrices", "x0_lambdas")}  # fmt: skip
+    assert {name: f"{peak:.4f}" for name, peak in peaks.items()} == {
+        "head": "0.0080",
+        "embeddings": "0.3000",
+        "value_embeddings": "0.1500",
+        "matrices": "0.0283",
+        "x0_lambdas": "0.7071",
+    }
+
+
+@pytest.mark.parametrize(("rows", "window"), [(7, 3), (16, 16), (16, 5), (33, 1), (64, 64)])
+def test_exact_causal_counts_every_visible_pair_once(rows, window):
+    pairs = sum(1 for query in range(rows) for key in range(query + 1) if query - key < window)
+    sizes = Sizes(n_layer=1, n_embd=8, n_head=2, n_kv_head=2, head_dim=4, n_inner=32, vocab_size=1, vocab_rows=1, row_tokens=rows, windows=[window])  # fmt: skip
+    attention = sizes.flops_per_token("exact_causal") - 6 * sizes.parameters()["scaling"]
+    assert attention * rows == pytest.approx(12 * 8 * pairs, rel=1e-12)
+
+
+@pytest.mark.parametrize(("full", "causal", "config"), [("854.4", "797.9", {}), ("10273.5", "9802.1", {"n_layer": 48, "n_embd": 1600, "n_head": 25})])  # fmt: skip
+def test_gpt2_flops_are_the_known_ones(full, causal, config):
+    from transformers import GPT2Config
+
+    sizes = sizes_from_config(GPT2Config(**config), row_tokens=1024)
+    assert f"{sizes.flops_per_token('full') / 1e6:.1f}" == full
+    assert f"{sizes.flops_per_token('exact_causal') / 1e6:.1f}" == causal
+
+
+def model_parameters(config) -> int:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def small_configs():
+    from transformers import GPT2Config, LlamaConfig, NanoChatConfig
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 320}
+    yield GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=320, n_positions=128)
+    yield LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=160)
+    yield LlamaConfig(**sizes, intermediate_size=160, tie_word_embeddings=True)
+    yield NanoChatConfig(**sizes, intermediate_size=256, num_key_value_heads=4)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_parameters_are_those_of_the_transformers_model(index):
+    config = list(small_configs())[index]
+    assert sizes_from_config(config, row_tokens=64).parameters()["total"] == model_parameters(config)
+
+
+@pytest.mark.parametrize("preset", ["gpt2", "modern"])
+def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
+    import torch
+
+    from pipeline.model.configuration_tandem import TandemConfig
+    from pipeline.model.modeling_tandem import TandemForCausalLM
+    from pipeline.recipe.presets import model_fields
+
+    recipe = modern(
+        tmp_path, 5, f"model.preset={preset}", "model.head_dim=32", "model.aspect_ratio=16", "data.row_tokens=512"
+    )
+    recipe.tokenizer.vocab_size = 1000
+    fields = model_fields(recipe, vocab_size=1000, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    config = TandemConfig(**fields)
+    with torch.device("meta"):
+        model = TandemForCausalLM(config)
+    ours, theirs = sizes_of(recipe), sizes_from_config(config, row_tokens=512)
+    assert ours == theirs
+    assert ours.parameters()["total"] == sum(p.numel() for p in model.parameters())
+    assert ours.windows == [window or 512 for window in config.windows]
