@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
     from pipeline.callbacks.default import add_callbacks
     from pipeline.callbacks.stop_signals import StopSignals
     from pipeline.preflight.closing import finish_run
+    from pipeline.preflight.inputs import record_inputs
     from pipeline.preflight.opening import evaluation_is_due, open_run, resolve_start
     from pipeline.preflight.preparing import open_rows
     from pipeline.preflight.starting import start_process
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
     train, held_out = open_sources(recipe, kind="chat")
     tokenizer = load_or_train(recipe, train, validation=held_out)
     rows, validation = open_rows(recipe, tokenizer, (train, held_out))
+    record_inputs(recipe, run, tokenizer=tokenizer, sources=(train, held_out), rows=rows, validation=validation)
     model = build_from_recipe(recipe, tokenizer)
     trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)

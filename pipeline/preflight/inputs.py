@@ -1,0 +1,72 @@
+"""What a run was fed: files, tokenizer and parent weights by hash, recorded once and compared at every later start."""
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.errors import DataError
+from pipeline.preflight.agreement import on_rank_0
+from pipeline.preflight.opening import OpenRun
+from pipeline.recipe import Recipe
+from pipeline.tokenizer import identity
+
+
+def record_inputs(recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any) -> None:
+    """Write the inputs to the manifest at the first start.
+
+    At a later one raises DataError naming each input that is another one now: going on would mix two runs.
+    """
+    now = {
+        "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
+        "sources": [source.describe() for source in sources[0]],
+        "validation": [source.describe() for source in sources[1]],
+        "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
+        "batch_tokens": recipe.data.batch_tokens,
+        "max_steps": recipe.train["max_steps"],
+        "start_from": _weights(recipe.model.start_from),
+    }
+    on_rank_0(lambda: _record(run, now, shares=rows.shares()))
+
+
+def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:
+    before = run.directory.read_manifest().get("inputs")
+    if before is not None and run.step > 0:
+        changed = changes(before, now)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise DataError(
+                f"{run.directory.path}: the run was trained on other inputs than it would go on with:\n  {lines}\n"
+                "Put them back, or give this run another run.name to start anew."
+            )
+    run.directory.update_manifest(inputs=now, shares=shares)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for every input that differs; files are named."""
+    lines = []
+    if before["tokenizer"]["identity"] != now["tokenizer"]["identity"]:
+        lines.append(f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)")
+    for role in ("sources", "validation"):
+        old, new = ({s["name"]: s for s in inputs[role]} for inputs in (before, now))
+        for name in sorted(old.keys() | new.keys()):
+            if name not in old or name not in new:
+                lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
+            elif old[name]["fingerprint"] != new[name]["fingerprint"]:
+                lines += _changed_files(f"{role}: {name}", old[name], new[name])
+    lines += [f"{key}: {before.get(key)} -> {now[key]}" for key in ("batch_tokens", "max_steps", "start_from") if before.get(key) != now[key]]
+    return lines
+
+
+def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    before, after = ({f["label"]: f["sha256"] for f in source["files"]} for source in (old, new))
+    lines = [f"{where}: {label} has other content" for label in before if label in after and before[label] != after[label]]
+    lines += [f"{where}: {label} is gone" for label in before if label not in after]
+    lines += [f"{where}: {label} is new" for label in after if label not in before]
+    return lines or [f"{where}: the files' order or how their rows are read"]
+
+
+def _weights(start_from: str | None) -> dict[str, str] | None:
+    if start_from is None:
+        return None
+    files = sorted(Path(start_from).glob("*.safetensors")) if Path(start_from).is_dir() else []
+    return {"from": start_from} | {path.name: sha256_file(path) for path in files if path.name.startswith("model")}
