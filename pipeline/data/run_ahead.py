@@ -40,7 +40,7 @@ def _end_with(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(1.0)
+            time.sleep(0.2)
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -13,7 +13,8 @@ import numpy as np
 from pipeline.artifacts.atomic import read_json, sha256_file, write_json
 from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, fit_conversation
-from pipeline.data.packing import PACKERS, PackedRows
+from pipeline.data.packers import PACKERS
+from pipeline.data.packing import PackedRows
 from pipeline.data.shards import (
     end_path,
     map_tensors,
