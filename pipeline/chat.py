@@ -168,18 +168,17 @@ class Chat:
 def _open(name: str) -> tuple[Any, Any, str | None]:
     """The model on this machine's device, its tokenizer, and the stage it comes from where a run says so."""
     folder, stage = _find(name)
-    from transformers import AutoTokenizer
-
     from pipeline.hardware.device import device_info
     from pipeline.model.build import load_model
+    from pipeline.tokenizer.ready import open_tokenizer
 
+    tokenizer = open_tokenizer(str(folder or name), revision=None, beside=None, where=name)
     try:
         model = load_model(folder or name)
-        tokenizer = AutoTokenizer.from_pretrained(folder or name)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputMissingError(
-            f"{name}: no model and tokenizer can be loaded from it ({reason}). Name a run, a folder or a Hub id."
+            f"{name}: no model can be loaded from it ({reason}). Name a run, a folder or a Hub id."
         ) from None
     return model.to(device_info().kind).eval(), tokenizer, stage
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ def complete(
     batch_size: prompts that are generated together, padded on the left. No global random state moves.
     """
     ids = [_chat_ids(tokenizer, prompt, system) if chat else document_ids(tokenizer, prompt) for prompt in prompts]
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     found: list[list[int]] = []
     for first in range(0, len(ids), batch_size):
         some = ids[first : first + batch_size]

@@ -1,5 +1,6 @@
 """How well a tokenizer compresses text: bytes per token, on the run's own text and on kinds it may have seen little of."""
 
+from pathlib import Path
 from typing import Any
 
 from pipeline.tokenizer.sample_texts import SAMPLES
@@ -19,7 +20,10 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
     rows = {}
     for kind, parts in texts.items():
         if parts:
-            row = {"bytes": sum(len(text.encode()) for text in parts), "tokens": _tokens(tokenizer, parts)}
+            row: dict[str, float] = {
+                "bytes": sum(len(text.encode()) for text in parts),
+                "tokens": _tokens(tokenizer, parts),
+            }
             row["bytes_per_token"] = row["bytes"] / row["tokens"]
             if other is not None:
                 row["other_tokens"] = _tokens(other, parts)
@@ -32,7 +36,7 @@ def table(judgement: dict[str, Any]) -> str:
     """The judgement as lines for the console."""
     other = judgement["other"]
     head = f"{'bytes per token':<16}{'bytes':>10}{'tokens':>10}{'ours':>8}"
-    lines = [head + (f"{other[-20:]:>22}{'difference':>12}" if other else "")]
+    lines = [head + (f"{other[:20]:>22}{'difference':>12}" if other else "")]
     for kind, row in judgement["texts"].items():
         line = f"{kind:<16}{row['bytes']:>10,}{row['tokens']:>10,}{row['bytes_per_token']:>8.3f}"
         if other:
@@ -59,7 +63,7 @@ def _other(beside: str | None) -> tuple[Any, str | None]:
     if beside is not None:
         from pipeline.tokenizer.ready import open_tokenizer
 
-        return open_tokenizer(beside, revision=None, beside=None, where="--beside"), beside
+        return open_tokenizer(beside, revision=None, beside=None, where="--beside"), Path(beside).name
     try:
         return AutoTokenizer.from_pretrained(COMPARED, local_files_only=True), "gpt2"
     except (OSError, ValueError):

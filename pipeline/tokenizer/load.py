@@ -70,7 +70,7 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
             f"tokenizer: the text has only {len(tokenizer):,} different pieces; the vocabulary is that small, "
             f"not tokenizer.vocab_size = {settings.vocab_size:,}"
         )
-    report = {"texts": read.texts, "chars": read.chars, "ids": len(tokenizer)}
+    report: dict[str, Any] = {"texts": read.texts, "chars": read.chars, "ids": len(tokenizer)}
     report["judgement"] = judge(tokenizer, train=sources, validation=validation, beside=beside)
     with new_folder(folder) as temporary:
         from safetensors.numpy import save_file

@@ -55,7 +55,8 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision)
+        # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
+        tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         if folder is not None:

@@ -125,19 +125,19 @@ def test_a_conversation_longer_than_the_model_loses_its_oldest_turns(run, monkey
     assert "only the last" in err
 
 
-def test_what_is_no_model_is_told_with_status_66(tmp_path, monkeypatch, capsys):
+def test_what_is_no_model_is_told_with_its_status(tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     waiting = tmp_path / "waiting"
     waiting.mkdir()
     (waiting / "run_manifest.json").write_text("{}")
-    for place, reason in (
-        (tmp_path / "empty", "config.json"),
-        (tmp_path / "none", "no such folder"),
-        (waiting, "no whole checkpoint"),
-        ("nobody/nothing", "Hub"),
+    for place, expected, reason in (
+        (tmp_path / "empty", 66, "config.json"),
+        (tmp_path / "none", 66, "no such folder"),
+        (waiting, 66, "no whole checkpoint"),
+        ("nobody/nothing", 69, "Hub"),  # Which is away in the tests.
     ):
         status, out, err = talk(monkeypatch, capsys, [], place, "-p", "x")
-        assert (status, out) == (66, "")
+        assert (status, out) == (expected, "")
         assert reason in err
         assert "Traceback" not in err
 

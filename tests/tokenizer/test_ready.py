@@ -1,5 +1,7 @@
 """Ready tokenizers."""
 
+import json
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -86,6 +88,14 @@ def test_what_cannot_be_found_is_said_with_its_cure(tmp_path):
         load_or_train(recipe_of(tmp_path), [])
     with pytest.raises(ServiceError, match="the Hub gave no tokenizer"):
         load_or_train(recipe_of("nobody/nothing"), [])
+
+
+def test_a_model_folder_with_code_of_its_own_gives_its_tokenizer_without_a_question(tokenizer, tmp_path, monkeypatch):
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "unheard_of", "auto_map": {"AutoConfig": "configuration_unheard_of.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked on the terminal"))
+    assert identity(load_or_train(recipe_of(tmp_path), [])) == identity(tokenizer)
 
 
 def test_identity_sees_a_token_and_a_template_and_no_padding_state(tokenizer, tmp_path):
