@@ -31,6 +31,10 @@ def dump_recipe(recipe: Recipe) -> str:
     values = {section: _given(section, keys) for section, keys in plain(recipe).items()}
     if "train.max_steps" in recipe.filled:
         del values["train"]["max_steps"]
+    if recipe.data.batch_tokens:  # computed at the first start and kept: any number of processes may go on
+        values["train"].pop("gradient_accumulation_steps", None)
+    if recipe.optimizer.type == "trainer":
+        values["optimizer"] = {"type": "trainer"}
     head = [f"# {line}" for line in describe_filled(recipe)]
     body = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return "\n".join([*head, body])

@@ -79,7 +79,7 @@ FATES: dict[str, Fate] = {
     "learning_rate": passed(float, 5e-5, "Peak rate.", minimum=0, **RATE),
     "lr_scheduler_type": passed(SCHEDULERS, "linear", "Shape of the rate over the run.", **RATE),
     "lr_scheduler_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {min_lr_rate: 0.1}.", **RATE),
-    "warmup_steps": passed(float, 0, "Steps of warm-up; below 1 a share of the run.", minimum=0, **RATE),
+    "warmup_steps": passed(float, 0.0, "Steps of warm-up; below 1 a share of the run.", minimum=0, **RATE),
     "optim": passed(OPTIMIZERS, "adamw_torch_fused", "The optimizer, as transformers names it.", **RATE),
     "optim_args": passed(str | None, None, "Its further arguments, as `name=value,name=value`.", **RATE),
     "optim_target_modules": refused("GaLore and APOLLO optimizers are not supported: their state does not fit the checkpoint's format"),
@@ -128,7 +128,7 @@ FATES: dict[str, Fate] = {
     # Evaluation
     "eval_strategy": default(Literal["steps", "no"], "steps", "no: only at the end."),
     "eval_steps": default(int, 250, "Optimizer steps between evaluations; the last step is always evaluated.", minimum=1),
-    "eval_delay": passed(float, 0, "Steps before the first evaluation on the cadence.", minimum=0),
+    "eval_delay": passed(float, 0.0, "Steps before the first evaluation on the cadence.", minimum=0),
     "per_device_eval_batch_size": passed(int, 8, "Rows of one forward pass of an evaluation. Does not change its value.", minimum=1),
     "prediction_loss_only": default(bool, True, "No logits are kept.", only=OWN_EVALUATION),
     "eval_on_start": ours("evals.bpb.at_start"),

@@ -28,6 +28,12 @@ def must_match(recipe: Recipe) -> dict[str, Any]:
                 found[f"{prefix}{f.name}"] = _json(child)
 
     walk(recipe, "")
+    if recipe.optimizer.type == "trainer":  # groups and schedule are not used then
+        found = {
+            name: value
+            for name, value in found.items()
+            if not name.startswith("optimizer.") or name == "optimizer.type"
+        }
     for name, fate in FATES.items():
         if fate.must_match and name in recipe.train:
             found[f"train.{name}"] = recipe.train[name]

@@ -43,7 +43,8 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
     _fill_places(recipe)
     if recipe.tokenizer.vocab_size is None:
-        recipe.tokenizer.vocab_size = _ready_vocab(recipe) if recipe.tokenizer.path else DEFAULT_VOCAB_SIZE
+        ready = recipe.tokenizer.path or recipe.model.start_from
+        recipe.tokenizer.vocab_size = _ready_vocab(ready) if ready else DEFAULT_VOCAB_SIZE
     fill_sizes(recipe, set_if_open)
     if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
         recipe.model.n_positions = recipe.data.row_tokens
@@ -67,7 +68,7 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
     if recipe.tokenizer.vocab_size is None and (dial or recipe.run.tokens_per_param or recipe.run.flops):
         problems.add(
             recipe.where("tokenizer.vocab_size"),
-            f"how many ids {recipe.tokenizer.path} has is not known here, and sizes and horizon follow from it. Give it.",
+            f"how many ids {recipe.tokenizer.path or recipe.model.start_from} has is not known here, and sizes and horizon follow from it. Give it.",
         )
         return
     if dial and not (sizes_known and recipe.model.n_embd % recipe.model.n_head == 0):
@@ -85,32 +86,33 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
 
 
 def _fill_steps(recipe: Recipe, problems: Problems) -> None:
-    batch = recipe.data.batch_tokens
-    known = [name for name in horizons(recipe) if name.startswith("run.")]
-    if len(horizons(recipe)) == 1 and known and batch:
-        if recipe.run.tokens is None and not recipe.model.n_layer:
+    batch, named = recipe.data.batch_tokens, horizons(recipe)
+    if batch and named and named[0].startswith("run."):
+        by_size = recipe.run.tokens is None
+        if by_size and not recipe.model.n_layer:
             problems.add(
-                recipe.where(known[0]),
+                recipe.where(named[0]),
                 "follows from the model's sizes, which this recipe does not give. Give run.tokens or train.max_steps.",
             )
-            return
-        steps = horizon_steps(recipe, batch)
-        if not steps:
-            problems.add(
-                recipe.where(known[0]),
-                f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch smaller.",
-            )
-            return
-        recipe.train["max_steps"] = steps
-        recipe.filled["train.max_steps"] = known[0]
+        elif not by_size or recipe.tokenizer.vocab_size:
+            steps = horizon_steps(recipe, batch)
+            if steps:
+                recipe.train["max_steps"] = steps
+                recipe.filled["train.max_steps"] = named[0]
+            else:
+                problems.add(
+                    recipe.where(named[0]),
+                    f"is less than one step of {batch:,} tokens (data.batch_tokens). Train longer, or make the batch smaller.",
+                )
     schedule = recipe.optimizer.schedule
-    if "max_steps" in recipe.train and "optimizer.schedule.warmup_steps" not in recipe.places:
+    grouped = recipe.optimizer.type != "trainer"
+    if grouped and "max_steps" in recipe.train and "optimizer.schedule.warmup_steps" not in recipe.places:
         schedule.warmup_steps = min(schedule.warmup_steps, recipe.train["max_steps"] // 5)
 
 
-def _ready_vocab(recipe: Recipe) -> int | None:
+def _ready_vocab(folder: str) -> int | None:
     """How many ids a tokenizer has whose folder is here."""
-    file = Path(recipe.tokenizer.path or "") / "tokenizer.json"
+    file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return None
     try:

@@ -121,7 +121,7 @@ class Model:
 
 @dataclass(kw_only=True)
 class Group:
-    """Settings of one parameter group; what is not given comes from the optimizer's own defaults."""
+    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/depth.py)."""
 
     learning_rate: float | None = key(None, "Peak rate.", minimum=0, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)

@@ -1,0 +1,172 @@
+"""docs/recipes.md, written from the schema and the table of fates."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from pipeline.recipe.depth import ADAM_GROUPS, MATRIX_GROUP
+from pipeline.recipe.fates import FATES, Fate
+from pipeline.recipe.presets import MODERN, TANDEM_OPTIONS
+from pipeline.recipe.schema import SECTIONS, Recipe
+from pipeline.recipe.values import expected
+
+INTRODUCTION = """\
+# Recipes
+
+<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py or fates.py, then run it again. -->
+
+One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
+
+- Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
+  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name.
+- `extends: other.yaml` (relative to the file) takes over another recipe; sections are merged key by key, lists replaced.
+- Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
+  `run.flops`. One named by an override or an extending recipe replaces the inherited one. The same holds for
+  `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
+- Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
+- `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
+- A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
+- The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
+  with another value it is another run (`run.fork_from`). All others may change and are really applied.
+"""
+TRAIN = """\
+## train
+
+`transformers.TrainingArguments` by their own names. Every field has one of four fates: passed unchanged (the default is
+transformers'), passed with our default, set by another key of the recipe, or refused with its reason. Cadences
+(`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
+"""
+OPTIONS = """\
+### model.options
+
+Fields of the config of `model.type`, verbatim. For `tandem` (GPT-2 when nothing is set):
+"""
+
+
+GROUP_DEFAULTS = """\
+### Defaults of the groups
+
+Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: best of a sweep at width 128). Under
+`model.depth` every rate is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`), those of the embeddings and the head
+also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    hints = get_type_hints(Recipe)
+    for section in SECTIONS:
+        parts.append(_train() if section == "train" else _section(section, hints[section], level=2))
+        if section == "model":
+            parts.append(_options())
+        if section == "optimizer":
+            parts.append(_group_defaults())
+    return "\n".join(parts)
+
+
+def _section(path: str, cls: type, *, level: int) -> str:
+    lines = [
+        f"{'#' * level} {_cell(path)}",
+        "",
+        f"{cls.__doc__}",
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    nested = []
+    for f, annotation in _keys(cls):
+        inner = _dataclass_in(annotation)
+        if is_dataclass(annotation):
+            nested.append((f"{path}.{f.name}", annotation))
+            lines.append(f"| {f.name} | keys | | {_cell(f.metadata['doc'])} |")
+            continue
+        if inner and f.name == "sources":
+            nested.append((f"{path}.{f.name}.<n>", inner))
+        mark = " =" if f.metadata["must_match"] else ""
+        lines.append(
+            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_default(f))} | {_cell(f.metadata['doc'])} |"
+        )
+    group = [n for n in nested if n[0].startswith("optimizer.groups.")]
+    lines.append("")
+    for name, inner in nested:
+        if group and name != group[0][0]:
+            continue  # the groups have the same keys
+        lines.append(_section("optimizer.groups.<group>" if group else name, inner, level=level + 1))
+    return "\n".join(lines)
+
+
+def _keys(cls: type) -> Iterator[tuple[Field, Any]]:
+    hints = get_type_hints(cls)
+    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
+
+
+def _dataclass_in(annotation: Any) -> type | None:
+    for part in (annotation, *get_args(annotation), *(b for a in get_args(annotation) for b in get_args(a))):
+        if is_dataclass(part):
+            return part  # type: ignore[return-value]
+    return None
+
+
+def _type(annotation: Any) -> str:
+    return expected(annotation).replace(" or null", "")
+
+
+def _default(f: Field) -> str:
+    value = f.default if f.default is not MISSING else f.default_factory() if f.default_factory is not MISSING else None
+    return _value(value)
+
+
+def _value(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "; ".join(str(v) for v in value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) + "}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _options() -> str:
+    lines = [OPTIONS, "| field | type | preset modern |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {_cell(_type(kind))} | {_value(MODERN.get(name))} |" for name, kind in TANDEM_OPTIONS.items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _group_defaults() -> str:
+    groups = {**ADAM_GROUPS, **{f"matrices ({kind})": settings for kind, settings in MATRIX_GROUP.items()}}
+    names = ("learning_rate", "betas", "eps", "weight_decay", "momentum")
+    lines = [GROUP_DEFAULTS, f"| group | {' | '.join(names)} |", "|---" * 6 + "|"]
+    for group, settings in groups.items():
+        lines.append(f"| {group} | {' | '.join(_value(settings.get(name)) for name in names)} |")
+    return "\n".join([*lines, ""])
+
+
+def _train() -> str:
+    def rows(fate: str) -> list[tuple[str, Fate]]:
+        return [(name, f) for name, f in FATES.items() if f.fate == fate]
+
+    lines = [TRAIN]
+    for fate, title in (("passed", "Passed unchanged"), ("default", "Passed with our default")):
+        lines += [f"### {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
+        for name, f in rows(fate):
+            notes = " Only with optimizer.type: trainer." if f.trainer_only else ""
+            notes += f" No other value is accepted: {f.only}." if f.only else ""
+            mark = " =" if f.must_match else ""
+            lines.append(
+                f"| {name}{mark} | {_cell(_type(f.type))} | {_cell(_value(f.default))} | {_cell(f.text + notes)} |"
+            )
+        lines.append("")
+    lines += ["### Set by another key", "", "| field | set by |", "|---|---|"]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("ours")]
+    lines += ["", "### Refused", "", "| field | why |", "|---|---|"]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("refused")]
+    return "\n".join([*lines, ""])

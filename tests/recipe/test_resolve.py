@@ -1,0 +1,350 @@
+"""Overrides, extends, the values that follow from others, the saved recipe, and what makes a run this run."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts.errors import RecipeError
+from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
+from pipeline.recipe.batch import micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.identity import default_name, differences, must_match
+from pipeline.recipe.presets import MODERN, TANDEM_OPTIONS, model_fields
+from pipeline.recipe.resolve import plain
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))
+STAGES = {"quickstart_sft.yaml": "sft", "chat_sft_d24.yaml": "sft"}
+BASE = """\
+tokenizer: {vocab_size: 512}
+data:
+  sources: [{files: texts/a.txt}]
+  row_tokens: 64
+  batch_tokens: 512
+model: {n_layer: 2, n_embd: 32, n_head: 4}
+optimizer: {type: muon_adamw}
+train: {max_steps: 100}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder, text=BASE, name="recipe.yaml"):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return name
+
+
+def test_overrides_have_the_types_of_the_file(folder):
+    recipe = read_recipe(
+        [
+            write(folder),
+            "train.max_grad_norm=3e-4",
+            "train.save_total_limit=null",
+            "run.tokens=1e6",
+            "samples.prompts=[a, 'b: c']",
+            "optimizer.groups.head.betas=[0.9, 0.95]",
+            "model.options.final_logit_softcapping=15",
+            "run.note=hello world",
+            "data.sources.0.files=other/*.parquet",
+        ]
+    )
+    assert recipe.train["max_grad_norm"] == 3e-4
+    assert recipe.train["save_total_limit"] is None
+    assert recipe.run.tokens == 1_000_000
+    assert recipe.samples.prompts == ["a", "b: c"]
+    assert recipe.optimizer.groups.head.betas == [0.9, 0.95]
+    assert recipe.model.options == {"final_logit_softcapping": 15.0}
+    assert recipe.run.note == "hello world"
+    assert recipe.data.sources[0].files == "other/*.parquet"
+
+
+def test_a_list_override_replaces_the_list_and_a_star_needs_no_quotes(folder):
+    recipe = read_recipe([write(folder), "data.sources=[{files: x.parquet, weight: 2}, {files: y.parquet}]"])
+    assert [s.files for s in recipe.data.sources] == ["x.parquet", "y.parquet"]
+    recipe = read_recipe([write(folder), "data.sources.0.files=*.parquet"])
+    assert recipe.data.sources[0].files == "*.parquet"
+
+
+def test_local_files_by_override_replace_a_hub_data_set(folder):
+    hub = BASE.replace("{files: texts/a.txt}", "{id: some/set, config: big, revision: main, text_column: text}")
+    source = read_recipe([write(folder, hub), "data.sources.0.files=x.parquet"]).data.sources[0]
+    assert (source.id, source.config, source.revision) == (None, None, None)
+    assert (source.files, source.text_column) == ("x.parquet", "text")
+    source = read_recipe([write(folder), "data.sources.0.id=a/b", "data.sources.0.config=c"]).data.sources[0]
+    assert (source.id, source.config, source.files) == ("a/b", "c", None)
+
+
+@pytest.mark.parametrize(
+    "horizon",
+    ["train.max_steps=7", "train.num_train_epochs=2", "run.tokens=4096", "run.tokens_per_param=20", "run.flops=1e12"],
+)
+def test_a_horizon_named_later_replaces_the_inherited_one(folder, horizon):
+    for first in ("train: {max_steps: 100}", "run: {tokens: 51200}", "run: {flops: 1.0e12}"):
+        write(folder, BASE.replace("train: {max_steps: 100}", first), "base.yaml")
+        recipe = read_recipe([write(folder, "extends: base.yaml\n"), horizon])
+        section, _, key = horizon.split("=")[0].partition(".")
+        value = getattr(recipe.run, key) if section == "run" else recipe.train[key]
+        assert value == float(horizon.split("=")[1])
+        others = {"tokens", "tokens_per_param", "flops"} - {key}
+        assert [getattr(recipe.run, name) for name in others] == [None] * len(others)
+
+
+def test_two_horizons_on_one_command_line_are_refused(folder):
+    with pytest.raises(RecipeError, match="second horizon"):
+        read_recipe([write(folder), "train.max_steps=7", "run.tokens=4096"])
+
+
+def test_steps_are_whole_batches_of_the_tokens(folder):
+    recipe = read_recipe([write(folder), "run.tokens=5631"])
+    assert recipe.train["max_steps"] == 10  # 5631 = 10 x 512 + 511
+    assert describe_filled(recipe) == ["train.max_steps = 10 (set by run.tokens)"]
+
+
+def test_accumulation_named_later_replaces_batch_tokens_and_the_reverse(folder):
+    recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3", "train.per_device_train_batch_size=2"])
+    assert recipe.data.batch_tokens is None
+    assert with_batch_tokens(recipe, world_size=4) == 4 * 2 * 3 * 64
+    write(folder, BASE.replace("  batch_tokens: 512\n", "") .replace("max_steps: 100", "max_steps: 100, gradient_accumulation_steps: 2"), "base.yaml")  # fmt: skip
+    recipe = read_recipe([write(folder, "extends: base.yaml\ndata: {batch_tokens: 1024}\n")])
+    assert recipe.data.batch_tokens == 1024
+    assert "gradient_accumulation_steps" not in recipe.train
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_batch", "expected"), [(1, 8, 1), (2, 2, 2), (3, 2, 2), (1, 3, 3), (16, 8, 1)]
+)
+def test_rows_of_a_step_are_dealt_to_any_number_of_processes(folder, world_size, micro_batch, expected):
+    recipe = read_recipe([write(folder), f"train.per_device_train_batch_size={micro_batch}"])
+    assert rows_per_step(recipe) == 8
+    assert micro_steps(recipe, world_size) == expected
+
+
+def test_a_chain_of_extends_merges_sections_key_by_key_and_replaces_lists(folder):
+    write(folder, BASE + "monitor: {trackers: [tensorboard, wandb], project: p}\n", "deep/base.yaml")
+    write(
+        folder,
+        "extends: base.yaml\ntrain: {seed: 1, max_steps: 50}\nmodel: {options: {window_pattern: SL}}\n",
+        "deep/middle.yaml",
+    )
+    top = (
+        "extends: deep/middle.yaml\ntrain: {seed: 2}\nmonitor: {trackers: [wandb]}\nmodel: {options: {qk_norm: true}}\n"
+    )
+    recipe = read_recipe([write(folder, top)])
+    assert (recipe.train["seed"], recipe.train["max_steps"]) == (2, 50)
+    assert (recipe.monitor.trackers, recipe.monitor.project) == (["wandb"], "p")
+    assert recipe.model.options == {"window_pattern": "SL", "qk_norm": True}
+
+
+def test_a_bom_underscores_and_crlf_are_read(folder):
+    (folder / "recipe.yaml").write_bytes(
+        b"\xef\xbb\xbf" + BASE.replace("512\n", "1_024\n").replace("\n", "\r\n").encode()
+    )
+    assert read_recipe(["recipe.yaml"]).data.batch_tokens == 1024
+
+
+def test_turning_the_dial_on_the_command_line_changes_the_sizes_of_a_saved_recipe(folder):
+    text = BASE.replace(
+        "model: {n_layer: 2, n_embd: 32, n_head: 4}", "model: {depth: 4, head_dim: 32, aspect_ratio: 16}"
+    )
+    (folder / "saved.yaml").write_text(dump_recipe(read_recipe([write(folder, text)])))
+    recipe = read_recipe(["saved.yaml", "model.depth=2"])
+    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.n_head, recipe.model.n_kv_head) == (2, 32, 1, 1)
+
+
+def test_the_dial_fills_only_what_is_open_and_says_what_it_set(folder):
+    text = BASE.replace("model: {n_layer: 2, n_embd: 32, n_head: 4}", "model: {depth: 4, head_dim: 32, n_embd: 96}")
+    recipe = read_recipe([write(folder, text), "optimizer.groups.head.learning_rate=0.1", "optimizer.rate_scale=2"])
+    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.n_head) == (4, 96, 3)
+    assert recipe.data.batch_tokens == 512
+    assert recipe.optimizer.rate_scale == 2
+    assert recipe.optimizer.groups.head.learning_rate == 0.1
+    assert recipe.optimizer.groups.embeddings.learning_rate == pytest.approx(0.3 * (768 / 96) ** 0.5)
+    lines = describe_filled(recipe)
+    assert "model.n_layer = 4 (set by model.depth)" in lines
+    assert not [
+        line
+        for line in lines
+        if line.startswith(("model.n_embd", "data.batch", "optimizer.groups.head", "optimizer.rate"))
+    ]
+
+
+def test_the_dial_without_horizon_or_batch_trains_compute_optimally(folder):
+    recipe = read_recipe([write(folder, "data: {sources: [{files: a.txt}]}\nmodel: {preset: modern, depth: 12}\noptimizer: {type: muon_adamw}\n")])  # fmt: skip
+    assert recipe.run.tokens_per_param == 10.5
+    assert (recipe.data.batch_tokens, recipe.train["max_steps"]) == (2**19, 2205)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon_adamw"])
+def test_every_setting_of_every_group_is_filled(folder, kind):
+    groups = read_recipe([write(folder), f"optimizer.type={kind}"]).optimizer.groups
+    for name, group in vars(groups).items():
+        given = {key for key, value in vars(group).items() if value is not None}
+        muon = kind == "muon_adamw" and name == "matrices"
+        assert given == (
+            {"learning_rate", "momentum", "weight_decay"} if muon else {"learning_rate", "betas", "eps", "weight_decay"}
+        )
+
+
+def test_a_short_run_gets_a_short_warm_up_unless_one_is_given(folder):
+    assert read_recipe([write(folder), "train.max_steps=10"]).optimizer.schedule.warmup_steps == 2
+    assert read_recipe([write(folder), "train.max_steps=1000"]).optimizer.schedule.warmup_steps == 40
+    with pytest.raises(RecipeError, match="longer than the run"):
+        read_recipe([write(folder), "train.max_steps=10", "optimizer.schedule.warmup_steps=40"])
+
+
+def test_the_size_of_a_ready_tokenizer_is_read_from_its_folder(folder):
+    (folder / "tok").mkdir()
+    (folder / "tok/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 299}]}')
+    text = BASE.replace("tokenizer: {vocab_size: 512}", "tokenizer: {path: tok}")
+    assert read_recipe([write(folder, text)]).tokenizer.vocab_size == 300
+    with pytest.raises(RecipeError, match="how many ids somebody/tokenizer has is not known"):
+        read_recipe([write(folder, text), "tokenizer.path=somebody/tokenizer", "run.tokens_per_param=8"])
+
+
+def test_files_beside_the_recipe_are_found_again_from_the_saved_one(folder):
+    write(folder, "hello", "mine/texts/a.txt")
+    recipe = read_recipe([write(folder, BASE, "mine/recipe.yaml")])
+    assert recipe.data.sources[0].files == "mine/texts/a.txt"
+    assert recipe.run.code_folder == "mine"
+    (folder / "runs/x").mkdir(parents=True)
+    (folder / "runs/x/recipe.yaml").write_text(dump_recipe(recipe))
+    again = read_recipe(["runs/x/recipe.yaml"])
+    assert (again.data.sources[0].files, again.run.code_folder) == ("mine/texts/a.txt", "mine")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_resolves_and_its_saved_form_runs_and_says_the_same(name, folder):
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    stage = STAGES.get(name, "pretrain")
+    recipe = read_recipe([f"recipes/{name}"], stage=stage)
+    assert recipe.model.n_layer
+    assert recipe.data.batch_tokens
+    (folder / "runs").mkdir()
+    (folder / "runs/recipe.yaml").write_text(dump_recipe(recipe))
+    again = read_recipe(["runs/recipe.yaml"], stage=stage)
+    assert plain(again) == plain(recipe)
+    assert differences(must_match(recipe), must_match(again)) == []
+    body = [line for line in dump_recipe(recipe).splitlines() if not line.startswith("#")]
+    assert [line for line in dump_recipe(again).splitlines() if not line.startswith("#")] == body
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_recipe_says_what_where_how_long_cost_result_and_command(name):
+    head = []
+    for line in (ROOT / "recipes" / name).read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        head.append(line)
+    text = "\n".join(head)
+    for word in ("Where:", "Cost:", "Reaches:", "Run:"):
+        assert word in text
+    assert f"recipes/{name}" in text
+
+
+def test_a_null_that_undoes_a_default_survives_saving(folder):
+    overrides = ["train.save_total_limit=null", "model.preset=modern", "model.options.final_logit_softcapping=null"]
+    recipe = read_recipe([write(folder), *overrides])
+    (folder / "saved.yaml").write_text(dump_recipe(recipe))
+    again = read_recipe(["saved.yaml"])
+    assert again.train["save_total_limit"] is None
+    assert again.model.options == {"final_logit_softcapping": None}
+    assert (
+        model_fields(again, vocab_size=8, bos_token_id=0, eos_token_id=1, pad_token_id=2)["final_logit_softcapping"]
+        is None
+    )
+
+
+def test_texts_that_look_like_numbers_survive_saving(folder):
+    recipe = read_recipe(
+        [write(folder), 'run.note="0012"', 'run.tags=["3e-4", "null", "no", "a: b", "1_000"]', 'hub.id="~"']
+    )
+    (folder / "saved.yaml").write_text(dump_recipe(recipe))
+    again = read_recipe(["saved.yaml"])
+    assert (again.run.note, again.run.tags, again.hub.id) == (recipe.run.note, recipe.run.tags, recipe.hub.id)
+    assert again.run.tags[0] == "3e-4"
+
+
+def test_the_batch_computed_at_the_first_start_is_kept_by_the_saved_recipe(folder):
+    recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3"])
+    open_one = must_match(recipe)
+    recipe.data.batch_tokens = with_batch_tokens(recipe, world_size=2)
+    (folder / "saved.yaml").write_text(dump_recipe(recipe))
+    assert read_recipe(["saved.yaml"]).data.batch_tokens == 2 * 8 * 3 * 64
+    assert differences(must_match(recipe), open_one) == []
+
+
+def test_the_name_follows_the_keys_that_must_match_and_no_others(folder):
+    def name(*overrides):
+        return read_recipe([write(folder), *overrides]).run.name
+
+    assert name().startswith("recipe-")
+    assert len(name()) == len("recipe-") + 6
+    same = ["train.logging_steps=3", "train.save_steps=9", "run.note=x", "monitor.project=y", "train.per_device_train_batch_size=2", "evals.bpb.at_start=false", "train.max_grad_norm=2", "hub.id=a/b", "data.sources.0.name=other"]  # fmt: skip
+    assert {name(override) for override in same} == {name()}
+    other = ["train.seed=3", "train.max_steps=101", "data.batch_tokens=1024", "model.n_layer=3", "optimizer.groups.head.learning_rate=1", "optimizer.schedule.decay=cosine", "data.sources.0.files=b.txt", "data.packing=concat", "tokenizer.vocab_size=600"]  # fmt: skip
+    assert len({name(override) for override in other} | {name()}) == len(other) + 1
+    assert read_recipe([write(folder), "run.name=mine"]).run.name == "mine"
+
+
+def test_differences_name_key_and_both_values(folder):
+    saved, now = must_match(read_recipe([write(folder)])), must_match(read_recipe([write(folder), "train.seed=3"]))
+    assert differences(saved, now) == ["train.seed: 42 -> 3"]
+    assert default_name(read_recipe([write(folder)])) == read_recipe([write(folder)]).run.name
+
+
+def test_where_cites_the_line_of_a_key(folder):
+    recipe = read_recipe([write(folder), "train.seed=4"])
+    assert recipe.where("data.batch_tokens") == "recipe.yaml:5: data.batch_tokens"
+    assert recipe.where("train.seed") == "command line: train.seed"
+    assert recipe.where("run.name") == "recipe.yaml: run.name"
+
+
+def test_the_options_are_those_of_the_model_s_config():
+    from dataclasses import fields
+
+    from transformers import GPT2Config
+
+    from pipeline.model.configuration_tandem import TandemConfig
+
+    own = {f.name for f in fields(TandemConfig)} - {f.name for f in fields(GPT2Config)}
+    assert own - {"n_kv_head"} <= set(TANDEM_OPTIONS)
+    assert set(TANDEM_OPTIONS) <= {f.name for f in fields(TandemConfig)}
+    assert set(MODERN) <= set(TANDEM_OPTIONS)
+
+
+def test_fields_of_other_models_have_their_own_names(folder):
+    recipe = read_recipe([write(folder), "model.type=llama", "model.n_kv_head=2", "model.options.rope_theta=5000"])
+    values = model_fields(recipe, vocab_size=512, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    assert values["num_hidden_layers"] == 2
+    assert values["num_key_value_heads"] == 2
+    assert values["max_position_embeddings"] == 64
+    assert values["rope_theta"] == 5000
+    assert "n_layer" not in values
+
+
+def test_the_page_about_recipes_is_up_to_date():
+    from pipeline.recipe.docs import render
+
+    assert (ROOT / "docs" / "recipes.md").read_text() == render(), "run python -m pipeline.recipe"
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+def test_help_names_the_command_and_every_section(stage):
+    text = help_text(stage)
+    assert f"pipeline/{stage}.py RECIPE.yaml" in text
+    assert all(f"\n  {section} " in text for section in ("run", "data", "train", "hub"))
+
+
+def test_chat_formats_make_conversations(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    import chat_formats
+
+    question, answer = chat_formats.multiple_choice({"question": "2+2? ", "choices": ["3", "4"], "answer": 1})
+    assert (question["content"], answer["content"]) == ("2+2?\n\nA. 3\nB. 4\n\nAnswer with the letter only.", "B")
+    _, answer = chat_formats.word_problem({"question": "q", "answer": "3*4=<<3*4=12>>12\n#### 12"})
+    assert answer == {"role": "assistant", "content": "3*4=12\n#### 12"}
