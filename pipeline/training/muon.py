@@ -74,7 +74,7 @@ def orthogonal_directions(
     x_MSL = polar_express(equalised(x_MSL.float(), output_dim=output_dim).to(dtype)).float()
     reduced_dim = -1 if short == long and output_dim == -2 else -2
     square_M = x_MSL.square().mean(dim=reduced_dim, keepdim=True)  # (M, 1, L), or (M, S, 1)
-    # The polynomial leaves singular values of 0.9 to 1; an orthogonal matrix has the norm sqrt(S) exactly.
+    # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(S) exactly.
     norm_M11 = square_M.sum(dim=(-2, -1), keepdim=True).mul(x_MSL.shape[reduced_dim]).sqrt()
     to_orthogonal_M11 = math.sqrt(short) / norm_M11.clamp_min(1e-3)  # below it only a gradient of zeros
     square_M = square_M * to_orthogonal_M11.square()
