@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
@@ -22,6 +23,9 @@ def main(argv: list[str]) -> int:
     from pipeline.hardware.device import device_info
 
     device = device_info()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     model, tokenizer = load(subject, device=device.kind, revision=arguments.revision)
     results: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
@@ -36,6 +40,14 @@ def main(argv: list[str]) -> int:
         )
         for row in samples:
             print(f"[{'greedy' if row['temperature'] == 0 else 'sampled'}] {row['prompt']!r} -> {row['text']!r}")
+    own = [task for task in arguments.tasks if task not in TASKS]
+    if own:
+        from pipeline.evals.tasks import load_tasks, score_tasks
+
+        numbers = score_tasks(load_tasks(own, folder=str(Path.cwd()), where="command line"), model, tokenizer)
+        for name, value in numbers.items():
+            print(f"{name:<20} {value:>10.6f}")
+        results += [{"name": name, "value": value, "protocol": None} for name, value in numbers.items()]
     record(subject, argv=argv, device=device.name, results=results, samples=samples)
     if subject.run is not None:
         print(f"recorded in {subject.run.evals}")
@@ -64,7 +76,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         "tasks",
         nargs="*",
         metavar="TASK",
-        help="bpb (bits per byte) and samples (continuations of fixed prompts); default both",
+        help="bpb (bits per byte), samples (continuations of fixed prompts), or your own as module:attr; default bpb and samples",
     )
     parser.add_argument(
         "--text",
@@ -100,7 +112,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="give the prompts of samples as a user's message; a chat run's are anyway",
     )
     arguments = parser.parse_intermixed_args(argv)
-    wrong = [task for task in arguments.tasks if task not in TASKS]
+    wrong = [t for t in arguments.tasks if t not in TASKS and (":" not in t or t.split(":")[0] in LATER)]
     if wrong:
         later = [task for task in wrong if task.split(":")[0] in LATER]
         what = (
@@ -108,7 +120,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
             if later == wrong
             else f"there is no evaluation called {', '.join(wrong)}"
         )
-        raise RecipeError(f"command line: {what}, so nothing was scored. Use {' or '.join(TASKS)}.")
+        raise RecipeError(f"command line: {what}, so nothing was scored. Use {', '.join(TASKS)} or module:attr.")
     arguments.tasks = arguments.tasks or list(TASKS)
     return arguments
 

@@ -96,8 +96,18 @@ class RunData:
             )
             for entry in self.evals
             for result in entry.get("results", [])
+            if "bpb" in result["name"]
         ]
         return own + later
+
+    def other_results(self) -> list[tuple[str, int | None, float, str | None]]:
+        """(name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte."""
+        return [
+            (result["name"], entry.get("step"), result["value"], entry.get("subject"))
+            for entry in self.evals
+            for result in entry.get("results", [])
+            if "bpb" not in result["name"]
+        ]
 
 
 def read_run(name: str) -> RunData:

@@ -35,6 +35,7 @@ def report(data: RunData) -> str:
         _section("Results", _results(data)),
         _section("Training", _training(data)),
         _section("Bits per byte", _bpb(data)),
+        _section("Other evaluations", _other_results(data)),
         _section("Samples", _samples(data)),
         _section("Checkpoints", _checkpoints(data)),
         _section("Attempts", _attempts(data)),
@@ -148,6 +149,11 @@ def _bpb(data: RunData) -> str:
     ]
     note = "Two figures compare only when their protocol is the same: it names the text that was scored.\n\n"
     return note + table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+
+
+def _other_results(data: RunData) -> str:
+    rows = [[name, step, number(value, 6), of] for name, step, value, of in data.other_results()]
+    return table(["metric", "step", "value", "of"], rows) if rows else ""
 
 
 def _samples(data: RunData) -> str:

@@ -1,12 +1,13 @@
 """Markdown tables, numbers for people, and a curve as an SVG file."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table. None becomes a dash; a bar or line break inside a cell cannot break it."""
+    """A Markdown table. None becomes a dash; no text inside a cell can break it."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
 
@@ -14,7 +15,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def cell(value: Any) -> str:
     if value is None:
         return "-"
-    return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")
+    text = (
+        str(value)
+        .replace("\\", "\\\\")
+        .replace("|", "\\|")
+        .replace("<", "&lt;")
+        .replace("\r", " ")
+        .replace("\n", "<br>")
+    )
+    # Control characters, which an untrained byte-level model writes, are shown by their code.
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\\\x{ord(match[0]):02x}", text)
 
 
 def code(text: str, language: str = "") -> str:

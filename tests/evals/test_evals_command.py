@@ -297,6 +297,16 @@ def test_evaluations_of_a_later_version_and_misspelt_ones_are_refused(run):
         main([str(run.path), "bbp"])
 
 
+def test_an_own_evaluation_is_scored_and_recorded_by_its_name(run, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_own_task.py").write_text(
+        "def depth(model, tokenizer):\n    return {'model/layers': model.config.n_layer}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main([str(run.path), "my_own_task:depth"]) == 0
+    assert entries(run)[0]["results"] == [{"name": "model/layers", "value": 2.0, "protocol": None}]
+    assert "model/layers" in capsys.readouterr().out
+
+
 def test_a_model_without_validation_text_asks_for_text(run, tmp_path):
     run.model.rename(tmp_path / "alone")
     with pytest.raises(RecipeError, match="--text FILE"):

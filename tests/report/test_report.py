@@ -107,7 +107,11 @@ def test_a_manifest_torn_by_a_crash_does_not_hide_the_rest(tmp_path):
 def test_results_of_evals_json_stand_in_the_bpb_table(tmp_path):
     folder = write_run(tmp_path / "a")
     result = {"name": "val/bpb_documents", "value": 1.25, "protocol": "documents-9", "bytes": 12345}
-    write_json(folder / "report" / "evals.json", {"entries": [{"subject": "model/", "step": 40, "results": [result]}]})
+    other = {"name": "spelling/accuracy", "value": 0.75, "protocol": None}
+    write_json(
+        folder / "report" / "evals.json", {"entries": [{"subject": "model/", "step": 40, "results": [result, other]}]}
+    )
+    assert "| spelling/accuracy | 40 | 0.75 | model/ |" in report(read_run(str(folder)))
     assert "| val/bpb_documents | 40 | 1.250000 | documents-9 | 12,345 | model/ |" in report(read_run(str(folder)))
 
 
@@ -164,6 +168,7 @@ def test_the_report_command_imports_no_torch_and_ends_within_seconds(tmp_path):
 
 def test_cells_and_code_blocks_survive_hostile_text():
     assert cell("a|b\nc\\") == "a\\|b<br>c\\\\"
+    assert cell("<script>\x15") == "&lt;script>\\\\x15"
     assert code("```\nx").startswith("````\n")
 
 

@@ -1,0 +1,77 @@
+"""docs/metrics.md and the code name the same numbers."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
+NAME = re.compile(
+    r"(train|optim|perf|data|val|sft|core|chat|ckpt|gpu|host|mem|disk|net|text)/[a-z0-9_]+(/(<[a-z]+>)?)?"
+)
+DOCUMENTED = {
+    name
+    for line in PAGE.splitlines()
+    if line.startswith("| `")
+    for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+}
+# Rooms that write numbers; the others only read them.
+WRITERS = ["training", "callbacks", "evals", "monitor", "data"]
+
+
+def literals(path):
+    """Every text in the code of a file but docstrings; of an f-string its constant head, ending in <...>."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and node.values and isinstance(node.values[0], ast.Constant):
+            yield f"{node.values[0].value}<>" if len(node.values) == 2 else ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings | inside:
+            yield node.value
+
+
+def written():
+    found = set()
+    for room in WRITERS:
+        for path in (ROOT / "pipeline" / room).rglob("*.py"):
+            found |= {
+                text for text in literals(path) if NAME.fullmatch(text) or re.fullmatch(r"(optim/lr|data|gpu)/<>", text)
+            }
+    # f"data/{name}" for name in (...), and f"gpu/{column}" for the monitor's columns.
+    from pipeline.monitor.__main__ import COLUMNS
+
+    generic = {
+        "data/<>": {"data/epoch", "data/pq", "data/rg"},
+        "gpu/<>": {c for c in COLUMNS if c.startswith("gpu/")},
+        "optim/lr/<>": {"optim/lr/<group>"},
+    }
+    for pattern, names in generic.items():
+        if pattern in found:
+            found = (found - {pattern}) | names
+    return found
+
+
+def test_every_metric_that_the_code_writes_is_explained():
+    missing = written() - DOCUMENTED
+    assert not missing, f"add to docs/metrics.md: {sorted(missing)}"
+
+
+def test_every_metric_that_is_explained_is_written():
+    stale = DOCUMENTED - written()
+    assert not stale, f"remove from docs/metrics.md, or write them: {sorted(stale)}"
+
+
+def test_every_row_of_the_page_has_a_unit_and_a_meaning():
+    for line in PAGE.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert len(cells) == 6, line
+            assert cells[1], line
+            assert len(cells[2]) > 8, line
