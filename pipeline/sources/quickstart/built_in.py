@@ -32,7 +32,7 @@ def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[Sou
     if KINDS[spec.id] != kind:
         holds, reads = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
         raise RecipeError(
-            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {[i for i, k in KINDS.items() if k == kind][0]}, or run the other stage."
+            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {next(i for i, k in KINDS.items() if k == kind)}, or run the other stage."
         )
     if spec.split not in SPLITS:
         raise RecipeError(f"{where}.split is {spec.split!r}; {spec.id} has {' and '.join(SPLITS)}. Write one of them.")

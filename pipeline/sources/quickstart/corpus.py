@@ -3,8 +3,9 @@
 import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
-from pipeline.sources.quickstart.harvest import Described, SourceDocument
+from pipeline.sources.quickstart.harvest import SourceDocument
 
 HELD_OUT_PER_MILLE = 25
 MIN_DOCUMENT_CHARS = 200
@@ -43,7 +44,7 @@ def _kept(document: SourceDocument, seen: set[str], avoid: frozenset[int]) -> So
             seen.add(key)
             lines.append(line)
         if lines:
-            things.append(Described(thing.name, thing.kind, lines, thing.signature, thing.returns))
+            things.append(replace(thing, lines=lines))
     kept = SourceDocument(document.path, things)
     return kept if len(text_of(kept)) >= MIN_DOCUMENT_CHARS else None
 

@@ -17,65 +17,63 @@ from pipeline.sources.quickstart.prose import prose_lines
 
 # What pyproject.toml's dependencies bring in on every platform. Left out: torch, whose files differ between builds; psutil,
 # hf-xet and others whose files differ between systems; packages without prose.
-DISTRIBUTIONS = tuple(
-    [
-        "absl-py",
-        "accelerate",
-        "aiohttp",
-        "anyio",
-        "attrs",
-        "charset-normalizer",
-        "click",
-        "cwevals",
-        "datasets",
-        "dill",
-        "evaluate",
-        "filelock",
-        "frozenlist",
-        "fsspec",
-        "grpcio",
-        "h11",
-        "httpcore",
-        "httpx",
-        "huggingface-hub",
-        "jinja2",
-        "markdown",
-        "markdown-it-py",
-        "mpmath",
-        "multidict",
-        "networkx",
-        "numpy",
-        "opentelemetry-api",
-        "opentelemetry-sdk",
-        "opentelemetry-semantic-conventions",
-        "packaging",
-        "pandas",
-        "pillow",
-        "platformdirs",
-        "propcache",
-        "protobuf",
-        "pyarrow",
-        "pydantic",
-        "pydantic-core",
-        "pygments",
-        "python-dateutil",
-        "pyyaml",
-        "regex",
-        "requests",
-        "rich",
-        "safetensors",
-        "sympy",
-        "tensorboard",
-        "tokenizers",
-        "tqdm",
-        "transformers",
-        "typer",
-        "typing-extensions",
-        "urllib3",
-        "wandb",
-        "werkzeug",
-        "yarl",
-    ]
+DISTRIBUTIONS = (
+    "absl-py",
+    "accelerate",
+    "aiohttp",
+    "anyio",
+    "attrs",
+    "charset-normalizer",
+    "click",
+    "cwevals",
+    "datasets",
+    "dill",
+    "evaluate",
+    "filelock",
+    "frozenlist",
+    "fsspec",
+    "grpcio",
+    "h11",
+    "httpcore",
+    "httpx",
+    "huggingface-hub",
+    "jinja2",
+    "markdown",
+    "markdown-it-py",
+    "mpmath",
+    "multidict",
+    "networkx",
+    "numpy",
+    "opentelemetry-api",
+    "opentelemetry-sdk",
+    "opentelemetry-semantic-conventions",
+    "packaging",
+    "pandas",
+    "pillow",
+    "platformdirs",
+    "propcache",
+    "protobuf",
+    "pyarrow",
+    "pydantic",
+    "pydantic-core",
+    "pygments",
+    "python-dateutil",
+    "pyyaml",
+    "regex",
+    "requests",
+    "rich",
+    "safetensors",
+    "sympy",
+    "tensorboard",
+    "tokenizers",
+    "tqdm",
+    "transformers",
+    "typer",
+    "typing-extensions",
+    "urllib3",
+    "wandb",
+    "werkzeug",
+    "yarl",
 )
 TESTS = re.compile(
     r"(^|/)(tests?|testing|_vendor|vendor|vendored|_vendored|third_party|benchmarks?|examples)/|/(test|modular)_[^/]*$|_test\.py$|(^|/)conftest\.py$|_pb2(_grpc)?\.pyi?$"
@@ -84,12 +82,17 @@ TESTS = re.compile(
 
 @dataclass
 class Described:
-    """One documented thing: name is dotted, kind module, class or function; signature its parameters as written."""
+    """One documented thing: name is dotted, kind module, class, function or attribute.
+
+    module: where it is imported from. parameters: of a function, without self and cls; a plain default stands behind its
+    name, any other is left open as `...`. returns: the annotation.
+    """
 
     name: str
     kind: str
     lines: Sequence[str]
-    signature: str = ""
+    module: str = ""
+    parameters: Sequence[str] = ()
     returns: str = ""
 
 
@@ -143,18 +146,18 @@ def _described(tree: ast.Module, module: str) -> Iterator[Described]:
         if text and len(text) > 20:
             lines = prose_lines(text)
             if lines:
-                yield _thing(node, name, lines)
+                yield _thing(node, name, lines, module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         statements = list(_statements(node))
-        yield from _written_apart(statements[1 if text else 0 :], name)
+        yield from _written_apart(statements[1 if text else 0 :], name, module)
         inner = [
             child for child in statements if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         ]
         stack += [(child, f"{name}.{child.name}") for child in reversed(inner)]
 
 
-def _written_apart(statements: list[ast.AST], name: str) -> Iterator[Described]:
+def _written_apart(statements: list[ast.AST], name: str, module: str) -> Iterator[Described]:
     """Documentation that is no docstring: strings below attributes, templates of docstrings, and numpy's add_newdoc."""
     attribute = ""
     for node in statements:
@@ -175,7 +178,7 @@ def _written_apart(statements: list[ast.AST], name: str) -> Iterator[Described]:
             ):
                 lines = prose_lines(text.value)
                 if lines:
-                    yield Described(f"{name}.{attribute}", "attribute", lines)
+                    yield Described(f"{name}.{attribute}", "attribute", lines, module)
 
 
 def _is_add_newdoc(call: ast.Call) -> bool:
@@ -186,20 +189,42 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.If | ast.Try | ast.With):
             yield from _statements(child)
-            for other in getattr(child, "orelse", ()):
-                yield other
+            yield from getattr(child, "orelse", ())
         else:
             yield child
 
 
-def _thing(node: ast.AST, name: str, lines: list[str]) -> Described:
+def _thing(node: ast.AST, name: str, lines: Sequence[str], module: str) -> Described:
     if isinstance(node, ast.Module):
-        return Described(name, "module", lines)
+        return Described(name, "module", lines, module)
     if isinstance(node, ast.ClassDef):
-        return Described(name, "class", lines)
+        return Described(name, "class", lines, module)
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    returns = ast.unparse(node.returns) if node.returns else ""
-    return Described(name, "function", lines, signature=ast.unparse(node.args), returns=returns)
+    plain = isinstance(node.returns, ast.Name | ast.Attribute | ast.Constant | ast.Subscript)
+    returns = ast.unparse(node.returns).strip("'") if plain and node.returns else ""
+    return Described(name, "function", lines, module, parameters_of(node.args), returns)
+
+
+def parameters_of(arguments: ast.arguments) -> list[str]:
+    """`a`, `b=None`, `*args`, `c=...`, as they would be written, without annotations."""
+    positional = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
+    found = [_parameter(argument.arg, default) for argument, default in zip(positional, defaults, strict=True)]
+    if found and found[0] in ("self", "cls"):
+        found.pop(0)
+    found += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    found += [
+        _parameter(argument.arg, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    ]
+    return found + ([f"**{arguments.kwarg.arg}"] if arguments.kwarg else [])
+
+
+def _parameter(name: str, default: ast.expr | None) -> str:
+    if default is None:
+        return name
+    plain = isinstance(default, ast.Constant) and isinstance(default.value, bool | int | float | str | None)
+    return f"{name}={ast.literal_eval(default)!r}" if plain else f"{name}=..."
 
 
 def main(out: str, part: int, parts: int) -> None:

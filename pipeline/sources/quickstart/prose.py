@@ -147,9 +147,8 @@ def _paragraphs(text: str) -> list[str]:
             close()
             silent = stripped.lower().strip(" :") in SILENT_SECTIONS
             continue
-        if silent:
-            if not UNDERLINE.match(following):
-                continue
+        if silent and not UNDERLINE.match(following):
+            continue
         directive = DIRECTIVE.match(line)
         if directive or stripped.startswith(".. "):
             close()
