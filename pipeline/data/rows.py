@@ -34,6 +34,7 @@ class TrainingRows:
         )
         self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
+        self._shards_used: list[int] | None = None
 
     @classmethod
     def open(cls, recipe: Any = None, tokenizer: Any = None, *, preparation: Preparation) -> "TrainingRows":
@@ -87,9 +88,15 @@ class TrainingRows:
 
     def _slide(self, step: int, places: list[RowPlace]) -> None:
         """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
-        if self.rank == 0:
-            note_used(self.preparation.folder, step * self.rows_per_step)
-            delete_used(self.stream, step * self.rows_per_step, keep=self.plan["keep_shards"])
+        used = step * self.rows_per_step
+        shards_used = [
+            k // sequence.shard_rows
+            for k, sequence in zip(self.stream.mixture.used(used), self.stream.sequences, strict=True)
+        ]
+        if self.rank == 0 and shards_used != self._shards_used:
+            note_used(self.preparation.folder, used)
+            delete_used(self.stream, used, keep=self.plan["keep_shards"])
+            self._shards_used = shards_used
         paths = {shard_path(self.stream.sequences[p.source].folder, p.shard) for p in places}
         self.preparation.wait_until(lambda: all(path.exists() for path in paths), what=f"the rows of step {step}")
 

@@ -4,13 +4,14 @@ Between two shards the whole state is: the packer before the block of documents 
 place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_json, sha256_file, write_json
+from pipeline.artifacts.atomic import read_json, write_bytes, write_json
 from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, fit_conversation
 from pipeline.data.packers import PACKERS
@@ -18,12 +19,12 @@ from pipeline.data.packing import PackedRows
 from pipeline.data.shards import (
     end_path,
     map_tensors,
+    safetensors_bytes,
     seal_path,
     shard_path,
     shard_tensors,
     state_path,
     write_shard,
-    write_tensors,
 )
 from pipeline.tokenizer.encode import encode_documents
 
@@ -54,6 +55,7 @@ class SequenceWriter:
         self.read = dict.fromkeys(READ_COUNTS[settings["kind"]], 0)
         self.pending: list[PackedRows] = []
         self.bad_rows: list[str] = []
+        self.wanted = from_shard
         self.number = self._first_unsealed() if from_shard is None else from_shard
         self.blocks = self._packed_blocks(self._restore())
 
@@ -84,9 +86,10 @@ class SequenceWriter:
         counts = {"bad_rows": self.bad_rows, "read": {**self.read, **self.packer.counts}, "cursor": cursor}
         self.bad_rows = []
         if seal_path(self.folder, self.number).exists():
-            self._make_again(rows)
+            if self.number == self.wanted:  # The shards before it are only passed through.
+                self._make_again(rows)
         else:
-            write_tensors(state_path(self.folder, self.number), self.state)
+            write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.state))
             write_shard(self.folder, self.number, rows, counts)
             if self.number and (self.number - 1) % STATES_KEPT_EVERY:
                 state_path(self.folder, self.number - 1).unlink(missing_ok=True)
@@ -94,16 +97,14 @@ class SequenceWriter:
 
     def _make_again(self, rows: PackedRows) -> None:
         """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
-        path, seal = shard_path(self.folder, self.number), read_json(seal_path(self.folder, self.number))
-        if path.exists() and path.stat().st_size == seal["bytes"] and sha256_file(path) == seal["sha256"]:
-            return
-        write_tensors(path, shard_tensors(rows))
-        if sha256_file(path) != seal["sha256"]:
-            path.unlink()
+        path = shard_path(self.folder, self.number)
+        content = safetensors_bytes(shard_tensors(rows))
+        if hashlib.sha256(content).hexdigest() != read_json(seal_path(self.folder, self.number))["sha256"]:
             raise DataError(
                 f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
                 f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
             )
+        write_bytes(path, content)
 
     def _write_end(self) -> None:
         # The last seal counts what was read up to it; blocks after it gave no row.

@@ -8,6 +8,7 @@
 <folder>/end.json                  the source is used up: rows and shards in all
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,16 +45,16 @@ def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def safetensors_bytes(tensors: dict[str, np.ndarray]) -> bytes:
     from safetensors.numpy import save
 
-    write_bytes(path, save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+    return save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
 
 
 def write_shard(folder: Path, number: int, rows: PackedRows, seal: dict) -> dict:
     """Write one shard and then its seal, `seal` completed by the counts of the rows; returns the seal."""
-    path = shard_path(folder, number)
-    write_tensors(path, shard_tensors(rows))
+    path, content = shard_path(folder, number), safetensors_bytes(shard_tensors(rows))
+    write_bytes(path, content)
     seal = {
         "format": FORMAT,
         "shard": number,
@@ -61,8 +62,8 @@ def write_shard(folder: Path, number: int, rows: PackedRows, seal: dict) -> dict
         "positions": len(rows) * (rows.input_ids.shape[1] - 1),
         "targets": int(rows.targets.sum()),
         "padded": int(rows.input_ids.size - rows.used.sum()),
-        "bytes": path.stat().st_size,
-        "sha256": sha256_file(path),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
         **seal,
     }
     write_json(seal_path(folder, number), seal)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,9 +48,10 @@ def test_cut_and_fit_makes_every_text_token_a_target_exactly_once(lengths):
 def test_cut_and_fit_continues_a_cut_document_after_a_bos_and_ends_documents_before_one(lengths):
     texts = documents(lengths)
     ends = {int(ids[-1]) for ids in texts}
-    for row, used in zip(*(lambda made: (made.input_ids, made.used))(pack(packer("cut_and_fit"), texts)), strict=True):
-        for before, token in zip(row[: used - 1], row[1:used], strict=True):
-            assert (token == BOS and int(before) in ends) or before == BOS or token == before + 1
+    made = pack(packer("cut_and_fit"), texts)
+    for row, used in zip(made.input_ids, made.used, strict=True):
+        for before, token in pairwise(row[:used].tolist()):
+            assert (token == BOS and before in ends) or before == BOS or token == before + 1
 
 
 def test_cut_and_fit_pads_under_half_a_percent_of_web_like_lengths():
@@ -148,5 +151,5 @@ def test_packed_conversations_keep_their_masks_starts_and_order_over_a_resume():
     for row, used, trained, starts in zip(whole.input_ids, whole.used, whole.trained, whole.starts, strict=True):
         assert used == len(row) or starts[used]  # the padding is a segment of its own
         cuts = [*np.flatnonzero(starts[:used]), used]
-        found += [(row[a:b].tolist(), trained[a:b].tolist()) for a, b in zip(cuts, cuts[1:], strict=False)]
+        found += [(row[a:b].tolist(), trained[a:b].tolist()) for a, b in pairwise(cuts)]
     assert sorted(found) == sorted(talks)
