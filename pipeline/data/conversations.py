@@ -6,15 +6,16 @@ import numpy as np
 
 from pipeline.data.packing import Origin, PackedRows, best_fit, fill_rows, ragged, unragged
 
-Render = Callable[[list[dict]], tuple[list[int], list[bool]]]
+Rendered = tuple[list[int], list[bool]]
+Render = Callable[[list[dict]], Rendered]
 
 
-def fit_conversation(messages: list[dict], render: Render, *, capacity: int, overflow: str):
+def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
     """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when dropped.
 
-    outcome: whole | cut (ends at its last whole assistant turn that fits) | too_long | no_target.
+    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long | no_target.
     """
-    ids, trained = render(messages)
+    ids, trained = rendered
     if not any(trained):
         return None, None, "no_target"
     if len(ids) <= capacity:

@@ -6,6 +6,7 @@ place in the source, and how many of the rows it gives are already sealed. Going
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pipeline.data.shards import (
     state_path,
     write_shard,
 )
+from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.encode import encode_documents
 
 ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
@@ -204,29 +206,34 @@ def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows]
 
 
 def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
-    from pipeline.tokenizer.chat import render
-
     rows: list[PackedRows] = []
     bad = list(block.bad_rows)
-    capacity = writer.settings["row_tokens"] + 1
-    for conversation in block.items:
+    capacity, overflow = writer.settings["row_tokens"] + 1, writer.settings["max_row_overflow"]
+    for talk, rendered in zip(block.items, rendered_talks(writer.tokenizer, block.items), strict=True):
         writer.read["conversations"] += 1
-        try:
-            ids, trained, outcome = fit_conversation(
-                conversation.messages,
-                lambda messages: render(writer.tokenizer, messages),
-                capacity=capacity,
-                overflow=writer.settings["max_row_overflow"],
-            )
-        except (DataError, ValueError) as error:
-            bad.append(f"{writer.source.files[conversation.file].label}:{conversation.row}: {error}")
+        if isinstance(rendered, DataError):
+            bad.append(f"{writer.source.files[talk.file].label}:{talk.row}: {rendered}")
             continue
+        ids, trained, outcome = fit_conversation(
+            talk.messages, rendered, partial(render, writer.tokenizer), capacity=capacity, overflow=overflow
+        )
         if outcome != "whole":
             writer.read[outcome] += 1
         if ids is not None:
             writer.read["text_tokens"] += len(ids)
-            rows += writer.packer.add(ids, trained, (conversation.file, conversation.row_group, conversation.row))
+            rows += writer.packer.add(ids, trained, (talk.file, talk.row_group, talk.row))
     return rows, bad
+
+
+def rendered_talks(tokenizer: Any, talks: list) -> list:
+    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
+    try:
+        return render_batch(tokenizer, [talk.messages for talk in talks])
+    except DataError as error:
+        if len(talks) == 1:
+            return [error]
+        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
+        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
 
 
 def batches_of(documents: list, characters: int) -> Iterator[list]:

@@ -33,15 +33,15 @@ def writer(bench, recipe, plan, role="train"):
 
 @pytest.mark.parametrize("packing", ["cut_and_fit", "best_fit_crop", "concat"])
 def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, packing):
-    recipe = bench.recipe(packing=packing)
+    recipe = bench.recipe(packing=packing, shard_rows=64)
     plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
     whole = writer(bench, recipe, plan)
     while whole.extend():
         pass
     expected = shard_hashes(whole.folder)
-    assert len(expected) > 8
+    assert len(expected) >= 8
 
-    recipe = bench.recipe(packing=packing, cache="interrupted")
+    recipe = bench.recipe(packing=packing, shard_rows=64, cache="interrupted")
     plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
     more = True
     while more:  # a new writer for every shard, as if the process had been killed after each seal
@@ -60,7 +60,7 @@ def test_interrupted_after_any_shard_preparation_gives_the_same_bytes(bench, pac
 def test_conversations_interrupted_after_any_shard_give_the_same_bytes(bench):
     hashes = []
     for cache in ("whole", "interrupted"):
-        recipe = bench.recipe(stage="sft", cache=cache, packing_documents=40)
+        recipe = bench.recipe(stage="sft", cache=cache, packing_documents=100)
         plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
         here = writer(bench, recipe, plan)
         while here.extend():

@@ -1,5 +1,6 @@
 import json
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -117,7 +118,7 @@ def test_only_what_the_assistant_writes_is_trained_and_conversations_are_isolate
             *(batch[n].tolist() for n in ("input_ids", "labels", "position_ids")), strict=True
         ):
             starts = [i for i, p in enumerate(positions) if p == 0] + [len(ids)]
-            for a, b in zip(starts, starts[1:], strict=False):
+            for a, b in pairwise(starts):
                 if b < len(ids):  # the last id of a row is only a label
                     trained = (False, *(label != -100 for label in labels[a : b - 1]))
                     if set(ids[a:b]) != {rows.plan["pad"]}:

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+
+from pipeline.data.plan import make_plan
+from pipeline.data.validation import ValidationRows
+from pipeline.recipe.schema import Source
+from pipeline.tokenizer.byte_lengths import byte_lengths
+
+
+def pairs(rows, method, *, batch, world_size):
+    """(input, label) of every scored row, over all ranks, in any order."""
+    found = []
+    for rank in range(world_size):
+        for batch_of_rank in getattr(rows, method)(rows=batch, rank=rank, world_size=world_size):
+            both = zip(batch_of_rank["input_ids"].tolist(), batch_of_rank["labels"].tolist(), strict=True)
+            found += [pair for pair in both if any(label != -100 for label in pair[1])]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+@pytest.mark.parametrize("method", ["batches", "document_batches"])
+def test_validation_scores_the_same_rows_for_any_batch_and_processes(bench, stage, method):
+    rows = ValidationRows.open(bench.prepared(bench.recipe(stage=stage)))
+    expected = pairs(rows, method, batch=4, world_size=1)
+    assert expected or (stage, method) == ("sft", "document_batches")
+    for batch, world_size in ((1, 1), (3, 2), (5, 3)):
+        assert pairs(rows, method, batch=batch, world_size=world_size) == expected
+        counts = {
+            len(list(getattr(rows, method)(rows=batch, rank=r, world_size=world_size))) for r in range(world_size)
+        }
+        assert len(counts) == 1  # a rank that left the loop early would leave the others waiting
+
+
+def test_document_batches_score_every_byte_of_whole_documents_once(bench):
+    recipe = bench.recipe()
+    rows = ValidationRows.open(bench.prepared(recipe))
+    _, validation = bench.sources(recipe)
+    expected, documents = 0, []
+    for document in next(validation[0].read()).items:
+        if expected >= recipe.evals.bpb.document_bytes:
+            break
+        documents.append(document.text)
+        expected += len(document.text.encode())
+    lengths = byte_lengths(bench.tokenizer)
+    labels = np.concatenate([batch["labels"].numpy().ravel() for batch in rows.document_batches(rows=3)])
+    assert int(lengths[labels[labels >= 0]].sum()) == expected
+    assert all("position_ids" in batch for batch in rows.document_batches(rows=3))
+
+
+def test_val_rows_are_as_many_as_asked_full_and_not_isolated(bench):
+    rows = ValidationRows.open(bench.prepared(bench.recipe()))
+    batches = list(rows.batches(rows=4))
+    assert len(batches) * 4 == 2048 // 64
+    assert all((batch["labels"] >= 0).all() for batch in batches)
+    assert all("position_ids" not in batch for batch in batches)
+
+
+def protocols(bench, **change):
+    tokens = change.pop("tokens", None)
+    held_out = change.pop("held_out", None)
+    recipe = bench.recipe(**change)
+    if tokens:
+        recipe.evals.bpb.tokens = tokens
+    if held_out:
+        recipe.data.validation = [Source(files=str(held_out))]
+        recipe.data.sources = [Source(files=str(bench.text_files[0]))]
+    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    return plan["protocol_id"], plan["documents_protocol_id"]
+
+
+def test_the_protocol_ids_change_with_what_is_scored_and_with_nothing_else(bench):
+    rows, documents = protocols(bench)
+    for change in (
+        {"packing": "best_fit_crop"},
+        {"packing_documents": 9},
+        {"shard_rows": 8},
+        {"batch_tokens": 64},
+        {"train": {"max_steps": 3, "seed": 9}},
+    ):
+        assert protocols(bench, **change) == (rows, documents)
+    assert protocols(bench, row_tokens=32)[0] != rows
+    assert protocols(bench, row_tokens=32)[1] == documents  # comparable across row lengths
+    assert protocols(bench, tokens=1024)[0] != rows
+    assert protocols(bench, tokens=1024)[1] == documents
+    other = protocols(bench, held_out=bench.text_files[1])
+    assert other[0] != rows
+    assert other[1] != documents
