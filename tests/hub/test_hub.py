@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,19 +171,58 @@ def test_a_pushed_model_loads_by_its_id_and_its_card_tells_how(hub, run, tmp_pat
     assert front["datasets"] == ["org/text"]
     assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == 1.75
     assert "trust_remote_code" not in card  # plain gpt2 needs none
-    use = card.split("```python\n")[1].split("```")[0]
-    environment = os.environ | {
+    run_the_card(hub, tmp_path)
+
+
+def run_the_card(hub, tmp_path, *, before=""):
+    """Run the card's example as a stranger would: only the Hub, nothing of ours importable."""
+    card = files_of(hub)["README.md"].decode()
+    use = card.split("```python\n")[1].split("```")[0].replace("max_new_tokens=64", "max_new_tokens=4")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "PYTHONPATH"))}
+    environment |= {
         "HF_ENDPOINT": hub.url,
         "HF_HUB_DISABLE_XET": "1",
         "HF_HOME": str(tmp_path / "other"),
         "no_proxy": "127.0.0.1",
     }
-    environment.pop("HF_HUB_OFFLINE", None)
-    use = use.replace("max_new_tokens=64", "max_new_tokens=4")
+    code = "import importlib.util; assert importlib.util.find_spec('pipeline') is None\n" + before + use
     done = subprocess.run(
-        [sys.executable, "-c", use], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, tmp_path):
+    import torch
+
+    from pipeline.model.build import build_model
+    from pipeline.model.export import save_model
+    from pipeline.recipe.presets import MODERN
+
+    sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}
+    model = build_model(
+        "tandem", {**MODERN, **sizes, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}, seed=1
+    ).eval()
+    for path in run.model.glob("tokenizer*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.rmtree(run.model)
+    with whole_folder(run.model) as folder:
+        save_model(model, folder)
+        for path in tmp_path.glob("tokenizer*"):
+            (folder / path.name).write_bytes(path.read_bytes())
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 0, done.stderr
+    assert "trust_remote_code=True" in files_of(hub)["README.md"].decode()
+    printed = run_the_card(
+        hub,
+        tmp_path,
+        before="import atexit; atexit.register(lambda: print(model(inputs['input_ids']).logits[0, -1, :5].tolist()))\n",
+    )
+    remap = json.loads((run.model / "tokenizer.json").read_text())["model"]["vocab"]
+    ids = torch.tensor([[256, *(remap["\u0120" if c == " " else c] for c in "The capital of France is")]])
+    with torch.no_grad():
+        assert json.loads(printed.splitlines()[-1]) == pytest.approx(model(ids).logits[0, -1, :5].tolist(), abs=1e-4)
 
 
 def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
