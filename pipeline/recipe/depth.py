@@ -26,8 +26,10 @@ ADAM_GROUPS: dict[str, dict[str, Any]] = {
     "embeddings": {"learning_rate": 0.3, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.001},
     "value_embeddings": {"learning_rate": 0.15, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.01},
     "head": {"learning_rate": 0.008, "betas": [0.8, 0.96], "eps": 1e-10, "weight_decay": 0.01},
-    "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-10, "weight_decay": 0.05},
-    "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-10, "weight_decay": 0.0},
+    # eps of the two below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any scale, so
+    # the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step (docs/log.md, eps).
+    "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.05},
+    "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
 }
 MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
@@ -45,9 +47,10 @@ def fill_sizes(recipe: Recipe, fill: Fill) -> None:
     if model.depth is None:
         return
     fill("model.n_layer", model.depth)
-    fill("model.n_embd", width_of(recipe, model.depth))
-    if model.n_embd % model.head_dim == 0:
-        fill("model.n_head", model.n_embd // model.head_dim)
+    width = model.n_embd or width_of(recipe, model.depth)
+    fill("model.n_embd", width)
+    if width % model.head_dim == 0:
+        fill("model.n_head", width // model.head_dim)
 
 
 def width_of(recipe: Recipe, depth: int) -> int:
@@ -80,7 +83,7 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
         for name, value in settings.items():
             scale = 1.0
             if dial and name == "learning_rate" and group in WIDTH_SCALED:
-                scale = math.sqrt(REFERENCE_WIDTH / recipe.model.n_embd)
+                scale = math.sqrt(REFERENCE_WIDTH / sizes_of(recipe).n_embd)
             if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
                 scale = batch_scale * _reference_scaling(recipe) / _scaling(recipe)
             fill(
