@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.failures import exit_with_status
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.evals.subject import Subject, find_subject
 
 TASKS = ("bpb", "samples")
@@ -138,7 +139,7 @@ def bpb_results(
         if arguments.chat:
             figures.append(_of_conversations(tokenizer, arguments, window=window))
     elif subject.run is not None:
-        figures = _of_validation(subject, tokenizer)
+        figures = _of_validation(subject.run, subject.stage, tokenizer)
     else:
         raise RecipeError(
             f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
@@ -152,7 +153,7 @@ def bpb_results(
             {
                 "name": name,
                 "value": score.bpb,
-                "protocol": protocol,
+                "protocol": protocol(score.bytes),
                 "loss": score.loss,
                 "bytes": score.bytes,
                 "tokens": score.tokens,
@@ -163,9 +164,8 @@ def bpb_results(
     return results
 
 
-Figure = tuple[
-    str, str | None, Any, Callable[[int], Any], dict[str, Any]
-]  # name, protocol, bytes per id, batches, more
+# Name, protocol id of the bytes scored, bytes per id, batches of that many rows, more to record.
+Figure = tuple[str, Callable[[int], str], Any, Callable[[int], Any], dict[str, Any]]
 
 
 def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figure:
@@ -175,7 +175,7 @@ def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int) -> Figur
     texts = read_texts(arguments.text, max_bytes=arguments.max_bytes)
     return (
         "text/bpb_documents",
-        documents_protocol_id(texts),
+        lambda scored: documents_protocol_id(texts),
         None,
         lambda rows: document_batches(tokenizer, texts, window=window, rows=rows),
         {"window": window, "documents": len(texts)},
@@ -189,25 +189,27 @@ def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) 
     conversations = read_conversations(arguments.chat, max_conversations=arguments.max_conversations)
     return (
         "text/assistant_bpb",
-        conversations_protocol_id(tokenizer, conversations),
+        lambda scored: conversations_protocol_id(tokenizer, conversations, scored_bytes=scored),
         _byte_lengths(tokenizer),
         lambda rows: conversation_batches(tokenizer, conversations, window=window, rows=rows),
         {"window": window, "conversations": len(conversations)},
     )
 
 
-def _of_validation(subject: Subject, tokenizer) -> list[Figure]:
+def _of_validation(run: RunDirectory, stage: str | None, tokenizer) -> list[Figure]:
     from pipeline.evals.held_out import held_out_rows
 
-    held_out = held_out_rows(subject.run, tokenizer)
+    held_out = held_out_rows(run, tokenizer)
     lengths = _byte_lengths(tokenizer)
-    name = "sft/assistant_bpb" if subject.stage == "sft" else "val/bpb"
-    figures: list[Figure] = [(name, held_out.protocol_id, lengths, lambda rows: held_out.batches(rows=rows), {})]
+    name = "sft/assistant_bpb" if stage == "sft" else "val/bpb"
+    figures: list[Figure] = [
+        (name, lambda scored: held_out.protocol_id, lengths, lambda rows: held_out.batches(rows=rows), {})
+    ]
     if held_out.documents_protocol_id is not None:
         figures.append(
             (
                 "val/bpb_documents",
-                held_out.documents_protocol_id,
+                lambda scored: held_out.documents_protocol_id,
                 lengths,
                 lambda rows: held_out.document_batches(rows=rows),
                 {},

@@ -53,8 +53,8 @@ def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarr
             yield ids.astype(np.int64), lengths_V[ids].astype(np.int64)
     else:
         for text in texts:
-            ids, lengths = span_byte_lengths(tokenizer, text)
-            yield np.array(ids, np.int64), np.array(lengths, np.int64)
+            spans = span_byte_lengths(tokenizer, text)
+            yield np.array(spans[0], np.int64), np.array(spans[1], np.int64)
 
 
 def _batch(pieces: list[tuple[np.ndarray, np.ndarray]], start: int) -> dict[str, torch.Tensor]:

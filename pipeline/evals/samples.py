@@ -5,8 +5,8 @@ from typing import Any
 from pipeline.generation.texts import complete
 from pipeline.recipe.schema import Samples
 
-GREEDY = {"temperature": 0.0}
-SAMPLED = {"temperature": 0.8, "top_k": 50}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
 
 
 def sample_texts(

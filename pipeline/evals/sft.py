@@ -14,15 +14,18 @@ import torch
 from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import fit_conversation
 from pipeline.evals.bpb import IGNORED
-from pipeline.tokenizer.chat import render
+from pipeline.tokenizer.chat import render, render_batch
 
 
-def conversations_protocol_id(tokenizer, conversations: list[list[dict]]) -> str:
-    """Names the conversations and the template that puts them before the model: both decide the figure."""
+def conversations_protocol_id(tokenizer, conversations: list[list[dict]], *, scored_bytes: int) -> str:
+    """Names the conversations, the template that puts them before the model, and how much of them was scored.
+
+    A shorter window cuts long conversations, which is another text: its scored_bytes are fewer.
+    """
     digest = hashlib.sha256(str(tokenizer.chat_template).encode())
     for messages in conversations:
         digest.update(hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest())
-    return f"assistant-{digest.hexdigest()[:12]}"
+    return f"assistant-{digest.hexdigest()[:12]}-{scored_bytes}"
 
 
 def conversation_batches(
@@ -38,9 +41,9 @@ def conversation_batches(
             "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with --text."
         )
     fitted = []
-    for messages in conversations:
+    for messages, rendered in zip(conversations, render_batch(tokenizer, conversations), strict=True):
         ids, trained, _ = fit_conversation(
-            messages, lambda m: render(tokenizer, m), capacity=window + 1, overflow="cut"
+            messages, rendered, lambda m: render(tokenizer, m), capacity=window + 1, overflow="cut"
         )
         if ids is not None:
             fitted.append((np.array(ids, np.int64), np.array(trained, bool)))

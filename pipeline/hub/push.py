@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pipeline.artifacts.atomic import sha256_file, write_text
@@ -106,10 +107,8 @@ def verify(sums: dict[str, str], *, repo_id: str, commit: str) -> None:
     wrong = []
     with tempfile.TemporaryDirectory(prefix="tandem-verify-") as folder:
         for name, expected in sums.items():
-            path = retried(
-                lambda name=name: hf_hub_download(repo_id, name, revision=commit, local_dir=folder),
-                what=f"downloading {name}",
-            )
+            download = partial(hf_hub_download, repo_id, name, revision=commit, local_dir=folder)
+            path = retried(download, what=f"downloading {name}")
             if sha256_file(path) != expected:
                 wrong.append(name)
             Path(path).unlink()

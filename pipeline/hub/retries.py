@@ -16,12 +16,13 @@ def retried(action: Callable[[], T], *, what: str) -> T:
     from huggingface_hub.errors import HFValidationError
 
     wait = FIRST_WAIT_S
+    failures: tuple[type[BaseException], ...] = (RuntimeError, OSError, *_transport_errors())
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return action()
         except HFValidationError as error:
             raise InputMissingError(f"{what}: {error} Give the repository as NAMESPACE/NAME.") from None
-        except (RuntimeError, OSError, *_transport_errors()) as error:
+        except failures as error:
             answer = _answer_of(error)
             if answer is None:
                 raise  # the disk or our mistake, not the Hub

@@ -46,7 +46,7 @@ def _bpb_rows(runs: list[RunData]) -> tuple[list[list[Any]], list[str]]:
                 refused.append(
                     f"{name} of {data.name} is not compared: the run does not say under which protocol it was scored."
                 )
-    return rows, refused
+    return rows, list(dict.fromkeys(refused))
 
 
 def _last_by_name(data: RunData) -> dict[tuple[str, str | None], Score]:

@@ -181,7 +181,7 @@ def _checkpoints(data: RunData) -> str:
 
 def _attempts(data: RunData) -> str:
     starts = {row.get("attempt"): row for row in data.all_rows if row.get("event") == "attempt"}
-    numbers = sorted({row.get("attempt") for row in data.all_rows if row.get("attempt") is not None})
+    numbers = sorted({row["attempt"] for row in data.all_rows if "attempt" in row})
     rows = []
     for attempt in numbers:
         steps = [row["step"] for row in data.all_rows if row.get("attempt") == attempt and "train/loss" in row]

@@ -1,7 +1,7 @@
 """Markdown tables, numbers for people, and a curve as an SVG file."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -51,7 +51,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
-def svg_curves(curves: dict[str, Sequence[tuple[float, float]]], *, title: str, x_name: str) -> str:
+def svg_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_name: str) -> str:
     """Curves over one x axis as an SVG picture; every curve has its points as (x, y)."""
     width, height, left, top, bottom = 720, 320, 60, 30, 40
     points = [point for curve in curves.values() for point in curve]

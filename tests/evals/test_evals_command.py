@@ -169,7 +169,8 @@ def test_protocol_ids_name_the_text_and_nothing_else(tokenizer):
     assert len({documents_protocol_id(t) for t in (TEXTS, TEXTS[:-1], ["".join(TEXTS)])}) == 3
     other = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, bos_token=BOS)
     other.chat_template = "{{ messages }}"
-    assert conversations_protocol_id(tokenizer, CHAT) != conversations_protocol_id(other, CHAT)
+    ids = {conversations_protocol_id(t, CHAT, scored_bytes=n) for t in (tokenizer, other) for n in (5, 6)}
+    assert len(ids) == 4  # another template and another cut are other texts
 
 
 def test_conversations_are_scored_on_the_assistants_words_only(model, tokenizer):
