@@ -65,7 +65,7 @@ def render() -> str:
     return "\n".join(parts)
 
 
-def _section(path: str, cls: type, *, level: int) -> str:
+def _section(path: str, cls: Any, *, level: int) -> str:
     lines = [
         f"{'#' * level} {_cell(path)}",
         "",
@@ -101,10 +101,10 @@ def _keys(cls: type) -> Iterator[tuple[Field, Any]]:
     yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
 
 
-def _dataclass_in(annotation: Any) -> type | None:
+def _dataclass_in(annotation: Any) -> Any:
     for part in (annotation, *get_args(annotation), *(b for a in get_args(annotation) for b in get_args(a))):
         if is_dataclass(part):
-            return part  # type: ignore[return-value]
+            return part
     return None
 
 

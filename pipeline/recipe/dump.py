@@ -63,12 +63,13 @@ def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
     """The section without keys that are open. A null that undoes a default is kept."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, dict) and name != "options":
+        verbatim = section == "train" or name == "options"
+        if isinstance(value, dict) and not verbatim:
             value = _given(section, value)
         elif isinstance(value, list):
             value = [_given(section, v) if isinstance(v, dict) else v for v in value]
         undone = section == "train" and value is None and FATES[name].default is not None
-        if undone or (value is not None and value != {}):
+        if undone or (value is not None and (value != {} or section == "train")):
             kept[name] = value
     return kept
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.recipe.located_yaml import Item, compose, read_file
 from pipeline.recipe.problems import SECRET_NAME, SECRET_VALUE, Problems
 
@@ -23,7 +23,7 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
     """The tree of the recipe at path with everything it extends, and the overrides on top."""
     tree = _with_bases(path, problems, ())
     layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for text in overrides:
         name, equals, value = text.partition("=")
         if text.startswith("-") or not equals or not name:
@@ -32,12 +32,11 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
                 f"{text.split('=')[0]} is not an override. Write section.key=value, for example train.max_steps=100.",
             )
             continue
-        place = f"{COMMAND_LINE}"
         if name in seen:
-            problems.add(f"{place}: {name}", "is given twice. Remove one of them.")
+            problems.add(f"{COMMAND_LINE}: {name}", "is given twice. Remove one of them.")
             continue
-        seen[name] = value
-        item = _override_value(value, place, problems)
+        seen.add(name)
+        item = _override_value(value, COMMAND_LINE, problems)
         if _is_inside_list(name):
             tree = _set_in_list(tree, name.split("."), item, problems, name)
         else:
@@ -63,11 +62,8 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
             f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
         )
     if not Path(base).is_file():
-        problems_where = f"{extends.where}: extends: "
-        from pipeline.artifacts.errors import InputMissingError
-
         raise InputMissingError(
-            f"{problems_where}{base} does not exist. Name a recipe relative to {Path(path).parent or '.'}."
+            f"{extends.where}: extends: {base} does not exist. Name a recipe relative to {Path(path).parent or '.'}."
         )
     return merge(_with_bases(base, problems, (*parents, real)), own, problems)
 

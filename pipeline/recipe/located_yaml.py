@@ -79,7 +79,7 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise RecipeError(
-            f"{where or f'{file}:{line}'}: holds the control character U+{ord(error.character):04X}. Remove it."
+            f"{where or f'{file}:{line}'}: holds the control character U+{error.character:04X}. Remove it."
         ) from None
     if node is None:
         return Item(None, where or file, file=file)

@@ -3,7 +3,7 @@
 import difflib
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.presets import TANDEM_OPTIONS
@@ -79,7 +79,7 @@ def all_keys() -> dict[str, list[str]]:
     """Every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
     found: dict[str, list[str]] = {}
 
-    def walk(cls: type, prefix: str) -> None:
+    def walk(cls: Any, prefix: str) -> None:
         hints = get_type_hints(cls)
         for f in fields(cls):
             if f.metadata.get("internal"):

@@ -63,26 +63,34 @@ def horizons(recipe: Recipe) -> list[str]:
 
 
 def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
-    sizes_known = recipe.model.n_layer and recipe.model.n_embd and recipe.model.n_head
-    dial = recipe.model.depth is not None
+    model, dial = recipe.model, recipe.model.depth is not None
     if recipe.tokenizer.vocab_size is None and (dial or recipe.run.tokens_per_param or recipe.run.flops):
         problems.add(
             recipe.where("tokenizer.vocab_size"),
-            f"how many ids {recipe.tokenizer.path or recipe.model.start_from} has is not known here, and sizes and horizon follow from it. Give it.",
+            f"how many ids {recipe.tokenizer.path or model.start_from} has is not known here, and sizes and horizon follow from it. Give it.",
         )
         return
-    if dial and not (sizes_known and recipe.model.n_embd % recipe.model.n_head == 0):
+    if dial and not (model.n_embd and model.n_head):
         problems.add(
-            recipe.where("model.depth"),
-            "cannot set the heads: n_embd is not a multiple of head_dim. Give model.n_head, or change model.n_embd.",
+            recipe.where("model.n_embd"),
+            f"is {model.n_embd}, not a multiple of model.head_dim ({model.head_dim}), so model.depth cannot set the heads. Give model.n_head, or change one of the two.",
         )
         return
+    if dial and model.n_embd and model.n_head and model.n_embd % model.n_head:
+        return  # said by check_filled
     if dial and recipe.stage == "pretrain" and not horizons(recipe):
         set_if_open("run.tokens_per_param", TOKENS_PER_PARAM)
     if dial and recipe.data.batch_tokens is None and "gradient_accumulation_steps" not in recipe.train:
         fill_batch(recipe, set_if_open)
-    if recipe.optimizer.type in GROUPED:
-        fill_rates(recipe, set_if_open)
+    if recipe.optimizer.type not in GROUPED:
+        return
+    if dial and recipe.data.batch_tokens is None and recipe.optimizer.rate_scale is None:
+        problems.add(
+            recipe.where("train.gradient_accumulation_steps"),
+            "leaves the batch to the number of processes, and model.depth sets the rates by the batch. Give data.batch_tokens instead, or optimizer.rate_scale.",
+        )
+        return
+    fill_rates(recipe, set_if_open)
 
 
 def _fill_steps(recipe: Recipe, problems: Problems) -> None:

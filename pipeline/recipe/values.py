@@ -21,7 +21,7 @@ class Converter:
         self.problems = problems
         self.places: dict[str, str] = {}
 
-    def section(self, cls: type, item: Item, name: str) -> Any:
+    def section(self, cls: Any, item: Item, name: str) -> Any:
         """An instance of the dataclass cls; keys not given keep their defaults."""
         self.places.setdefault(name, item.where)
         if item.value is None:
@@ -87,7 +87,7 @@ class Converter:
             whole = isinstance(value, int) or (
                 isinstance(value, float) and math.isfinite(value) and value == int(value)
             )
-            return int(value) if whole else MISSING
+            return int(value) if whole and abs(value) < 2**63 else MISSING
         if option is float:
             return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else MISSING
         if option is str:

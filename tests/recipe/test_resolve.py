@@ -259,6 +259,15 @@ def test_a_null_that_undoes_a_default_survives_saving(folder):
     )
 
 
+def test_nulls_inside_the_trainer_s_settings_survive_saving(folder):
+    text = BASE.replace("muon_adamw", "trainer").replace(
+        "max_steps: 100", "max_steps: 100, lr_scheduler_kwargs: {a: null, b: {}}"
+    )
+    recipe = read_recipe([write(folder, text), "train.activation_checkpointing_kwargs={}"])
+    (folder / "saved.yaml").write_text(dump_recipe(recipe))
+    assert read_recipe(["saved.yaml"]).train == recipe.train
+
+
 def test_texts_that_look_like_numbers_survive_saving(folder):
     recipe = read_recipe(
         [write(folder), 'run.note="0012"', 'run.tags=["3e-4", "null", "no", "a: b", "1_000"]', 'hub.id="~"']
