@@ -73,10 +73,12 @@ class RunData:
         )
 
     def max_steps(self) -> int | None:
-        return (self.recipe.get("train") or {}).get("max_steps") or self.manifest.get("max_steps")
+        return (self.manifest.get("inputs") or {}).get("max_steps") or (self.recipe.get("train") or {}).get("max_steps")
 
     def protocol(self, name: str) -> str | None:
-        return (self.manifest.get("protocols") or {}).get(name)
+        """What the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
+        protocols = (self.manifest.get("inputs") or {}).get("protocols") or {}
+        return protocols.get("val/bpb" if name == "sft/assistant_bpb" else name)
 
     def scores(self) -> list[Score]:
         """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""

@@ -14,7 +14,7 @@ from pipeline.report.tables import code, number, spread, svg_curves, table
 
 ROWS_OF_A_TABLE = 16
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
-TOLD_ELSEWHERE = {"must_match", "results", "versions", "protocols", "forked_from", "wandb_id", "name"}
+TOLD_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "wandb_id", "name"}
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -33,6 +33,7 @@ def report(data: RunData) -> str:
         f"# {data.name}\n\nStatus: {data.status()}.\n",
         _section("Metadata", table(["what", "value"], _metadata(data))),
         _section("Results", _results(data)),
+        _section("Data", _data(data)),
         _section("Training", _training(data)),
         _section("Bits per byte", _bpb(data)),
         _section("Other evaluations", _other_results(data)),
@@ -93,6 +94,41 @@ def _date(value: Any) -> Any:
 def _results(data: RunData) -> str:
     results = _flat(data.manifest.get("results") or {})
     return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
+
+
+def _data(data: RunData) -> str:
+    """Where the text came from, by the hashes it was recorded with, and each source's share of the rows."""
+    inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
+    rows = [
+        [
+            source.get("name"),
+            use,
+            source.get("id"),
+            source.get("revision"),
+            number(len(source.get("files", []))),
+            str(source.get("fingerprint"))[:16],
+            _percent((shares.get(source.get("name")) or {}).get("share")) if use == "training" else None,
+        ]
+        for use, key in (("training", "sources"), ("validation", "validation"))
+        for source in inputs.get(key) or []
+    ]
+    tokenizer = inputs.get("tokenizer") or {}
+    facts = [
+        [
+            "tokenizer",
+            f"{number(tokenizer.get('size'))} ids, {str(tokenizer.get('identity'))[:16]}" if tokenizer else None,
+        ],
+        ["tokens of a step", number(inputs.get("batch_tokens"))],
+    ]
+    facts = [fact for fact in facts if fact[1] is not None]
+    head = ["source", "use", "Hub id", "revision", "files", "fingerprint", "share of rows"]
+    return "\n".join(
+        part for part in (table(head, rows) if rows else "", table(["what", "value"], facts) if facts else "") if part
+    )
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.2f} %"
 
 
 def _training(data: RunData) -> str:

@@ -58,7 +58,7 @@ def run(tmp_path, tiny_model):
         name="quick-1a2b3c",
         stage="pretrain",
         finished=1.79e9,
-        protocols={"val/bpb": "validation-7"},
+        inputs={"protocols": {"val/bpb": "validation-7"}},
         versions={"torch": "2.13"},
     )
     append_row(

@@ -35,7 +35,12 @@ def write_run(
         attempts=2,
         versions={"torch": "2.13"},
         git={"commit": "abc123", "changed_files": 0},
-        protocols={"val/bpb": protocol},
+        inputs={
+            "protocols": {"val/bpb": protocol},
+            "tokenizer": {"identity": "feed" * 8, "size": 512},
+            "sources": [{"name": "books", "id": None, "fingerprint": "beef" * 8, "files": [{"label": "a.jsonl"}]}],
+        },
+        shares={"books": {"share": 0.25}},
         **({"finished": 1.79e9, "results": {"val/bpb": last_bpb}} if finished else {}),
     )
     for attempt, start, end in ((1, 0, 30), (2, 20, steps)):
@@ -74,6 +79,7 @@ def test_report_tells_metadata_losses_rates_bpb_samples_checkpoints_and_attempts
         "8.5000, 5.0000", "| val/bpb | 0 | 3.500000 | validation-1 |", "| val/bpb | 40 | 1.500000 | validation-1 |",
         "| The sky \\| is | text of 0<br>attempt 1 | text of 40<br>attempt 2 |", "| checkpoint-20 | 1.0 MiB | yes |",
         "| 1 | 2026-09-21T14:13:20+00:00 | 0 | 30 |", "| 2 | 2026-09-21T14:13:20+00:00 | 20 | 40 |", "| torch | 2.13 |", "depth: 4",
+        "| books | training | - | - | 1 | beefbeefbeefbeef | 25.00 % |", "512 ids, feedfeedfeedfeed",
     ):  # fmt: skip
         assert part in text, part
     assert "10" + "6.5" not in text  # the losses of the attempt that was lost do not count
