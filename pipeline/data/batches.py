@@ -20,6 +20,7 @@ class RowReader:
         """input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
 
         labels and shift_labels are one tensor: row[1:], -100 where nothing is trained. None is a filler of weight 0.
+        target_bytes (B, T) int64, bytes of text under each target and -1 under a special one, where the shards hold them.
         """
         import torch
 
@@ -27,6 +28,8 @@ class RowReader:
         input_ids_BT = np.empty((len(rows), T), np.int64)
         labels_BT = np.empty((len(rows), T), np.int64)
         starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
+        has_bytes = any(place is not None and place[0].target_bytes is not None for place in rows)
+        bytes_BT = np.full((len(rows), T), -1, np.int64) if has_bytes else None
         for i, place in enumerate(rows):
             if place is None:
                 input_ids_BT[i], labels_BT[i] = self.pad, IGNORED
@@ -34,6 +37,8 @@ class RowReader:
             shard, row = place
             ids = shard.input_ids[row]
             input_ids_BT[i], labels_BT[i] = ids[:-1], ids[1:]
+            if bytes_BT is not None and shard.target_bytes is not None:
+                bytes_BT[i] = shard.target_bytes[row][1:]
             if shard.trained is not None and shard.starts is not None:
                 labels_BT[i][~bits(shard.trained[row], T + 1)[1:]] = IGNORED
                 if starts_BT is not None:
@@ -47,6 +52,8 @@ class RowReader:
                     starts_BT[i, used : used + 1] = True
         labels = torch.from_numpy(labels_BT)
         batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
+        if bytes_BT is not None:
+            batch["target_bytes"] = torch.from_numpy(bytes_BT)
         if starts_BT is not None:
             batch["position_ids"] = torch.from_numpy(positions(starts_BT))
         return batch

@@ -110,6 +110,7 @@ class Mixture:
         if self.horizon is not None:
             total = self.horizon
         else:
+            assert self.epochs is not None
             rows = [self.ends[s] or 0 if n is None else n for s, n in enumerate(fixed)]
             total = round(self.epochs * sum(rows))
             fixed = [None if n is None else round(self.epochs * n) for n in fixed]
@@ -172,6 +173,8 @@ class Mixture:
 
     def first_use(self, source: int, k: int) -> int | None:
         """The global row at which row k of a source is first needed; None when that lies after the run."""
+        if self.total_rows is None:
+            return None
         for segment, end in zip(self.segments, [s.start for s in self.segments[1:]] + [self.total_rows], strict=True):
             at = segment.first_use(source, k)
             if at is not None and at < end:

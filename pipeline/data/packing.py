@@ -1,7 +1,8 @@
 """Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens."""
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ class PackedRows:
     used: np.ndarray  # (n,) int32: positions before the padding
     trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
     starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
+    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; scored_bytes.py only
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -27,23 +29,17 @@ class PackedRows:
         return self.used - 1 if self.trained is None else self.trained[:, 1:].sum(1, dtype=np.int32)
 
     def __getitem__(self, rows: slice) -> "PackedRows":
-        return PackedRows(
-            self.input_ids[rows],
-            self.origins[rows],
-            self.used[rows],
-            None if self.trained is None else self.trained[rows],
-            None if self.starts is None else self.starts[rows],
-        )
+        some: dict[str, Any] = {name: None if a is None else a[rows] for name, a in self.arrays().items()}
+        return PackedRows(**some)
+
+    def arrays(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
         """One after the other; at least one part."""
-
-        def join(name: str):
-            arrays = [getattr(part, name) for part in parts]
-            return None if arrays[0] is None else np.concatenate(arrays)
-
-        return cls(*(join(name) for name in ("input_ids", "origins", "used", "trained", "starts")))
+        names = [name for name, array in parts[0].arrays().items() if array is not None]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:

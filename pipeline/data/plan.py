@@ -15,6 +15,8 @@ from pipeline.data.sequence import Sequence
 from pipeline.data.shards import FORMAT
 from pipeline.data.stream import Stream
 from pipeline.recipe.batch import horizon_steps
+from pipeline.tokenizer import identity
+from pipeline.tokenizer.byte_lengths import is_byte_level
 
 VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
@@ -36,7 +38,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
     common = {
         "format": FORMAT,
         "kind": "chat" if chat else "text",
-        "tokenizer": tokenizer_identity(tokenizer),
+        "tokenizer": identity(tokenizer),
         "bos": bos,
         "pad": pad,
         "dtype": "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32",
@@ -71,10 +73,12 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         },
     }
     rows = max(1, int(bpb.tokens) // recipe.data.row_tokens)
+    # Ids of some tokenizers have no fixed bytes: then the rows carry them (scored_bytes.py).
+    scored = {} if is_byte_level(tokenizer) else {"target_bytes": True}
     val_packing = (
         {"max_row_overflow": "cut", "packing_documents": VALIDATION_BUFFER}
         if chat
-        else {"packing": "best_fit_crop", "packing_documents": VALIDATION_BUFFER}
+        else {"packing": "best_fit_crop", "packing_documents": VALIDATION_BUFFER, **scored}
     )
     dropping = [{**part_of(source.spec, counted=False), "epochs": None, "at_end": "drop"} for source in validation]
     plan["validation"] = {
@@ -86,7 +90,13 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
     plan["documents"] = None
     if not chat and bpb.document_bytes > 0 and validation:
         share = -(-int(bpb.document_bytes) // len(validation))
-        settings = {**common, "packing": "cut_and_fit", "packing_documents": VALIDATION_BUFFER, "limit_bytes": share}
+        settings = {
+            **common,
+            "packing": "cut_and_fit",
+            "packing_documents": VALIDATION_BUFFER,
+            "limit_bytes": share,
+            **scored,
+        }
         plan["documents"] = {
             "total_rows": None,
             "epochs": 1.0,
@@ -142,12 +152,6 @@ def special_ids(tokenizer: Any) -> tuple[int, int]:
             "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose another one."
         )
     return int(bos), int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else bos)
-
-
-def tokenizer_identity(tokenizer: Any) -> str:
-    from pipeline.tokenizer import identity
-
-    return identity(tokenizer)
 
 
 def sequence_folder(plan: dict, sequence: dict) -> Path:

@@ -93,8 +93,7 @@ class Preparation:
         self.task = task
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / ".lock", "a+") as lock:
-            # Waiting ranks take the lock for an instant to see whether it is held: try for longer than that.
-            if not any(_take(lock) or time.sleep(POLL_S) for _ in range(20)):
+            if not _take(lock, patient=True):
                 return
             (self.folder / "failure.json").unlink(missing_ok=True)
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -165,10 +164,13 @@ class Preparation:
             self.child.wait()
 
 
-def _take(lock: Any) -> bool:
-    """Take the lock of an open file without waiting."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _take(lock: Any, *, patient: bool = False) -> bool:
+    """Take the lock of an open file. patient: try for a second, as waiting ranks hold it for an instant to probe it."""
+    for _ in range(20 if patient else 1):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if patient:
+                time.sleep(POLL_S)
+    return False

@@ -17,6 +17,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, fit_conversation
 from pipeline.data.packers import PACKERS
 from pipeline.data.packing import PackedRows
+from pipeline.data.scored_bytes import BytesPacker
 from pipeline.data.shards import (
     end_path,
     map_tensors,
@@ -27,6 +28,7 @@ from pipeline.data.shards import (
     state_path,
     write_shard,
 )
+from pipeline.tokenizer.byte_lengths import span_byte_lengths
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.encode import encode_documents
 
@@ -57,7 +59,7 @@ class SequenceWriter:
         self.read = dict.fromkeys(READ_COUNTS[settings["kind"]], 0)
         self.pending: list[PackedRows] = []
         self.bad_rows: list[str] = []
-        self.wanted = from_shard
+        self.wanted, self.skip = from_shard, 0
         self.number = self._first_unsealed() if from_shard is None else from_shard
         self.blocks = self._packed_blocks(self._restore())
 
@@ -75,9 +77,9 @@ class SequenceWriter:
         if not sum(map(len, self.pending)):
             self._write_end()
             return False
-        rows = PackedRows.joined(self.pending)
-        self.pending = [rows[shard_rows:]] if len(rows) > shard_rows else []
-        self._seal(rows[:shard_rows])
+        ready = PackedRows.joined(self.pending)
+        self.pending = [ready[shard_rows:]] if len(ready) > shard_rows else []
+        self._seal(ready[:shard_rows])
         if not self.pending and self.cursor["finishing"]:
             self._write_end()
         return True
@@ -130,13 +132,17 @@ class SequenceWriter:
             "dtype": s["dtype"],
             "documents": s["packing_documents"],
         }
-        return ConversationPacker(**common) if s["kind"] == "chat" else PACKERS[s["packing"]](bos=s["bos"], **common)
+        if s["kind"] == "chat":
+            return ConversationPacker(**common)
+        if s.get("target_bytes"):
+            return BytesPacker(PACKERS[s["packing"]], bos=s["bos"], **common)
+        return PACKERS[s["packing"]](bos=s["bos"], **common)
 
     def _restore(self) -> dict:
         """Cursor to go on at; the packer and the counts are set to what they were there."""
         while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
             self.number -= 1
-        self.skip, self.resumed = 0, self.number > 0
+        self.resumed = self.number > 0
         if not self.resumed:
             return {"file": 0, "block": 0, "finishing": False}
         cursor = read_json(seal_path(self.folder, self.number - 1))["cursor"]
@@ -191,18 +197,29 @@ READ_COUNTS = {
 def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
     rows: list[PackedRows] = []
     for documents in batches_of(block.items, ENCODE_CHARS):
-        encoded = encode_documents(writer.tokenizer, [d.text for d in documents], num_proc=writer.num_proc)
-        for document, ids in zip(documents, encoded, strict=True):
-            if writer.is_full():
-                return rows, block.bad_rows
+        for document, (ids, *lengths) in zip(documents, encoded_documents(writer, documents), strict=True):
             writer.read["documents"] += 1
             writer.read["text_tokens"] += len(ids)
             writer.read["text_bytes"] += len(document.text.encode())
             if len(ids):
-                rows += writer.packer.add(ids, (document.file, document.row_group, document.row))
+                rows += writer.packer.add(ids, (document.file, document.row_group, document.row), *lengths)
             else:
                 writer.read["empty_rows"] += 1
+            if writer.is_full():
+                return rows, block.bad_rows
     return rows, block.bad_rows
+
+
+def encoded_documents(writer: SequenceWriter, documents: list) -> Iterator[tuple[np.ndarray, ...]]:
+    """(ids,) of each document, or (ids, bytes of text that each id covers) when the rows must carry them."""
+    texts = [document.text for document in documents]
+    if writer.settings.get("target_bytes"):
+        for text in texts:
+            ids, lengths = span_byte_lengths(writer.tokenizer, text)
+            yield np.array(ids), np.array(lengths)
+    else:
+        for encoded in encode_documents(writer.tokenizer, texts, num_proc=writer.num_proc):
+            yield (encoded,)
 
 
 def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:

@@ -2,7 +2,8 @@
 
 <folder>/shard-00000.safetensors   input_ids (rows, T+1) uint16|uint32, origins (rows, 3) int32 = pq, rg, row;
                                    used (rows,) int32 positions before the padding, targets (rows,) int32 trained ones;
-                                   conversations also trained and starts, (rows, ceil((T+1)/8)) uint8 of bits
+                                   conversations also trained and starts, (rows, ceil((T+1)/8)) uint8 of bits;
+                                   validation under a tokenizer without fixed bytes also target_bytes (rows, T+1) int32
 <folder>/shard-00000.json          the seal: counts, bytes, sha256, bad rows; a shard without it does not exist
 <folder>/state-00000.safetensors   the packer where preparation goes on after this shard (the newest and every 16th are kept)
 <folder>/end.json                  the source is used up: rows and shards in all
@@ -42,6 +43,8 @@ def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
     tensors = {"input_ids": rows.input_ids, "origins": rows.origins, "used": rows.used, "targets": rows.targets}
     if rows.trained is not None and rows.starts is not None:
         tensors |= {"trained": np.packbits(rows.trained, axis=1), "starts": np.packbits(rows.starts, axis=1)}
+    if rows.target_bytes is not None:
+        tensors["target_bytes"] = rows.target_bytes
     return tensors
 
 
@@ -80,6 +83,7 @@ class Shard:
     targets: np.ndarray
     trained: np.ndarray | None = None
     starts: np.ndarray | None = None
+    target_bytes: np.ndarray | None = None
 
 
 NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}

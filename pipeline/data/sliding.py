@@ -43,7 +43,7 @@ def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
         current, _ = shard_of(stream, source, k)
         count = max(1, len(sequence.seals))
         if sequence.end is None:
-            behind = range(max(0, current - keep))
+            behind = list(range(max(0, current - keep)))
         else:  # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
             behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
         for number in behind:

@@ -63,7 +63,7 @@ class Stream:
     def shards_needed(self, source: int) -> int:
         """Shards of a source that the run reads, as far as they are sealed."""
         sequence = self.sequences[source]
-        if not self.mixture.ready:
+        if self.mixture.total_rows is None:
             return len(sequence.seals)
         used = self.mixture.used(self.mixture.total_rows)[source]
         return min(len(sequence.seals), -(-used // sequence.shard_rows))

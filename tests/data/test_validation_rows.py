@@ -1,10 +1,16 @@
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from pipeline.data.plan import make_plan
 from pipeline.data.validation import ValidationRows
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.byte_lengths import byte_lengths
+
+SHARED = Path(os.environ.get("TANDEM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def pairs(rows, method, *, batch, world_size):
@@ -85,3 +91,24 @@ def test_the_protocol_ids_change_with_what_is_scored_and_with_nothing_else(bench
     other = protocols(bench, held_out=bench.text_files[1])
     assert other[0] != rows
     assert other[1] != documents
+
+
+def test_rows_of_a_tokenizer_without_fixed_bytes_carry_the_bytes_under_their_targets(bench):
+    if not (SHARED / "reference_model_stories260K").is_dir():
+        pytest.skip("the tokenizer is not here")
+    bench.tokenizer = AutoTokenizer.from_pretrained(SHARED / "reference_model_stories260K")
+    recipe = bench.recipe()
+    rows = ValidationRows.open(bench.prepared(recipe))
+    _, validation = bench.sources(recipe)
+    expected = 0
+    for document in next(validation[0].read()).items:
+        if expected < recipe.evals.bpb.document_bytes:
+            expected += len(document.text.encode())
+    found = 0
+    for batch in rows.document_batches(rows=3):
+        scored = batch["labels"] >= 0
+        found += int(batch["target_bytes"][scored].clamp(min=0).sum())
+        special = batch["labels"] == rows.plan["bos"]
+        assert (batch["target_bytes"][special] == -1).all()
+    assert found == expected
+    assert all("target_bytes" in batch for batch in rows.batches(rows=4))
