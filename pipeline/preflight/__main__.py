@@ -1,0 +1,121 @@
+"""`python -m pipeline.preflight RECIPE`: the plan of a run, and every check that can be made before step 1."""
+
+import argparse
+import os
+
+from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.artifacts.failures import exit_with_status
+from pipeline.hardware.device import DeviceInfo, device_without_torch, planned_device
+from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.plan_text import plan_table, why_unknown
+from pipeline.recipe import Recipe, describe_filled, read_recipe
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.preflight",
+        usage="python -m pipeline.preflight RECIPE [section.key=value ...] [--depths 16,20,24]",
+        description="The plan of a run and every check that can be made before step 1; trains nothing, fetches nothing.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
+    parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
+    parser.add_argument(
+        "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
+    )
+    options = parser.parse_intermixed_args(argv)
+    given = [options.recipe, *options.overrides]
+    if options.depths:
+        plans = [_plan(read_recipe([*given, f"model.depth={depth}"]))[0] for depth in options.depths]
+        print(f"plans of {options.recipe}")
+        print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
+        return 0
+    recipe = read_recipe(given)
+    plan, planned = _plan(recipe)
+    print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
+    for line in describe_filled(recipe):
+        print(f"  {line}")
+    print(plan_table([plan]), flush=True)
+    _report_checks(plan, planned=planned)
+    return 0
+
+
+def _depths(text: str) -> list[int]:
+    depths = [int(part) for part in text.split(",")]
+    if min(depths) < 1:
+        raise ValueError
+    return depths
+
+
+def _plan(recipe: Recipe) -> tuple[Plan, bool]:
+    """The plan, and whether it is for other hardware than this machine (run.hardware)."""
+    here = device_without_torch()
+    device = here if recipe.run.hardware is None else _planned(recipe)
+    planned = (device.kind, device.count, device.peak_flops) != (here.kind, here.count, here.peak_flops)
+    nproc = None if planned else os.environ.get("NPROC")
+    processes = int(os.environ.get("WORLD_SIZE") or nproc or device.count)
+    return make_plan(recipe, device, processes=processes), planned
+
+
+def _planned(recipe: Recipe) -> DeviceInfo:
+    try:
+        return planned_device(str(recipe.run.hardware))
+    except ValueError as error:
+        raise RecipeError(f"{recipe.where('run.hardware')}: {error}") from None
+
+
+def _report_checks(plan: Plan, *, planned: bool) -> None:
+    """Print notes and what was not checked; raise the problems, all in one."""
+    from pipeline.preflight.checks import find_notes, find_problems, refuse
+
+    problems = find_problems(plan, on_this_machine=not planned) + _data_problems(plan.recipe)
+    for reason in why_unknown(plan):
+        print(f"n/a: {reason}")
+    for note in find_notes(plan):
+        print(f"note: {note}")
+    for line in _not_checked(plan.recipe, planned=planned):
+        print(f"not checked: {line}")
+    refuse(problems)
+    print("nothing was found that would stop this run")
+
+
+def _data_problems(recipe: Recipe) -> list[TandemError]:
+    """What is wrong with sources that lie on this machine; those of the Hub are not asked for."""
+    if not _local(recipe):
+        return []
+    from pipeline.sources.open import open_sources
+
+    try:
+        open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    except TandemError as error:
+        return [error]
+    return []
+
+
+def _local(recipe: Recipe) -> bool:
+    return all(source.id is None for source in [*recipe.data.sources, *(recipe.data.validation or [])])
+
+
+def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
+    lines = []
+    if planned:
+        lines.append(
+            "this machine's device, disk and packages, since the plan is for run.hardware. To check them: run.hardware=null"
+        )
+    hub = [source.id for source in recipe.data.sources if source.id and not source.id.startswith("tandem:")]
+    if hub:
+        lines.append(
+            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: python -m pipeline.data {recipe.path}"
+        )
+    elif not _local(recipe):
+        lines.append("the built-in data, which are made when they are first needed")
+    if recipe.tokenizer.path and not os.path.isdir(recipe.tokenizer.path):
+        lines.append(f"the tokenizer {recipe.tokenizer.path}, which is not on this machine")
+    if recipe.model.start_from and not os.path.isdir(recipe.model.start_from):
+        lines.append(f"the weights of model.start_from: {recipe.model.start_from}")
+    if recipe.hub.id:
+        lines.append(f"write access to {recipe.hub.id} on the Hub")
+    return lines
+
+
+if __name__ == "__main__":
+    exit_with_status(main)

@@ -1,0 +1,210 @@
+"""What can be known before step 1 to be wrong or wasteful, from the recipe, its plan and this machine."""
+
+import os
+import shutil
+import tempfile
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import (
+    CannotWriteError,
+    DiskFullError,
+    InputMissingError,
+    OutOfMemoryError,
+    RecipeError,
+    TandemError,
+)
+from pipeline.preflight.kernels import kernel_problems
+from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.plan_text import gibibytes, gigabytes
+from pipeline.recipe import Recipe
+
+WASTE_WORTH_A_NOTE = 0.05
+
+
+def check_before_training(recipe: Recipe, *, processes: int) -> None:
+    """Raises what find_problems finds on this machine, all in one message; notes go to the console of rank 0."""
+    from pipeline.hardware.device import device_info
+
+    plan = make_plan(recipe, device_info(), processes=processes)
+    refuse(find_problems(plan, on_this_machine=True))
+    if int(os.environ.get("RANK", 0)) == 0:
+        for note in find_notes(plan):
+            print(f"note: {note}", flush=True)
+
+
+def refuse(problems: list[TandemError]) -> None:
+    """Raise all problems as one, with the class and status of the first."""
+    if problems:
+        raise type(problems[0])("\n".join(str(problem) for problem in problems))
+
+
+def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
+    """What would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
+    problems: list[TandemError] = [*_batch(plan), *_memory(plan)]
+    if on_this_machine:
+        problems += [
+            *_versions(),
+            *_devices(plan),
+            *kernel_problems(plan.recipe, plan.device),
+            *_writing(plan),
+            *_disk(plan),
+        ]
+    return problems
+
+
+def find_notes(plan: Plan) -> list[str]:
+    """What works and still deserves a sentence."""
+    recipe, notes = plan.recipe, []
+    if plan.padding_share > WASTE_WORTH_A_NOTE:
+        notes.append(
+            f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
+            f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
+        )
+    memory, limit = plan.memory, _device_bytes(plan)
+    if memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total:
+        rows = recipe.train["per_device_train_batch_size"]
+        fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
+        notes.append(
+            f"{recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
+            f"{gibibytes(limit)}. If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
+        )
+    if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
+        notes.append(
+            f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
+        )
+    shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
+    if shards and recipe.data.keep_shards is None and shards > _free(folder):
+        notes.append(
+            f"{folder}: the packed rows may take {gigabytes(shards)} and {gigabytes(_free(folder))} are free. "
+            "Set data.keep_shards, or data.cache_dir to a larger disk."
+        )
+    return notes
+
+
+def _rows(plan: Plan) -> int:
+    return plan.batch_tokens // plan.recipe.data.row_tokens
+
+
+def _device_bytes(plan: Plan) -> float | None:
+    """Memory of one process's device; processes on a CPU share its memory."""
+    if plan.device.memory_gib is None:
+        return None
+    share = plan.processes if plan.device.kind == "cpu" else 1
+    return plan.device.memory_gib * 2**30 / share
+
+
+def _batch(plan: Plan) -> list[TandemError]:
+    if plan.processes <= _rows(plan):
+        return []
+    where = plan.recipe.where("data.batch_tokens")
+    return [
+        RecipeError(
+            f"{where}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would leave some without any. "
+            "Start fewer processes, or make the batch larger."
+        )
+    ]
+
+
+def _memory(plan: Plan) -> list[TandemError]:
+    limit = _device_bytes(plan)
+    if plan.memory is None or plan.memory.fixed is None or limit is None or plan.memory.fixed <= limit:
+        return []
+    return [
+        OutOfMemoryError(
+            f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
+            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or shard it over GPUs with accelerate_configs/fsdp2.yaml."
+        )
+    ]
+
+
+def _devices(plan: Plan) -> list[TandemError]:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
+    if plan.device.kind == "cpu" or local <= plan.device.count:
+        return []
+    return [
+        RecipeError(
+            f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
+            f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
+        )
+    ]
+
+
+def _versions() -> list[TandemError]:
+    """Installed packages outside what pyproject.toml asks for."""
+    from packaging.requirements import Requirement
+
+    problems: list[TandemError] = []
+    for line in _requirements():
+        requirement = Requirement(line)
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            found = "not"
+        if found == "not" or not requirement.specifier.contains(found, prereleases=True):
+            problems.append(
+                InputMissingError(
+                    f"{requirement.name}: {found} installed, and Tandem needs {requirement.name}{requirement.specifier}. "
+                    f"Run: pip install '{requirement.name}{requirement.specifier}'"
+                )
+            )
+    return problems
+
+
+def _requirements() -> list[str]:
+    """From the clone's pyproject.toml, or the installed distribution's metadata where there is no clone."""
+    file = Path(__file__).parents[2] / "pyproject.toml"
+    if file.is_file():
+        return tomllib.loads(file.read_text())["project"]["dependencies"]
+    try:
+        return [line for line in requires("tandem-llm") or [] if "extra ==" not in line]
+    except PackageNotFoundError:
+        return []
+
+
+def _writing(plan: Plan) -> list[TandemError]:
+    problems: list[TandemError] = []
+    for key, folder in (
+        ("run.directory", _run_folder(plan.recipe)),
+        ("data.cache_dir", cache_dir(plan.recipe.data.cache_dir)),
+    ):
+        try:
+            with tempfile.TemporaryFile(dir=_existing(folder)):
+                pass
+        except OSError as error:
+            problems.append(
+                CannotWriteError(f"{folder}: cannot be written ({error.strerror}). Set {key} to a folder that can.")
+            )
+    return problems
+
+
+def _disk(plan: Plan) -> list[TandemError]:
+    """Room for the checkpoints and the model that this run will still write."""
+    folder = _run_folder(plan.recipe)
+    if plan.run_disk_bytes is None:
+        return []
+    there = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    needed = max(plan.run_disk_bytes - there, 0)
+    if needed <= _free(folder):
+        return []
+    return [
+        DiskFullError(
+            f"{folder}: checkpoints and model will take {gigabytes(needed)} more at once, and {gigabytes(_free(folder))} are free. "
+            "Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+        )
+    ]
+
+
+def _run_folder(recipe: Recipe) -> Path:
+    return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest ancestor that is there (and may turn out to be a file)."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(_existing(folder)).free

@@ -1,0 +1,86 @@
+"""Formats and kernels that a recipe asks for and this machine may lack. Imports torch."""
+
+import importlib.util
+
+from pipeline.artifacts.errors import InputMissingError, RecipeError, TandemError
+from pipeline.hardware.device import DeviceInfo, can_compile
+from pipeline.recipe import Recipe
+
+FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+
+
+def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    """fp16, tf32, torch.compile and attention kernels against the device of this process."""
+    return [*_formats(recipe, device), *_compiler(recipe), *_attention(recipe, device)]
+
+
+def vocabulary_problem(recipe: Recipe, *, tokenizer_ids: int, model_ids: int) -> TandemError | None:
+    """A tokenizer with ids that the model has no row for. On a GPU it would end in a device assert without a word."""
+    if tokenizer_ids <= model_ids:
+        return None
+    return RecipeError(
+        f"{recipe.where('tokenizer.path')}: the tokenizer has {tokenizer_ids} ids and the model {model_ids} rows in its embedding; the rest would "
+        "be read beyond its end. Use the tokenizer that the model was trained with."
+    )
+
+
+def _formats(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    problems: list[TandemError] = []
+    if recipe.train.get("fp16") and device.kind == "cpu":
+        problems.append(
+            RecipeError(
+                f"{recipe.where('train.fp16')}: fp16 needs a GPU, and this run is on a CPU. Write bf16: auto and remove fp16."
+            )
+        )
+    if recipe.train.get("tf32") and not _has_tf32(device):
+        problems.append(
+            RecipeError(f"{recipe.where('train.tf32')}: {device.name} has no TF32. Remove the key; fp32 is used.")
+        )
+    return problems
+
+
+def _has_tf32(device: DeviceInfo) -> bool:
+    import torch
+
+    return device.kind == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8)
+
+
+def _compiler(recipe: Recipe) -> list[TandemError]:
+    if recipe.train.get("torch_compile") is not True or can_compile():
+        return []
+    return [
+        InputMissingError(
+            f"{recipe.where('train.torch_compile')}: torch.compile finds no compiler here (on a CPU: g++ and Python's headers; on a GPU: Triton). "
+            "Install them, or write torch_compile: auto."
+        )
+    ]
+
+
+def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    asked, where = recipe.model.attn_implementation, recipe.where("model.attn_implementation")
+    if asked in (None, "eager", "sdpa"):
+        return []
+    if asked == "flex_attention":
+        if device.kind == "cuda":
+            return []
+        return [
+            RecipeError(
+                f"{where}: flex_attention has no backward pass on {device.kind}. Write sdpa, or remove the key."
+            )
+        ]
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from_hub = "/" in str(asked)  # a kernel of the Hub, as kernels-community/flash-attn
+    if not from_hub and asked not in ALL_ATTENTION_FUNCTIONS:
+        known = ", ".join(["eager", *sorted(ALL_ATTENTION_FUNCTIONS.valid_keys())])
+        return [RecipeError(f"{where}: {asked!r} is no attention that transformers knows. Write one of {known}.")]
+    package = "kernels" if from_hub else FLASH_PACKAGES.get(str(asked))
+    if package is not None and device.kind != "cuda":
+        return [RecipeError(f"{where}: {asked} needs a CUDA device. Write sdpa, or remove the key.")]
+    if package is not None and importlib.util.find_spec(package) is None:
+        return [
+            InputMissingError(
+                f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
+            )
+        ]
+    return []

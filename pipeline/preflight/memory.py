@@ -1,0 +1,115 @@
+"""How much memory and disk a run takes, by arithmetic from its sizes. Bytes everywhere."""
+
+from dataclasses import dataclass
+
+from pipeline.recipe import Recipe
+from pipeline.recipe.sizes import Sizes
+
+FP32 = 4
+# Bytes that the backward pass keeps per block, row position and unit of width: (modern, any other block), by 16-bit
+# autocast and torch.compile. Counted on Tandem's blocks without dropout, whose masks come on top
+# (tests/preflight/test_memory.py counts again).
+KEPT = {
+    (True, False): (50, 60),
+    (True, True): (45, 36),
+    (False, False): (85, 112),
+    (False, True): (82, 64),
+}
+KEPT_OUTSIDE = 25  # embeddings, last norm, head's input
+# The chunked loss holds at most 2^25 logits at a time in fp32, their gradient, and both again in the compute format.
+LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 4 * FP32
+# Bytes of optimizer state for each parameter, by train.optim's beginning.
+TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit": 2, "adamw_8bit": 2, "adamw_torch": 8, "adamw_anyprecision": 8, "sgd": 0, "adagrad": 4, "stable_adamw": 8}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one process with all weights replicated (DDP). activations is an estimate; the rest is exact up to padding."""
+
+    weights: int
+    gradients: int  # with DDP's buckets, which hold them a second time
+    optimizer: int | None  # None when the optimizer is not one we know
+    activations: int
+
+    @property
+    def fixed(self) -> int | None:
+        """What is needed whatever the micro-batch."""
+        return None if self.optimizer is None else self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int | None:
+        return None if self.fixed is None else self.fixed + self.activations
+
+
+def memory_of(recipe: Recipe, sizes: Sizes, *, processes: int, half: bool, compiled: bool) -> Memory:
+    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters."""
+    parameters = sizes.parameters()
+    total = parameters["total"]
+    return Memory(
+        weights=FP32 * total,
+        gradients=FP32 * total * (2 if processes > 1 else 1),
+        optimizer=optimizer_bytes(recipe, sizes),
+        activations=_activations(recipe, sizes, half=half, compiled=compiled),
+    )
+
+
+def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
+    """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
+    parameters = sizes.parameters()
+    kind = recipe.optimizer.type
+    if kind == "adamw":
+        return 2 * FP32 * parameters["total"]
+    if kind == "muon_adamw":
+        # Momentum, and one row or column of variances a matrix.
+        width = sizes.n_embd
+        variances = sizes.n_layer * (
+            4 * max(width, sizes.n_head * sizes.head_dim) + (3 if sizes.gated_mlp else 2) * sizes.n_inner
+        )
+        return FP32 * (parameters["matrices"] + variances) + 2 * FP32 * (parameters["total"] - parameters["matrices"])
+    if kind == "trainer":
+        optim = str(recipe.train.get("optim"))
+        known = [name for name in TRAINER_STATES if optim.startswith(name)]
+        return TRAINER_STATES[max(known, key=len)] * parameters["total"] if known else None
+    return None
+
+
+def _activations(recipe: Recipe, sizes: Sizes, *, half: bool, compiled: bool) -> int:
+    positions = recipe.train["per_device_train_batch_size"] * sizes.row_tokens
+    modern = recipe.model.preset == "modern"
+    kept = KEPT[half, compiled][0 if modern else 1]
+    parameters = sizes.parameters()
+    if recipe.train.get("activation_checkpointing") or recipe.train.get("gradient_checkpointing"):
+        blocks = FP32 * sizes.n_layer + kept  # each block's input, and one block at a time in full
+    else:
+        blocks = kept * sizes.n_layer
+    copies = 2 * parameters["scaling"] if half else 0  # autocast's 16-bit weights live until the backward pass
+    loss = LOSS_BYTES * min(LOSS_CHUNK_ELEMENTS, positions * sizes.vocab_rows)
+    return positions * sizes.n_embd * (blocks + KEPT_OUTSIDE) + copies + loss
+
+
+def checkpoint_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
+    """One whole checkpoint: fp32 weights and optimizer state; tokenizer and the rest are a few megabytes."""
+    optimizer = optimizer_bytes(recipe, sizes)
+    return None if optimizer is None else FP32 * sizes.parameters()["total"] + optimizer
+
+
+def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
+    """The finished model/ in hub.dtype."""
+    return (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
+
+
+def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:
+    """Checkpoints that lie there at the fullest moment: those kept and the one being written. None when all are kept
+    and their number is not known."""
+    limit = recipe.train.get("save_total_limit")
+    saves = None if steps is None else max(1, -(-steps // int(recipe.train["save_steps"])))
+    if limit is None:
+        return saves
+    return limit + 1 if saves is None else min(limit + 1, saves)
+
+
+def row_bytes(recipe: Recipe, vocab_size: int | None) -> int:
+    """A packed row of a shard: its ids, five numbers, and for conversations two bits a position."""
+    positions = recipe.data.row_tokens + 1
+    ids = positions * (2 if vocab_size is not None and vocab_size <= 1 << 16 else 4)
+    return ids + 5 * 4 + (2 * -(-positions // 8) if recipe.stage == "sft" else 0)

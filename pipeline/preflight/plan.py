@@ -1,0 +1,160 @@
+"""What a run will be, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
+
+Plain arithmetic without torch, network or GPU. What is not known is None, and printed as n/a.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.artifacts.run_directory import find_run, latest_run
+from pipeline.hardware.cpu import can_compile, multiplies_bf16_fast
+from pipeline.hardware.device import DeviceInfo
+from pipeline.preflight.memory import Memory, checkpoint_bytes, checkpoints_on_disk, memory_of, model_bytes, row_bytes
+from pipeline.recipe import Recipe
+from pipeline.recipe.batch import horizon_steps, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
+
+# Share of the dense peak that the plan's hours stand on. An assumption: what is reached shows in perf/mfu_pct.
+ASSUMED_MFU = 0.40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Numbers of one run on one kind of device. Bytes, seconds and watts are named so."""
+
+    recipe: Recipe
+    device: DeviceInfo
+    processes: int
+    compute_format: str
+    sizes: Sizes | None
+    steps: int | None
+    batch_tokens: int
+    micro_steps: int
+    memory: Memory | None
+    checkpoint_bytes: int | None
+    run_disk_bytes: int | None
+    shards_bytes: int | None
+
+    @property
+    def tokens(self) -> int | None:
+        return None if self.steps is None else self.steps * self.batch_tokens
+
+    @property
+    def flops(self) -> float | None:
+        """Of the whole training, by nanochat's formula."""
+        return (
+            None if self.sizes is None or self.tokens is None else self.sizes.flops_per_token("nanochat") * self.tokens
+        )
+
+    @property
+    def tokens_per_param(self) -> float | None:
+        return None if self.sizes is None or self.tokens is None else self.tokens / self.sizes.parameters()["scaling"]
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rows of one micro-step over all processes."""
+        return self.processes * self.recipe.train["per_device_train_batch_size"]
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the computed rows that fill up the last micro-step of each step and teach nothing."""
+        return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
+
+    @property
+    def training_s(self) -> float | None:
+        """Time in the steps alone, at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
+        peak = (self.device.peak_flops or {}).get(self.compute_format)
+        if self.sizes is None or self.tokens is None or peak is None:
+            return None
+        flops = self.sizes.flops_per_token("exact_causal") * self.tokens / (1 - self.padding_share)
+        return flops / (ASSUMED_MFU * peak * self.processes)
+
+    @property
+    def device_hours(self) -> float | None:
+        return None if self.training_s is None else self.training_s / 3600 * self.processes
+
+    @property
+    def cost(self) -> float | None:
+        price = self.recipe.run.gpu_hour_cost
+        return None if self.device_hours is None or price is None else self.device_hours * price
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Of the accelerators alone, at their rated power."""
+        watts = self.device.power_w
+        return None if self.device_hours is None or watts is None else self.device_hours * watts / 1000
+
+
+def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
+    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens."""
+    recipe.data.batch_tokens = with_batch_tokens(recipe, processes)
+    sizes = known_sizes(recipe)
+    steps = horizon_steps(recipe, recipe.data.batch_tokens)
+    compute = _compute_format(recipe, device)
+    checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
+    count = checkpoints_on_disk(recipe, steps)
+    rows = None if steps is None else steps * rows_per_step(recipe)
+    half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
+    memory = memory_of(recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
+    return Plan(
+        recipe=recipe,
+        device=device,
+        processes=processes,
+        compute_format=compute,
+        sizes=sizes,
+        steps=steps,
+        batch_tokens=recipe.data.batch_tokens,
+        micro_steps=micro_steps(recipe, processes),
+        memory=memory,
+        checkpoint_bytes=checkpoint,
+        run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes)
+        if sizes and checkpoint is not None and count
+        else None,
+        shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
+    )
+
+
+def known_sizes(recipe: Recipe) -> Sizes | None:
+    """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; None when neither is known."""
+    folder = start_folder(recipe)
+    if folder is not None and (folder / "config.json").is_file():
+        from transformers import AutoConfig
+
+        import pipeline.model.build  # noqa: F401 - makes our own model type known
+
+        return sizes_from_config(AutoConfig.from_pretrained(folder), recipe.data.row_tokens)
+    try:
+        return sizes_of(recipe)
+    except ValueError:
+        return None
+
+
+def start_folder(recipe: Recipe) -> Path | None:
+    """The local folder that model.start_from means, if it means one that is here; nothing is changed or fetched."""
+    start = recipe.model.start_from
+    if start is None:
+        return None
+    name = start.removeprefix("latest:")
+    run = latest_run(name, recipe.run.directory) if name != start else find_run(start, recipe.run.directory)
+    folder = run.model if run is not None else Path(start)
+    return folder if folder.is_dir() else None
+
+
+def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
+    """The format of the matrix products. What `auto` means here is known without torch only by the table of peaks."""
+    train = recipe.train
+    bf16 = train.get("bf16")
+    if bf16 == "auto":
+        bf16 = not train.get("fp16") and (
+            multiplies_bf16_fast() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
+        )
+    if bf16 or train.get("fp16"):
+        return "bfloat16" if bf16 else "float16"
+    return "tf32" if train.get("tf32") and device.kind == "cuda" else "float32"
+
+
+def _compiled(recipe: Recipe, device: DeviceInfo) -> bool:
+    compiled = recipe.train.get("torch_compile")
+    if compiled == "auto":
+        return can_compile() if device.kind == "cpu" else device.kind == "cuda"
+    return bool(compiled)

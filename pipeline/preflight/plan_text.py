@@ -1,0 +1,175 @@
+"""Plans as a table: a line for each number, a column for each plan."""
+
+from collections.abc import Callable
+
+from pipeline.preflight.memory import FP32
+from pipeline.preflight.plan import ASSUMED_MFU, Plan
+
+UNKNOWN = "n/a"
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
+    """The plans side by side; headings stand above the columns."""
+    rows = [("", headings)] if headings else []
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
+    label_width = max(len(label) for label, _ in rows)
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
+    lines = []
+    for label, cells in rows:
+        if label and all(cell == "" for cell in cells):
+            continue
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
+        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(lines)
+
+
+def why_unknown(plan: Plan) -> list[str]:
+    """The causes of the n/a in a plan's table."""
+    reasons = []
+    if plan.sizes is None:
+        reasons.append("sizes, since the model that the recipe starts from is not on this machine")
+    if plan.steps is None:
+        reasons.append(
+            "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
+        )
+    if not (plan.device.peak_flops or {}).get(plan.compute_format):
+        reasons.append(
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known; run.hardware=8xH100 plans for another device"
+        )
+    if plan.checkpoint_bytes is None and plan.sizes is not None:
+        reasons.append(
+            f"checkpoint, since the state of this optimizer ({plan.recipe.optimizer.type}) is not known before it runs"
+        )
+    if plan.recipe.run.gpu_hour_cost is None:
+        reasons.append("cost, since run.gpu_hour_cost is not given")
+    return reasons
+
+
+def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
+    text = value(plan)
+    return UNKNOWN if text is None else text
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+def scientific(value: float, digits: int) -> str:
+    """4.775e9, as people write it."""
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def gibibytes(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**28 else f"{count / 2**20:,.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h" if seconds >= 600 else f"{seconds / 60:,.1f} min"
+
+
+def _parameters(role: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
+
+
+def _model(plan: Plan) -> str | None:
+    sizes = plan.sizes
+    return None if sizes is None else f"{plan.recipe.model.type} {sizes.n_layer} x {sizes.n_embd}, {sizes.n_head} heads"
+
+
+def _device(plan: Plan) -> str:
+    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
+    return (
+        f"{plan.processes} x {kind}"
+        if plan.device.kind != "cpu"
+        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
+    )
+
+
+def _flops(convention: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.sizes is None else scientific(plan.sizes.flops_per_token(convention), 3)  # type: ignore[arg-type]
+
+
+def _horizon(plan: Plan) -> str | None:
+    return None if plan.steps is None else f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
+
+
+def _tokens(plan: Plan) -> str | None:
+    if plan.tokens is None:
+        return None
+    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
+    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
+
+
+def _batch(plan: Plan) -> str:
+    rows = plan.recipe.train["per_device_train_batch_size"]
+    return f"{plan.processes} x {rows} x {plan.micro_steps}"
+
+
+def _memory(part: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        value = getattr(plan.memory, part) if plan.memory else None
+        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
+
+    return text
+
+
+def _device_memory(plan: Plan) -> str | None:
+    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
+
+
+def _checkpoint(plan: Plan) -> str | None:
+    if plan.checkpoint_bytes is None or plan.sizes is None:
+        return None
+    return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
+
+
+def _bytes(name: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
+
+
+def _time(plan: Plan) -> str | None:
+    return None if plan.training_s is None else duration(plan.training_s)
+
+
+def _number(name: str, shape: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if getattr(plan, name) is None else shape.format(getattr(plan, name))
+
+
+# A number that can be unknown is None, and printed as n/a.
+LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
+    ("hardware", _device),
+    ("compute format", lambda plan: plan.compute_format),
+    ("model", _model),
+    ("parameters", _parameters("total")),
+    ("  embeddings", _parameters("embeddings")),
+    ("  value embeddings", _parameters("value_embeddings")),
+    ("  head", _parameters("head")),
+    ("  matrices of the blocks", _parameters("matrices")),
+    ("  scalars, norms, biases", _parameters("scalars")),
+    ("scaling parameters (matrices + head)", _parameters("scaling")),
+    ("FLOPs a token, nanochat's formula", _flops("nanochat")),
+    ("FLOPs a token, exact-causal", _flops("exact_causal")),
+    ("steps", _horizon),
+    ("tokens (row positions)", _tokens),
+    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
+    ("processes x rows x micro-steps", _batch),
+    ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
+    ("memory a process (estimate)", _memory("total")),
+    ("  weights, fp32", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    ("memory of the device", _device_memory),
+    ("checkpoint", _checkpoint),
+    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
+    ("disk for packed rows, at most", _bytes("shards_bytes")),
+    (f"time in steps at {ASSUMED_MFU:.0%} MFU (assumed)", _time),
+    ("accelerator hours", _number("device_hours", "{:,.1f}")),
+    ("energy at rated power", _number("energy_kwh", "{:,.1f} kWh")),
+    ("cost (run.gpu_hour_cost)", _number("cost", "{:,.2f}")),
+]

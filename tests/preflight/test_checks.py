@@ -1,0 +1,173 @@
+"""Each check finds what it is for, in one sentence with its cure, and lets the rest pass."""
+
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.artifacts.errors import CannotWriteError, DiskFullError, InputMissingError, OutOfMemoryError, RecipeError
+from pipeline.hardware import device as device_module
+from pipeline.hardware.device import planned_device
+from pipeline.preflight import checks
+from pipeline.preflight.checks import find_notes, find_problems, refuse
+from pipeline.preflight.kernels import kernel_problems, vocabulary_problem
+from pipeline.preflight.plan import make_plan
+from pipeline.recipe import read_recipe
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+CPU = device_module.DeviceInfo("cpu", "a CPU", 1, 16.0, None, None, None, None)
+
+
+@pytest.fixture
+def quickstart(tmp_path):
+    def plan(*overrides, device=CPU, processes=1):
+        given = [
+            str(RECIPES / "quickstart_pretrain.yaml"),
+            f"run.directory={tmp_path}/runs",
+            f"data.cache_dir={tmp_path}/cache",
+            *overrides,
+        ]
+        return make_plan(read_recipe(given), device, processes=processes)
+
+    return plan
+
+
+def messages(problems, kind):
+    assert all(type(problem) is kind for problem in problems), problems
+    return [str(problem) for problem in problems]
+
+
+def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing_behind(quickstart, tmp_path):
+    assert find_problems(quickstart(), on_this_machine=True) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    found = find_problems(quickstart(), on_this_machine=True)
+    assert len(found) == 1
+    assert "(Not a directory). Set run.directory to a folder that can." in messages(found, CannotWriteError)[0]
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_refused(quickstart, monkeypatch):
+    plan = quickstart()
+    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1)
+    assert "train.save_total_limit" in messages(find_problems(plan, on_this_machine=True), DiskFullError)[0]
+    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes)
+    assert find_problems(plan, on_this_machine=True) == []
+
+
+def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickstart, monkeypatch):
+    plan = quickstart()
+    folder = checks._run_folder(plan.recipe) / "checkpoints" / "checkpoint-600"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
+    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
+    assert find_problems(plan, on_this_machine=True) == []
+
+
+def test_a_model_larger_than_the_device_is_refused_and_a_large_micro_batch_only_noted():
+    fineweb = str(RECIPES / "fineweb_d24.yaml")
+    small = make_plan(read_recipe([fineweb]), planned_device("8xRTX3090"), processes=8)
+    assert find_problems(small, on_this_machine=False) == []
+    assert any("16 rows are estimated to need" in note for note in find_notes(small))
+    tiny = make_plan(read_recipe([fineweb]), planned_device("8xT4"), processes=8)
+    assert "no micro-batch fits" in messages(find_problems(tiny, on_this_machine=False), OutOfMemoryError)[0]
+
+
+def test_more_processes_than_rows_are_refused_and_padding_is_noted(quickstart):
+    found = find_problems(quickstart(processes=9), on_this_machine=False)
+    assert "has 8 rows, and 9 processes" in messages(found, RecipeError)[0]
+    notes = find_notes(quickstart("train.per_device_train_batch_size=5"))
+    assert any("2 rows of padding beside its 8, which costs 20 % of the time" in note for note in notes)
+    assert find_notes(quickstart()) == []
+
+
+def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    plan = quickstart(device=planned_device("1xH100"), processes=2)
+    assert "2 processes for 1 H100" in messages(checks._devices(plan), RecipeError)[0]
+
+
+def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):
+    monkeypatch.setattr(checks, "_requirements", lambda: ["torch>=99", "no-such-package>=2,<3", "psutil>=1"])
+    found = messages(checks._versions(), InputMissingError)
+    assert len(found) == 2
+    assert f"torch: {torch.__version__.split('+')[0]}" in found[0]
+    assert "no-such-package: not installed" in found[1]
+    assert found[1].endswith("pip install 'no-such-package>=2,<3'") or found[1].endswith(
+        "pip install 'no-such-package<3,>=2'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "words"),
+    [
+        ("train.fp16=true", RecipeError, "fp16 needs a GPU"),
+        ("train.tf32=true", RecipeError, "has no TF32"),
+        ("model.attn_implementation=flex_attention", RecipeError, "no backward pass on cpu"),
+        ("model.attn_implementation=flash_attention_2", RecipeError, "needs a CUDA device"),
+        ("model.attn_implementation=kernels-community/flash-attn", RecipeError, "needs a CUDA device"),
+        ("model.attn_implementation=quick", RecipeError, "is no attention that transformers knows"),
+    ],
+)
+def test_a_format_or_kernel_that_the_cpu_lacks_is_refused(quickstart, override, kind, words):
+    overrides = [override, "train.bf16=false"] if "fp16" in override else [override]
+    found = messages(kernel_problems(quickstart(*overrides).recipe, CPU), kind)
+    assert len(found) == 1
+    assert words in found[0]
+    assert override.split("=")[0] in found[0]
+
+
+def test_a_flash_kernel_without_its_package_names_the_package(quickstart, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    recipe = quickstart("model.attn_implementation=flash_attention_2").recipe
+    assert (
+        "needs the package flash-attn"
+        in messages(kernel_problems(recipe, planned_device("H100")), InputMissingError)[0]
+    )
+
+
+def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, monkeypatch):
+    monkeypatch.setattr("pipeline.preflight.kernels.can_compile", lambda: False)
+    found = kernel_problems(quickstart("train.torch_compile=true").recipe, CPU)
+    assert "finds no compiler" in messages(found, InputMissingError)[0]
+    assert kernel_problems(quickstart("train.torch_compile=auto").recipe, CPU) == []
+
+
+def test_bf16_on_a_device_that_imitates_it_is_noted(quickstart):
+    notes = find_notes(quickstart("train.bf16=true", device=planned_device("T4")))
+    assert any("T4 only imitates bfloat16" in note for note in notes)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused(quickstart):
+    recipe = quickstart().recipe
+    assert vocabulary_problem(recipe, tokenizer_ids=4096, model_ids=4096) is None
+    assert "has 4097 ids and the model 4096 rows" in str(vocabulary_problem(recipe, tokenizer_ids=4097, model_ids=4096))
+
+
+def test_all_problems_are_told_at_once_with_the_status_of_the_first():
+    with pytest.raises(RecipeError, match=r"one\.\ntwo\."):
+        refuse([RecipeError("one."), DiskFullError("two.")])
+    refuse([])
+
+
+def test_the_entries_check_refuses_on_this_machine(quickstart, monkeypatch, capsys):
+    recipe = quickstart("train.per_device_train_batch_size=5").recipe
+    checks.check_before_training(recipe, processes=1)
+    assert "rows of padding" in capsys.readouterr().out
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    with pytest.raises(DiskFullError):
+        checks.check_before_training(recipe, processes=1)
+
+
+def test_sources_on_this_machine_are_opened_by_the_command(tmp_path, monkeypatch, capsys):
+    from pipeline.preflight.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("<html>not found</html>\n")
+    argv = [str(RECIPES / "quickstart_pretrain.yaml"), "data.sources=[{files: a.jsonl}]", "run.hardware=null"]
+    with pytest.raises(Exception, match=r"a\.jsonl"):
+        main(argv)
+    assert "plan of" in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""The plan's bytes against real models, optimizers and what the backward pass really keeps."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.model.build import build_model
+from pipeline.preflight.memory import KEPT, checkpoints_on_disk, memory_of, optimizer_bytes
+from pipeline.recipe import read_recipe
+from pipeline.recipe.presets import model_fields
+from pipeline.recipe.sizes import sizes_of
+
+QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
+SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=4", "model.n_embd=128", "model.n_head=2", "data.row_tokens=128", "data.batch_tokens=512", "train.per_device_train_batch_size=4"]  # fmt: skip
+
+
+def small(*overrides):
+    named = {override.split("=")[0] for override in overrides}
+    recipe = read_recipe([QUICKSTART, *(key for key in SMALL if key.split("=")[0] not in named), *overrides])
+    fields = model_fields(recipe, vocab_size=1024, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    model = build_model("tandem", fields, seed=0)
+    model.train()
+    return recipe, model
+
+
+def kept_bytes(model, batch, *, half):
+    """Bytes that the graph holds for the backward pass, the weights themselves left out."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage  # the storage too, or its address could be used again
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=half),
+    ):
+        model(batch, shift_labels=batch)
+    return sum(storage.nbytes() for storage in held.values())
+
+
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("preset", ["modern", "gpt2"])
+def test_what_a_block_keeps_is_what_the_estimate_says(preset, half):
+    options = "{window_pattern: L}" if preset == "modern" else "{resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
+    kept = {}
+    for layers in (4, 8):
+        _, model = small(f"model.preset={preset}", f"model.options={options}", f"model.n_layer={layers}")
+        kept[layers] = kept_bytes(model, torch.randint(3, 1024, (4, 128)), half=half)
+    weights_16_bit = 12 * 128 * 128 * 2 if half else 0
+    per_block = ((kept[8] - kept[4]) / 4 - weights_16_bit) / (4 * 128) / 128
+    assert per_block == pytest.approx(KEPT[half, False][0 if preset == "modern" else 1], rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["muon_adamw", "adamw", "trainer"])
+def test_optimizer_state_is_as_large_as_planned(kind):
+    plain = ["optimizer.groups=null", "optimizer.schedule=null"] if kind == "trainer" else []
+    if kind == "adamw":
+        plain = ["optimizer.groups.matrices={learning_rate: 0.003}"]
+    recipe, model = small(f"optimizer.type={kind}", *plain)
+    if kind == "trainer":
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    else:
+        from pipeline.training.optimizer import build_optimizer
+
+        optimizer = build_optimizer(model, recipe)
+    batch = torch.randint(3, 1024, (2, 64))
+    model(batch, shift_labels=batch).loss.backward()
+    optimizer.step()
+    real = sum(
+        t.nbytes for state in optimizer.state.values() for t in state.values() if torch.is_tensor(t) and t.numel() > 1
+    )
+    assert optimizer_bytes(recipe, sizes_of(recipe)) == pytest.approx(real, rel=0.01)
+
+
+def test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_processes():
+    recipe, model = small()
+    real = sum(p.nbytes for p in model.parameters())
+    alone = memory_of(recipe, sizes_of(recipe), processes=1, half=True, compiled=False)
+    joined = memory_of(recipe, sizes_of(recipe), processes=2, half=True, compiled=False)
+    assert alone.weights == alone.gradients == real
+    assert joined.gradients == 2 * real
+
+
+def test_activation_checkpointing_and_rows_change_the_estimate():
+    def activations(*overrides):
+        recipe = read_recipe([QUICKSTART, "model.n_layer=24", *overrides])
+        return memory_of(recipe, sizes_of(recipe), processes=1, half=True, compiled=True).activations
+
+    assert activations("train.activation_checkpointing=true") < activations() / 2
+    assert activations("train.per_device_train_batch_size=16") > 1.1 * activations()
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps", "save_steps", "count"),
+    [("2", 1000, 100, 3), ("2", 100, 100, 1), ("null", 1000, 100, 10), ("2", None, 100, 3), ("null", None, 100, None)],
+)
+def test_checkpoints_at_the_fullest_moment(limit, steps, save_steps, count):
+    recipe = read_recipe([QUICKSTART, f"train.save_total_limit={limit}", f"train.save_steps={save_steps}"])
+    assert checkpoints_on_disk(recipe, steps) == count

@@ -1,0 +1,130 @@
+"""The plan's numbers, and the command that prints them without GPU, network or torch."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.hardware.device import device_without_torch, planned_device
+from pipeline.preflight.plan import ASSUMED_MFU, make_plan
+from pipeline.preflight.plan_text import plan_table
+from pipeline.recipe import read_recipe
+
+ROOT = Path(__file__).parents[2]
+FINEWEB = str(ROOT / "recipes" / "fineweb_d24.yaml")
+QUICKSTART = str(ROOT / "recipes" / "quickstart_pretrain.yaml")
+
+
+def plan_of(*arguments, hardware="8xH100", processes=8):
+    return make_plan(read_recipe(list(arguments)), planned_device(hardware), processes=processes)
+
+
+def preflight(*arguments, torch=True):
+    """The command's result; torch=False makes any import of torch fail."""
+    block = "" if torch else "import sys; sys.modules['torch'] = None; "
+    code = f"{block}import runpy, sys; sys.argv = ['preflight', *sys.argv[1:]]; runpy.run_module('pipeline.preflight', run_name='__main__')"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def line(text, label):
+    return next(row for row in text.splitlines() if row.strip().startswith(label)).strip()[len(label) :].strip()
+
+
+def test_the_command_prints_the_published_numbers_of_depth_24_without_torch():
+    done = preflight(FINEWEB, torch=False)
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert line(text, "parameters ") == "1,384.1M"
+    assert line(text, "value embeddings") == "604.0M"
+    assert line(text, "scaling parameters (matrices + head)") == "729.8M"
+    assert line(text, "FLOPs a token, nanochat's formula") == "4.775e9"
+    assert line(text, "FLOPs a token, exact-causal") == "4.641e9"
+    assert line(text, "steps") == "5,568 of 1,048,576 tokens"
+    assert line(text, "FLOPs, nanochat's formula") == "2.79e19"
+    assert line(text, "hardware") == "8 x H100"
+    assert "not checked: the data of HuggingFaceFW/fineweb-edu, which need the network" in text
+
+
+def test_depths_are_planned_side_by_side_from_each_depths_own_dial():
+    done = preflight(FINEWEB, "--depths", "16,20,24", torch=False)
+    assert done.returncode == 0, done.stderr
+    assert line(done.stdout, "parameters ").split() == ["536.9M", "896.5M", "1,384.1M"]
+    assert re.findall(r"([\d,]+) of ([\d,]+) tokens", line(done.stdout, "steps")) == [
+        ("3,584", "524,288"),
+        ("3,320", "1,048,576"),
+        ("5,568", "1,048,576"),
+    ]
+
+
+def test_an_override_changes_the_plan():
+    done = preflight(FINEWEB, "train.max_steps=100", "run.hardware=2xA100", "run.gpu_hour_cost=2.5", torch=False)
+    assert line(done.stdout, "steps") == "100 of 1,048,576 tokens"
+    assert line(done.stdout, "processes x rows x micro-steps") == "2 x 16 x 16"
+    assert float(line(done.stdout, "cost")[len("(run.gpu_hour_cost)") :]) > 0
+
+
+def test_time_energy_and_cost_follow_from_the_peak():
+    plan = plan_of(FINEWEB, "run.gpu_hour_cost=3")
+    flops = plan.sizes.flops_per_token("exact_causal") * plan.tokens
+    assert plan.training_s == pytest.approx(flops / (ASSUMED_MFU * 989.5e12 * 8))
+    assert plan.device_hours == pytest.approx(8 * plan.training_s / 3600)
+    assert plan.energy_kwh == pytest.approx(plan.device_hours * 0.7)
+    assert plan.cost == pytest.approx(3 * plan.device_hours)
+    # fp32 without TF32 has a fifteenth of the peak.
+    slow = plan_of(FINEWEB, "train.bf16=false")
+    assert slow.training_s == pytest.approx(plan.training_s * 989.5 / 67)
+
+
+def test_what_is_unknown_is_printed_as_such_and_never_as_zero():
+    recipe = read_recipe([QUICKSTART, "run.hardware=null"])
+    plan = make_plan(recipe, device_without_torch(), processes=1)
+    if plan.device.peak_flops is None:
+        assert plan.training_s is None
+        assert line(plan_table([plan]), f"time in steps at {ASSUMED_MFU:.0%} MFU (assumed)") == "n/a"
+    assert line(plan_table([plan]), "cost (run.gpu_hour_cost)") == "n/a"
+
+
+def test_an_unknown_optimizer_has_no_checkpoint_size():
+    plan = plan_of(
+        QUICKSTART,
+        "optimizer.type=trainer",
+        "optimizer.groups=null",
+        "optimizer.schedule=null",
+        "train.optim=adafactor",
+    )
+    assert plan.checkpoint_bytes is None
+    assert plan.memory.total is None
+    assert line(plan_table([plan]), "checkpoint") == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "micro_steps", "padding"),
+    [(8, 16, 4, 0.0), (7, 16, 5, 1 - 512 / 560), (3, 10, 18, 1 - 512 / 540)],
+)
+def test_padding_micro_steps_are_counted_for_any_number_of_processes(processes, rows, micro_steps, padding):
+    plan = plan_of(FINEWEB, f"train.per_device_train_batch_size={rows}", processes=processes)
+    assert plan.micro_steps == micro_steps
+    assert plan.padding_share == pytest.approx(padding)
+
+
+def test_a_batch_given_by_accumulation_follows_the_processes():
+    plan = plan_of(QUICKSTART, "data.batch_tokens=null", "train.gradient_accumulation_steps=4", processes=2)
+    assert plan.batch_tokens == 2 * 8 * 4 * 256
+    assert plan.padding_share == 0
+
+
+def test_hardware_that_nobody_knows_is_refused_with_the_known_names():
+    done = preflight(FINEWEB, "run.hardware=8xH9", torch=False)
+    assert done.returncode == 64
+    assert "run.hardware: '8xH9' is no hardware we know" in done.stderr
+    assert "H100" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["no_such.yaml"], [FINEWEB, "model.depht=3"], [FINEWEB, "--depths", "0"]])
+def test_a_wrong_command_line_is_told_without_a_traceback(arguments):
+    done = preflight(*arguments, torch=False)
+    assert done.returncode != 0
+    assert done.stderr
+    assert "Traceback" not in done.stderr
