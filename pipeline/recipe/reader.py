@@ -1,7 +1,7 @@
 """`RECIPE.yaml section.key=value ...` as one typed, resolved recipe, or every mistake of it at once."""
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.recipe.checks import check_filled, check_given, check_stage
@@ -10,12 +10,10 @@ from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
 from pipeline.recipe.presets import NOT_OPTIONS, TANDEM_OPTIONS
 from pipeline.recipe.problems import Problems
-from pipeline.recipe.resolve import fill, infer_stage
+from pipeline.recipe.resolve import Stage, fill, infer_stage
 from pipeline.recipe.schema import SECTIONS, Recipe
 from pipeline.recipe.training_arguments import read_train
 from pipeline.recipe.values import MISSING, Converter
-
-Stage = Literal["pretrain", "sft"]
 
 
 def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
@@ -34,7 +32,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     recipe.path = argv[0]
     problems.raise_if_any()
 
-    recipe.stage = recipe.run.stage or infer_stage(recipe)  # type: ignore[assignment]
+    recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"
     check_stage(recipe, stage, problems)
     problems.raise_if_any()
     recipe.run.stage = recipe.stage

@@ -5,7 +5,7 @@ import os
 from dataclasses import fields, is_dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
 from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
@@ -14,16 +14,22 @@ from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.training_arguments import defaults
 
+Stage = Literal["pretrain", "sft"]
 GROUPED = ("adamw", "muon_adamw")
 DEFAULT_VOCAB_SIZE = 32768
 CHAT_FORMATS = ("messages", "turns", "prompt_response")
+TEXT_ID = "tandem:quickstart_text"
 CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
 
 
-def infer_stage(recipe: Recipe) -> str:
-    """The stage that the sources speak of."""
-    chat = any(s.format in CHAT_FORMATS or s.messages_column or s.id in CHAT_IDS for s in recipe.data.sources)
-    return "sft" if chat else "pretrain"
+def infer_stage(recipe: Recipe) -> Stage | None:
+    """The stage that the sources speak of; None when they name neither columns nor formats."""
+    for source in recipe.data.sources:
+        if source.format in CHAT_FORMATS or source.messages_column or source.id in CHAT_IDS:
+            return "sft"
+        if source.format == "text" or source.text_column or source.id == TEXT_ID:
+            return "pretrain"
+    return None
 
 
 def fill(recipe: Recipe, problems: Problems) -> None:

@@ -51,7 +51,7 @@ class Source:
 class Run:
     """Who this run is, where it lives, how long it trains."""
 
-    stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: sft when a source holds conversations, else pretrain. The other command refuses it.", must_match=True)
+    stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.")
     directory: str = key("runs", "Folder that holds the run directories.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")

@@ -204,6 +204,7 @@ def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
         RecipeError, match=r"recipe\.yaml:2: run\.stage: .*Run: accelerate launch pipeline/sft\.py recipe\.yaml"
     ):
         read_recipe([write(folder, chat)], stage="pretrain")
+    assert read_recipe([write(folder, changed("  stage: pretrain\n", ""))], stage="sft").run.stage == "sft"
     unsaid = changed("run:\n  stage: pretrain\n", "").replace(
         "files: texts/*.parquet", "files: x.jsonl\n      format: messages"
     )
