@@ -19,6 +19,7 @@ def main(argv: list[str]) -> int:
     # Only now: a mistake in the recipe is told before torch is imported.
     from pipeline.callbacks.default import add_callbacks
     from pipeline.callbacks.stop_signals import StopSignals
+    from pipeline.preflight.checks import check_before_training
     from pipeline.preflight.closing import finish_run
     from pipeline.preflight.inputs import record_inputs
     from pipeline.preflight.opening import evaluation_is_due, open_run, resolve_start
@@ -29,8 +30,9 @@ def main(argv: list[str]) -> int:
     from pipeline.training.build import build_from_recipe, build_trainer
 
     signals = StopSignals()
-    start_process(recipe)
+    processes = start_process(recipe)
     resolve_start(recipe)
+    check_before_training(recipe, processes=processes)
     run = open_run(recipe)
     if run.finished:
         return 0

@@ -50,3 +50,25 @@ def text_files(tmp_path_factory) -> list[Path]:
 def cache(tmp_path_factory) -> Path:
     """One prepared-data cache for the whole session: what a test prepared, the next one finds."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def chat_files(tmp_path_factory) -> list[Path]:
+    """Two jsonl files of conversations of uneven lengths, some with several turns; the last one is for holding out."""
+    folder = tmp_path_factory.mktemp("chat")
+    texts = docstrings(modules=30)
+    files = []
+    for number in range(2):
+        path = folder / f"chat-{number}.jsonl"
+        with open(path, "w") as file:
+            for i in range(number, len(texts) - 2, 2):
+                turns = 1 + i % 3
+                messages = []
+                for text in texts[i : i + turns]:
+                    messages += [
+                        {"role": "user", "content": "What does it do?"},
+                        {"role": "assistant", "content": text[: 20 + 7 * (i % 40)]},
+                    ]
+                file.write(json.dumps({"messages": messages}) + "\n")
+        files.append(path)
+    return files

@@ -11,8 +11,8 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
 
 
-def start_process(recipe: Recipe) -> None:
-    """Join the other ranks and settle what depends on their number.
+def start_process(recipe: Recipe) -> int:
+    """Join the other ranks and settle what depends on their number, which is returned.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums. `module:attr` strings of
     the recipe are importable from its folder.
@@ -29,3 +29,4 @@ def start_process(recipe: Recipe) -> None:
         sys.path.insert(1, str(Path(recipe.path).resolve().parent))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     recipe.data.batch_tokens = with_batch_tokens(recipe, state.num_processes)
+    return state.num_processes

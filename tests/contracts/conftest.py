@@ -51,8 +51,8 @@ class Result:
 class Runner:
     """Writes recipes and runs them the way a user does."""
 
-    def __init__(self, folder: Path, cache: Path, text_files: list[Path]):
-        self.folder, self.cache, self.text_files = folder, cache, text_files
+    def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path]):
+        self.folder, self.cache, self.text_files, self.chat_files = folder, cache, text_files, chat_files
 
     def recipe(self, name: str, model: str, **sections) -> Path:
         """A tiny recipe over the text files; `sections` are merged over it."""
@@ -131,5 +131,5 @@ class Runner:
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files) -> Runner:
-    return Runner(tmp_path, cache, text_files)
+def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    return Runner(tmp_path, cache, text_files, chat_files)

@@ -1,5 +1,6 @@
 """Contract 2: a run that was cut goes on bitwise as if it had not been; on other shapes no row is repeated or skipped."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,29 +8,83 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step
 
-
-def weights(directory: Path) -> dict:
-    return load_file(directory / "model" / "model.safetensors")
-
-
-def assert_same_weights(one: Path, two: Path) -> None:
-    a, b = weights(one), weights(two)
-    assert a.keys() == b.keys()
-    different = [name for name in a if a[name].numpy().tobytes() != b[name].numpy().tobytes()]
-    assert not different
+# GPT-2's own dropout: the random state must survive too.
+WITH_DROPOUT = {"model": {"n_layer": 4, "n_embd": 32, "n_head": 2, "options": {}}}
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, ranks):
-    # GPT-2 keeps its dropout here: the random state must survive too.
-    dropout = {"model": {"n_layer": 4, "n_embd": 32, "n_head": 2, "options": {}}} if model == "gpt2" else {}
-    recipe = runner.recipe("resume", model, **dropout)
-    uncut = runner.train(recipe, "run.name=uncut", ranks=ranks)
-    directory = runner.kill(recipe, name="cut", after_step=12, ranks=ranks)
-    newest = by_step(directory / "checkpoints")[-1].name
-    cut = runner.train(recipe, "run.name=cut", ranks=ranks)
-    assert f"going on from {newest}" in cut.output
+def assert_same_end(cut, uncut):
+    """Every loss after the cut and every byte of the final weights."""
     assert cut.values("train/loss") == uncut.values("train/loss")
     assert cut.values("train/loss_ema") == uncut.values("train/loss_ema")
-    assert_same_weights(cut.directory, uncut.directory)
+    assert cut.values("val/loss") == uncut.values("val/loss")
+    a, b = (load_file(run.directory / "model" / "model.safetensors") for run in (cut, uncut))
+    assert a.keys() == b.keys()
+    assert [name for name in a if a[name].numpy().tobytes() != b[name].numpy().tobytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("stage", "model", "ranks", "more"),
+    [
+        ("pretrain", "gpt2", 1, ["train.bf16=false"]),
+        ("pretrain", "modern", 2, ["train.bf16=false"]),
+        ("pretrain", "modern", 1, ["train.bf16=true"]),
+        ("sft", "gpt2", 2, ["train.bf16=false"]),
+        ("sft", "modern", 1, ["train.bf16=false"]),
+    ],
+)
+def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, stage, model, ranks, more):
+    make = runner.recipe if stage == "pretrain" else runner.sft_recipe
+    recipe = make("resume", model, **(WITH_DROPOUT if model == "gpt2" else {}))
+    how = {"stage": stage, "ranks": ranks}
+    uncut = runner.train(recipe, "run.name=uncut", *more, **how)
+    directory = runner.kill(recipe, *more, name="cut", after_step=12, **how)
+    newest = by_step(directory / "checkpoints")[-1].name
+    cut = runner.train(recipe, "run.name=cut", *more, **how)
+    assert f"going on from {newest}" in cut.output
+    assert_same_end(cut, uncut)
+
+
+def positions(directory: Path) -> dict[int, dict]:
+    return {
+        int(p.name.split("-")[1]): json.loads((p / "position.json").read_text())
+        for p in by_step(directory / "checkpoints")
+    }
+
+
+def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(runner):
+    recipe = runner.recipe("elastic", "gpt2")
+    whole = runner.train(recipe, "run.name=whole", ranks=2)
+    directory = runner.kill(recipe, name="elastic", after_step=6, ranks=2)
+    first = by_step(directory / "checkpoints")[-1].name
+    runner.kill(recipe, name="elastic", after_step=12, ranks=1)
+    second = by_step(directory / "checkpoints")[-1].name
+    assert first != second
+    elastic = runner.train(recipe, ranks=2)
+    # Rows are a pure function of the step: equal losses of each step to rounding mean equal rows of each step.
+    assert elastic.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-5)
+    assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
+
+
+def test_the_evaluation_due_at_the_checkpoint_is_made_up_for_after_a_kill(runner):
+    recipe = runner.recipe(
+        "owed",
+        "gpt2",
+        train={"max_steps": 12, "save_steps": 6, "eval_steps": 6, "per_device_train_batch_size": 8, "logging_steps": 1},
+    )
+    uncut = runner.train(recipe, "run.name=uncut")
+    # Cut the rows behind step 6's checkpoint, as a kill between the save and the evaluation would.
+    cut = runner.train(recipe, "run.name=cut").directory
+    rows = [
+        line
+        for line in (cut / "metrics.jsonl").read_text().splitlines()
+        if json.loads(line).get("step", 0) <= 6 and "val/bpb" not in line
+    ]
+    (cut / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    manifest = json.loads((cut / "run_manifest.json").read_text())
+    del manifest["finished"]
+    (cut / "run_manifest.json").write_text(json.dumps(manifest))
+    for path in (cut / "checkpoints" / "checkpoint-12", cut / "model"):
+        path.rename(runner.folder / path.name)
+    again = runner.train(recipe, "run.name=cut")
+    assert again.values("val/bpb") == uncut.values("val/bpb")
+    assert set(again.values("val/bpb")) == {6, 12}

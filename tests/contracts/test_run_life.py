@@ -1,0 +1,130 @@
+"""What the same command does next: continues, says that it is done, refuses what would mix two runs, leaves on a signal."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from pipeline.artifacts.checkpoints import by_step, problems
+from pipeline.artifacts.rows import read_rows
+
+
+def wait_for_step(directory, step, process):
+    while process.poll() is None and not any(
+        r.get("step", 0) >= step and "event" not in r for r in read_rows(directory / "metrics.jsonl")
+    ):
+        time.sleep(0.002)
+
+
+def test_a_finished_run_says_so_and_leaves_with_0(runner):
+    recipe = runner.recipe("done", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
+    runner.train(recipe)
+    again = runner.train(recipe)
+    assert "the run has finished" in again.output
+    assert "step 0000" not in again.output
+
+
+def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(runner):
+    recipe = runner.recipe("same", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
+    runner.train(recipe)
+    refused = runner.train(recipe, "train.seed=8", "model.n_layer=3", status=64)
+    assert "train.seed: 7 -> 8" in refused.output
+    assert "model.n_layer: 4 -> 3" in refused.output
+    assert "Traceback" not in refused.output
+
+
+def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
+    copy = runner.folder / "mine.jsonl"
+    shutil.copy(text_files[0], copy)
+    recipe = runner.recipe(
+        "text",
+        "gpt2",
+        data={
+            "sources": [{"files": str(copy)}],
+            "validation": [{"files": str(text_files[2])}],
+            "row_tokens": 64,
+            "batch_tokens": 512,
+            "cache_dir": str(runner.cache),
+        },
+        tokenizer={"vocab_size": 512},
+    )
+    runner.kill(recipe, name="text", after_step=6)
+    copy.write_text(copy.read_text().replace("the", "THE", 1))
+    refused = runner.train(recipe, status=65)
+    assert "mine.jsonl has other content" in refused.output
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(runner, number, status):
+    recipe = runner.recipe(
+        "signal", "gpt2", train={"max_steps": 400, "save_steps": 1000, "per_device_train_batch_size": 8}
+    )
+    process = runner.start(recipe)
+    directory = runner.folder / "runs" / "signal"
+    wait_for_step(directory, 3, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == status, output[-2000:]
+    (checkpoint,) = by_step(directory / "checkpoints")
+    assert problems(checkpoint) == []
+    assert f"{checkpoint.name} is whole" in output
+    assert max(r["step"] for r in read_rows(directory / "metrics.jsonl") if "train/loss" in r) == int(
+        checkpoint.name.split("-")[1]
+    )
+
+
+def test_a_signal_to_one_of_two_ranks_stops_both_at_one_step(runner):
+    recipe = runner.recipe(
+        "ranks", "gpt2", train={"max_steps": 2000, "save_steps": 10000, "per_device_train_batch_size": 4}
+    )
+    process = runner.start(recipe, ranks=2)
+    directory = runner.folder / "runs" / "ranks"
+    wait_for_step(directory, 3, process)
+    ranks = [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and is_rank(pid, str(recipe))]
+    os.kill(max(ranks), signal.SIGTERM)
+    process.communicate(timeout=120)
+    (checkpoint,) = by_step(directory / "checkpoints")
+    assert problems(checkpoint) == []
+    assert sorted(p.name for p in checkpoint.glob("rng-*")) == ["rng-0.safetensors", "rng-1.safetensors"]
+
+
+def is_rank(pid: str, recipe: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode().split("\0")
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return recipe in words and b"LOCAL_RANK=" in file.read() and "accelerate.commands.launch" not in words
+    except OSError:
+        return False
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_the_rows(runner):
+    recipe = runner.recipe(
+        "nan", "gpt2", train={"max_steps": 50, "save_steps": 2, "per_device_train_batch_size": 8, "max_grad_norm": 0.0}
+    )
+    # A rate that overflows fp32 within a few steps.
+    stopped = runner.train(
+        recipe, "optimizer.groups.head.learning_rate=1e38", "optimizer.groups.matrices.learning_rate=1e38", status=76
+    )
+    assert "is not a finite number" in stopped.output
+    assert "row group" in stopped.output
+    failure = json.loads((stopped.directory / "failure.json").read_text())
+    assert failure["status"] == 76
+    for checkpoint in by_step(stopped.directory / "checkpoints"):
+        assert problems(checkpoint) == []
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(runner):
+    recipe = runner.recipe("damage", "gpt2")
+    runner.kill(recipe, name="damage", after_step=11)
+    directory = runner.folder / "runs" / "damage"
+    older, newest = by_step(directory / "checkpoints")[-2:]
+    with open(newest / "optimizer.safetensors", "r+b") as file:
+        file.truncate(100)
+    again = runner.train(recipe)
+    assert f"going on from {older.name}" in again.output
+    assert "optimizer.safetensors has 100 bytes" in again.output
+    assert (directory / "quarantine" / newest.name).is_dir()
