@@ -17,4 +17,4 @@ bench:
 	for file in benchmarks/*.py; do $(PYTHON) $$file || exit 1; done
 
 docs:
-	$(PYTHON) -m pipeline.recipe > docs/recipes.md
+	$(PYTHON) -m pipeline.recipe

@@ -23,7 +23,7 @@ COLUMNS = ["time", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUM
 
 def rows(host: HostSampler, gpus: GpuSampler) -> list[dict[str, Any]]:
     """One row for each GPU, or a single one without; the host's numbers stand in each. Times are UTC."""
-    common = {
+    common: dict[str, Any] = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
         "host": socket.gethostname(),
     }

@@ -42,7 +42,7 @@ class HostSampler:
 def _counters() -> dict[str, int]:
     """Bytes since boot, by the name of their rate; a container may hide disks or network."""
     disk, net = psutil.disk_io_counters(), psutil.net_io_counters()
-    bytes_by_name = {}
+    bytes_by_name: dict[str, int] = {}
     if disk is not None:
         bytes_by_name |= {"disk/read_mb_s": disk.read_bytes, "disk/write_mb_s": disk.write_bytes}
     if net is not None:
