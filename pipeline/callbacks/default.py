@@ -4,8 +4,9 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
+from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.metrics_file import MetricsFile
@@ -15,6 +16,8 @@ from pipeline.callbacks.tensorboard_writer import TensorBoard
 from pipeline.callbacks.wandb_run import WandbRun
 from pipeline.generation.texts import complete
 from pipeline.recipe import Recipe
+from pipeline.sources.formats import import_attribute
+from pipeline.training.build import recipe_folder
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -63,9 +66,23 @@ def add_callbacks(
             meter=trainer.meter,
             writers=trackers,
         ),
+        *own_callbacks(recipe),
         signals,
     ):
         trainer.add_callback(callback)
+
+
+def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
+    """One object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or made."""
+    made = []
+    for name in recipe.run.callbacks:
+        try:
+            made.append(import_attribute(name, recipe_folder(recipe))())
+        except (ImportError, AttributeError, TypeError) as error:
+            raise RecipeError(
+                f"{recipe.path}: run.callbacks: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+            ) from error
+    return made
 
 
 def _complete(model: Any, prompts: list[str], *, tokenizer: Any, **settings: Any) -> list[str]:

@@ -1,6 +1,7 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.evals.in_training import score_validation
+from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
 from pipeline.model.build import ModelOptionsError, build_model, load_model
 from pipeline.recipe import Recipe
@@ -54,6 +56,11 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     )
 
 
+def recipe_folder(recipe: Recipe) -> str | None:
+    """Where `module:attr` strings of the recipe are looked up first."""
+    return str(Path(recipe.path).resolve().parent) if recipe.path else None
+
+
 def build_trainer(
     recipe: Recipe,
     run: RunDirectory,
@@ -83,7 +90,8 @@ def build_trainer(
         peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32))),
         bf16_peak=peaks.get("bfloat16"),
     )
-    evaluate = partial(
+    tasks = load_tasks(recipe.evals.tasks, folder=recipe_folder(recipe), where=f"{recipe.path}: evals.tasks")
+    score = partial(
         score_validation,
         validation=validation,
         byte_lengths_V=byte_lengths(tokenizer),
@@ -94,6 +102,10 @@ def build_trainer(
         device=args.device,
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
     )
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        return {**score(model), **score_tasks(tasks, model, tokenizer)}
+
     return TandemTrainer(
         model=model,
         args=args,

@@ -28,6 +28,7 @@ class StepMeter:
         self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
         self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
         self.total_s = 0.0
+        self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.logged = 0.0, 0
         self._paused_s = self._waited_s = 0.0
         self._started = time.perf_counter()
@@ -87,7 +88,8 @@ class StepMeter:
         return numbers
 
     def state_dict(self) -> dict[str, float]:
-        return {"total_s": self.total_s, "loss_ema": self.loss_ema, "logged": self.logged}
+        return {"total_s": self.total_s, "loss_ema": self.loss_ema, "logged": self.logged, "targets": self.targets}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])
+        self.targets = int(state["targets"])

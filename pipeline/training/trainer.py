@@ -72,6 +72,7 @@ class TandemTrainer(Trainer):
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
+        self.meter.targets += targets
         return batches, torch.tensor(float(max(targets, 1)), device=device)
 
     # ---- steps ----
@@ -179,8 +180,7 @@ class TandemTrainer(Trainer):
 
     def _position(self, step: int) -> dict[str, Any]:
         position = self.rows.position(step)
-        tokens = step * self.meter.batch_tokens
-        return {"data/tokens": tokens, "data/samples": step * self.rows.rows_per_step} | {
+        return {"data/tokens": self.meter.targets, "data/samples": step * self.rows.rows_per_step} | {
             f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position
         }
 
