@@ -48,6 +48,16 @@ class Format:
 
     def reader(self) -> Callable[[Any], str | list[dict] | None]:
         """The function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
+        read = self._reader()
+
+        def read_whole_characters(row: Any) -> str | list[dict] | None:
+            item = read(row)
+            _must_be_characters(item)
+            return item
+
+        return read_whole_characters
+
+    def _reader(self) -> Callable[[Any], str | list[dict] | None]:
         if self.name == "text":
             return lambda row: _text(_column(row, self.column))
         if self.name == "messages":
@@ -138,11 +148,24 @@ def _text(value: Any) -> str:
     return value
 
 
+def _must_be_characters(item: str | list[dict] | None) -> None:
+    """A JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
+    texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
+    for text in texts:
+        if not text.isascii():
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
+                ) from error
+
+
 def _turns(value: Any) -> list[dict]:
     """Messages from a list of texts, user first and in turns, or of mappings {from, value}."""
     if not isinstance(value, list):
         raise ValueError(f"the turns are {'null' if value is None else type(value).__name__}, not a list")
-    messages = []
+    messages: list[dict[str, Any]] = []
     for place, turn in enumerate(value):
         if isinstance(turn, str):
             messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
@@ -161,7 +184,7 @@ def _prompt_response(row: Any) -> list[dict]:
         raise ValueError(f"the row is {type(row).__name__}, not a mapping of columns")
     for prompt, context, response in PROMPT_RESPONSE:
         if prompt in row and response in row:
-            text = row[prompt]
+            text: Any = row[prompt]
             if context and isinstance(row.get(context), str) and row[context].strip() and isinstance(text, str):
                 text = f"{text}\n\n{row[context]}"
             return plain_messages([{"role": "user", "content": text}, {"role": "assistant", "content": row[response]}])

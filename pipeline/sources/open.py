@@ -12,10 +12,10 @@ from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
-from pipeline.sources.formats import Format, format_of
+from pipeline.sources.formats import format_of
 from pipeline.sources.held_out import period_of
 from pipeline.sources.open_source import OpenSource
-from pipeline.sources.verify import Findings, verify
+from pipeline.sources.verify import Findings, verified
 
 SHOWN = 20  # Problems of a kind that a message lists.
 
@@ -70,7 +70,9 @@ class _Opening:
         for place, spec in enumerate(specs):
             where = f"{self.where}{key}[{place}]"
             form = format_of(spec, kind=self.kind, where=where, folder=self.folder)
-            source = OpenSource(name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form)
+            source = OpenSource(
+                name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form, facts=self.facts
+            )
             try:
                 source.files = self._files(source, where)
             except InputMissingError as error:
@@ -112,7 +114,8 @@ class _Opening:
             elif len(source.files) > 1:
                 validation.append(replace(source, files=[source.files.pop()]))
             else:
-                validation.append(replace(source, files=[replace(source.files[0])]))
+                source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
+                validation.append(replace(source, files=[replace(file) for file in source.files]))
         return validation
 
     def split_single_files(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
@@ -126,8 +129,8 @@ class _Opening:
                     raise DataError(
                         f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
                     )
-                for file, part in ((source.files[0], "train"), (held.files[0], "validation")):
-                    file.part, file.period = part, period
+                source.files[0].part, held.files[0].part = "train", "validation"
+                source.files[0].period = held.files[0].period = period
 
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here. Raises DataError that names everything found."""
@@ -152,7 +155,7 @@ class _Opening:
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:
             return Findings()  # Not fetched yet: verified when it is (hub_files.py).
-        return verified(file, source.format, self.facts, column_key=column_key(source))
+        return verified(file, source.format, self.facts, column_key=source.column_key)
 
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
         """Validation on trained text measures memory: the same content on both sides is refused, by its hash."""
@@ -178,28 +181,6 @@ class _Opening:
                 _listed([f"{self.where}{line}" for line in same])
                 + "\nValidation would measure memory. Take the file out of one of the two."
             )
-
-
-def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, column_key: str) -> Findings:
-    """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
-    path = file.local_path()
-    try:
-        facts = facts_of_files.of(path)
-    except PermissionError:
-        return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
-    file.sha256, file.bytes, file.mtime_ns = file.sha256 or facts.sha256, facts.size, facts.mtime_ns
-    identity = form.identity()
-    if identity in facts.checked:
-        return Findings()
-    findings = verify(path, form, column_key=column_key)
-    if not findings.problems and not findings.bad_rows:
-        facts.checked.append(identity)
-        facts_of_files.keep(facts)
-    return findings
-
-
-def column_key(source: OpenSource) -> str:
-    return "text_column" if source.kind == "text" else "messages_column"
 
 
 def _free_name(spec, sources: list[OpenSource]) -> str:

@@ -1,6 +1,7 @@
 """One source, found and verified, that can be read from any cursor."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,11 +10,15 @@ from typing import Any, Literal
 
 from pipeline.artifacts.errors import DataError, InputMissingError
 from pipeline.sources.documents import Block, Conversation, Document
+from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format
 from pipeline.sources.held_out import is_held_out
+from pipeline.sources.quickstart.pinned import PINNED_SHA256
 from pipeline.sources.raw_rows import BadRow, RawRow, read_blocks
-from pipeline.sources.verify import row_name
+from pipeline.sources.verify import row_name, verified
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -30,6 +35,12 @@ class OpenSource:
     format: Format
     files: list[SourceFile] = field(default_factory=list)
     revision: str | None = None
+    facts: FactsOfFiles | None = None
+
+    @property
+    def column_key(self) -> str:
+        """The recipe's key that names the column."""
+        return "text_column" if self.kind == "text" else "messages_column"
 
     @property
     def fingerprint(self) -> str:
@@ -54,6 +65,20 @@ class OpenSource:
             "files": files,
         }
 
+    def headline(self) -> str:
+        """One line for the console: what is read, how much of it is here, and of a built-in source its sha256."""
+        have = sum(file.path is not None for file in self.files)
+        size = sum(file.bytes for file in self.files) / 1e6
+        line = f"{self.name}: have {have} of {len(self.files)} files, {size:,.1f} MB"
+        if self.revision:
+            line += f", commit {self.revision[:12]}"
+        if self.spec.id is not None and self.spec.id.startswith("tandem:"):
+            known = PINNED_SHA256.get(self.files[0].label) == self.files[0].sha256
+            line += (
+                f", sha256 {self.files[0].sha256} ({'as' if known else 'not as'} the pinned package versions give it)"
+            )
+        return line
+
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:
         """Blocks of rows from that cursor to the end of the last file.
 
@@ -64,11 +89,24 @@ class OpenSource:
         columns = [self.format.column] if self.format.column else None
         for number in range(file, len(self.files)):
             this = self.files[number]
-            path = this.local_path()
-            _must_be_unchanged(this, path)
+            path = self._path(this)
             first = block if number == file else 0
             for index, rows in enumerate(read_blocks(path, block=first, columns=columns), start=first):
                 yield self._block(rows, read_row, path, number, index)
+
+    def _path(self, file: SourceFile) -> Path:
+        """Where the file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
+        if file.path is not None:
+            _must_be_unchanged(file, file.path)
+            return file.path
+        assert self.facts is not None
+        path = file.local_path()
+        findings = verified(file, self.format, self.facts, column_key=self.column_key)
+        if findings.problems:
+            raise DataError("\n".join(findings.problems))
+        have = sum(f.path is not None for f in self.files)
+        LOG.info("%s: have %d of %d files, fetched %s", self.name, have, len(self.files), file.label)
+        return path
 
     def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
         this, made = self.files[number], Block(file=number, index=index)
@@ -79,7 +117,7 @@ class OpenSource:
                 if isinstance(value, BadRow):
                     raise ValueError(value.reason)
                 item = read_row(value)
-                reason = _not_utf8(item)
+                reason = None
             except (
                 Exception
             ) as error:  # An own format may raise anything; the row is named and the recipe's limit decides.
@@ -98,18 +136,6 @@ class OpenSource:
             else:
                 made.items.append(Conversation(item, number, row_group, row))
         return made
-
-
-def _not_utf8(item: str | list[dict] | None) -> str | None:
-    """A JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
-    texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
-    for text in texts:
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                return f"holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
-    return None
 
 
 def _must_be_unchanged(file: SourceFile, path: Path) -> None:

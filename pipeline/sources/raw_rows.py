@@ -32,6 +32,12 @@ class BadRow:
         self.reason = reason
 
 
+class DamagedRow(BadRow):
+    """A row of a part of the file that cannot be decoded at all."""
+
+    __slots__ = ()
+
+
 RawRow = tuple[int, int, Any]  # row group, row, value or BadRow
 
 
@@ -64,10 +70,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None) -> Iterator[list[RawRow]]:
     """The file's rows by blocks, beginning with block number `block`."""
     kind = kind_of(path.name)
-    rows = {"parquet": parquet_rows, "jsonl": jsonl_rows, "txt": txt_rows}[kind](
-        path, first_row=block * BLOCK_ROWS, columns=columns
-    )
-    index, batch = block, []
+    read = {"parquet": parquet_rows, "jsonl": jsonl_rows, "txt": txt_rows}[kind or "unknown"]
+    rows = read(path, first_row=block * BLOCK_ROWS, columns=columns)
+    index = block
+    batch: list[RawRow] = []
     for row in rows:
         while row[1] // BLOCK_ROWS > index:
             yield batch
@@ -101,9 +107,9 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
                         yield group, row, value
                         row += 1
             except (OSError, ValueError, pyarrow.ArrowException) as error:
-                reason = f"its row group {group} is damaged: {_short(error)}"
+                damage = DamagedRow(f"row group {group} is damaged ({_short(error)})")
                 for damaged in range(max(row, first_row), end):
-                    yield group, damaged, BadRow(reason)
+                    yield group, damaged, damage
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:

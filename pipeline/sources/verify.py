@@ -6,9 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
     BadRow,
+    DamagedRow,
     RawRow,
     jsonl_rows,
     kind_of,
@@ -52,6 +55,30 @@ def verify(path: Path, form: Format, *, column_key: str) -> Findings:
         reason = f"cannot be read: {error.strerror or error}. Copy or download it again."
     if reason:
         findings.problems.append(f"{path} {reason}")
+    return findings
+
+
+def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, column_key: str) -> Findings:
+    """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
+    path = file.local_path()
+    try:
+        facts = facts_of_files.of(path)
+    except PermissionError:
+        return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
+    if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:
+        return Findings(
+            problems=[
+                f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete it and run the same command again."
+            ]
+        )
+    file.sha256, file.bytes, file.mtime_ns = file.sha256 or facts.sha256, facts.size, facts.mtime_ns
+    identity = form.identity()
+    if identity in facts.checked:
+        return Findings()
+    findings = verify(path, form, column_key=column_key)
+    if not findings.problems and not findings.bad_rows:
+        facts.checked.append(identity)
+        facts_of_files.keep(facts)
     return findings
 
 
@@ -133,6 +160,9 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     rows = list(islice(parquet_rows(path, columns=columns), SAMPLED_ROWS))
     if metadata.num_rows > SAMPLED_ROWS:
         rows += parquet_rows(path, first_row=max(SAMPLED_ROWS, metadata.num_rows - SAMPLED_ROWS), columns=columns)
+    damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
+    if damaged:
+        return f"is damaged: {', '.join(damaged)}. Download it again."
     findings.bad_rows += bad_rows(path, rows, form)
     return None
 

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.sources.quickstart.prose import prose_lines
 
@@ -106,7 +107,7 @@ class SourceDocument:
 
 def documented_files() -> list[tuple[str, importlib.metadata.PackagePath | None]]:
     """(distribution/path, file) of every file that is read, sorted; the description of a distribution has no file."""
-    found = []
+    found: list[tuple[str, importlib.metadata.PackagePath | None]] = []
     for name in DISTRIBUTIONS:
         distribution = importlib.metadata.distribution(name)
         found.append((f"{name}/METADATA", None))
@@ -120,11 +121,11 @@ def documented_files() -> list[tuple[str, importlib.metadata.PackagePath | None]
 def document(label: str, path: importlib.metadata.PackagePath | None) -> SourceDocument | None:
     """What one file documents, or None when it is nothing."""
     if path is None:
-        payload = importlib.metadata.metadata(label.split("/")[0]).get_payload()
+        payload = importlib.metadata.metadata(label.split("/")[0]).get_payload()  # type: ignore[attr-defined]
         lines = prose_lines(payload) if isinstance(payload, str) else ()
         things = [Described(label.split("/")[0], "module", lines)] if lines else ()
     else:
-        content = path.locate().read_bytes()
+        content = Path(str(path.locate())).read_bytes()
         if b'"""' not in content and b"'''" not in content:
             return None
         try:
@@ -161,7 +162,7 @@ def _written_apart(statements: list[ast.AST], name: str, module: str) -> Iterato
     """Documentation that is no docstring: strings below attributes, templates of docstrings, and numpy's add_newdoc."""
     attribute = ""
     for node in statements:
-        texts: list[ast.expr] = []
+        texts: Sequence[ast.expr] = ()
         if isinstance(node, ast.Expr):
             texts = (
                 node.value.args[1:] if isinstance(node.value, ast.Call) and _is_add_newdoc(node.value) else [node.value]

@@ -9,8 +9,10 @@ from functools import cache
 
 WORD = re.compile(r"[(\"'`*]*[A-Za-z][A-Za-z'-]*[`*]*[.,;:!?)\"']*$")
 UNDERLINE = re.compile(r"\s*([=\-~^*+#.`\"])\1{2,}\s*$")
-TABLE = re.compile(r"\s*(\||\+[-=+]{3,}|={2,}\s+=|-{2,}\s+-|[┌├└│┬┴┼╒╞╘])")
-LIST_ITEM = re.compile(r"\s*([-*+•]|\(?\d{1,2}[.)]|#\.)\s+(?=\S)")
+TABLE = re.compile(
+    r"\s*(\||\+[-=+]{3,}|={2,}\s+=|-{2,}\s+-|[\u250c\u251c\u2514\u2502\u252c\u2534\u253c\u2552\u255e\u2558])"
+)
+LIST_ITEM = re.compile(r"\s*([-*+\u2022]|\(?\d{1,2}[.)]|#\.)\s+(?=\S)")
 FIELD = re.compile(
     r"\s*:(param|parameter|arg|argument|keyword|raises?|returns?|return|rtype|type|yields?|ivar|vartype|cvar|var)\b\s*([^:]*):\s*"
 )
@@ -41,6 +43,7 @@ LEGAL = re.compile(r"licen[sc]e|copyright|warrant|all rights reserved|redistribu
 URL = re.compile(r"\s*<?\(?\b(?:https?|ftp)://[^\s>)]+[>)]?")
 FORMULA = re.compile(r"\$|\\[A-Za-z]|:math:|[{}]{2}")
 SENTENCE_END = re.compile(r"(?<=[a-z)`\"'\]][.!?])\s+(?=[A-Z`\"])")
+SENTENCE_START = re.compile(r"(?:- )?[`\"'(*]*[A-Za-z]")
 MIN_WORDS = 4
 MIN_PROSE_SHARE = 0.6
 
@@ -64,26 +67,21 @@ def prose_lines(text: str) -> tuple[str, ...]:
             lines.pop()  # What it announced was code or a table and is gone.
         if FORMULA.search(paragraph):
             continue
-        line = _without_markup(paragraph)
+        line = _without_markup(paragraph).lstrip("> ")
         if "://" in line:
             line = " ".join(sentence for sentence in SENTENCE_END.split(line) if "://" not in sentence)
         if (
             line.count(" ") + 1 < MIN_WORDS
-            or not line[0].isascii()
+            or not SENTENCE_START.match(line)
+            or "\ufffd" in line
             or LEGAL.search(line)
             or prose_share(line) < MIN_PROSE_SHARE
         ):
             continue
-        if line[0].islower():
-            line = line[0].upper() + line[1:] if line[:1].isalpha() and _plain_first_word(line) else line
-        lines.append(line)
+        lines.append(line[0].upper() + line[1:] if line.split(" ", 1)[0].isalpha() else line)
     if lines and lines[-1].endswith(":"):
         lines.pop()
     return tuple(lines)
-
-
-def _plain_first_word(line: str) -> bool:
-    return line.split(" ", 1)[0].isalpha()
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -139,7 +137,7 @@ def _paragraphs(text: str) -> list[str]:
                 silent = heading in SILENT_SECTIONS
             continue
         following = lines[place + 1] if place + 1 < len(lines) else ""
-        if stripped.startswith("#") and " " in stripped and depth == 0:
+        if stripped.startswith("#"):  # A heading of Markdown, or a comment in code.
             close()
             silent = stripped.lstrip("# ").lower() in SILENT_SECTIONS
             continue
@@ -152,8 +150,7 @@ def _paragraphs(text: str) -> list[str]:
         directive = DIRECTIVE.match(line)
         if directive or stripped.startswith(".. "):
             close()
-            spoken = directive and directive.group(1).lower() in SPOKEN_DIRECTIVES
-            if not spoken:
+            if directive is None or directive.group(1).lower() not in SPOKEN_DIRECTIVES:
                 skip_below = depth
             elif directive.group(2):
                 current.append(directive.group(2))

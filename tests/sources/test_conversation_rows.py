@@ -1,0 +1,179 @@
+"""Conversations: which can be trained on, which are named as bad rows, and the formats that they come in."""
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.recipe.schema import Recipe, Source
+from pipeline.sources.conversation import plain_messages
+from pipeline.sources.open import open_sources
+
+USER = {"role": "user", "content": "How many?"}
+ANSWER = {"role": "assistant", "content": "Three."}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": {"code": "1+2"}}}]}
+TOOL = {"role": "tool", "content": "3"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+GOOD = {
+    "one turn": [USER, ANSWER],
+    "with a system message": [SYSTEM, USER, ANSWER],
+    "several turns": [USER, ANSWER, USER, ANSWER],
+    "ends with a question": [USER, ANSWER, USER],
+    "uses a tool": [USER, CALL, TOOL, ANSWER],
+    "uses a tool twice": [USER, CALL, TOOL, TOOL, CALL, TOOL, ANSWER],
+    "parts of text": [
+        {"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "many?"}]},
+        ANSWER,
+    ],
+}
+BAD = {
+    "no messages": ([], "no messages"),
+    "not a list": ("hello", "not a list"),
+    "null": (None, "null"),
+    "unknown role": ([{"role": "human", "content": "x"}, ANSWER], "role 'human'"),
+    "no role": ([{"content": "x"}, ANSWER], "role None"),
+    "two users in a row": ([USER, USER, ANSWER], "second user message in a row"),
+    "two assistants in a row": ([USER, ANSWER, ANSWER], "second assistant message in a row"),
+    "assistant first": ([ANSWER, USER], "before any user message"),
+    "system later": ([USER, ANSWER, SYSTEM], "may only come first"),
+    "no assistant": ([USER], "nothing to train on"),
+    "empty assistant": ([USER, {"role": "assistant", "content": "  "}], "is empty"),
+    "assistant without content": ([USER, {"role": "assistant", "content": None}], "is empty"),
+    "tool without a call": ([USER, ANSWER, TOOL], "no tool call"),
+    "user instead of an answer to the tool": ([USER, CALL, TOOL, USER], "should answer the tool"),
+    "content is a number": ([{"role": "user", "content": 3}, ANSWER], "not text"),
+    "message is text": (["hello", "hi"], "not a mapping"),
+    "call without a name": ([USER, {"role": "assistant", "tool_calls": [{"function": {}}]}], "without a function name"),
+}
+
+
+def sources(folder, *, split=True, max_bad_rows=0, **source):
+    made = Recipe()
+    made.path = str(folder / "recipe.yaml")
+    made.data.cache_dir = str(folder / "cache")
+    made.data.sources = [Source(**source)]
+    made.data.max_bad_rows = max_bad_rows
+    return open_sources(made, kind="chat")
+
+
+def conversations(pair):
+    return [item.messages for part in pair for source in part for block in source.read() for item in block.items]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_sound_conversation_is_taken(name):
+    assert [message["role"] for message in plain_messages(GOOD[name])] == [message["role"] for message in GOOD[name]]
+
+
+def test_text_parts_are_joined():
+    assert plain_messages(GOOD["parts of text"])[0]["content"] == "How many?"
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_conversation_that_cannot_be_trained_on_is_named_with_file_and_row(name, tmp_path):
+    messages, reason = BAD[name]
+    lines = [json.dumps({"messages": [USER, ANSWER]})] * 4
+    lines[2] = json.dumps({"messages": messages})
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError) as caught:
+        sources(tmp_path, files="chat.jsonl")
+    assert "chat.jsonl:3: " in str(caught.value)
+    assert reason in str(caught.value)
+    assert len(conversations(sources(tmp_path, files="chat.jsonl", max_bad_rows=1))) == 3
+
+
+def test_parquet_messages_lose_the_keys_that_are_null(tmp_path):
+    rows = [
+        {"messages": [SYSTEM, USER, ANSWER]},
+        {"messages": [USER, {"role": "assistant", "content": "3", "name": "tandem"}]},
+    ] * 2
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chat.parquet")
+    found = conversations(sources(tmp_path, files="chat.parquet"))
+    assert [SYSTEM, USER, ANSWER] in found
+
+
+def test_lines_that_are_lists_of_messages_are_conversations(tmp_path):
+    (tmp_path / "chat.jsonl").write_text((json.dumps([USER, ANSWER]) + "\n") * 3)
+    assert conversations(sources(tmp_path, files="chat.jsonl")) == [[USER, ANSWER]] * 3
+
+
+def test_turns_from_human_and_gpt_become_messages(tmp_path):
+    row = {
+        "conversations": [
+            {"from": "system", "value": "Be brief."},
+            {"from": "human", "value": "How many?"},
+            {"from": "gpt", "value": "Three."},
+        ]
+    }
+    (tmp_path / "chat.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    assert conversations(sources(tmp_path, files="chat.jsonl", format="turns")) == [[SYSTEM, USER, ANSWER]] * 2
+
+
+def test_turns_of_plain_texts_alternate(tmp_path):
+    (tmp_path / "chat.jsonl").write_text((json.dumps({"dialog": ["How many?", "Three."]}) + "\n") * 2)
+    assert (
+        conversations(sources(tmp_path, files="chat.jsonl", format="turns", messages_column="dialog"))
+        == [[USER, ANSWER]] * 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response"),
+    [("prompt", "response"), ("prompt", "completion"), ("instruction", "output"), ("question", "answer")],
+)
+def test_prompt_and_response_columns_become_one_exchange(prompt, response, tmp_path):
+    (tmp_path / "chat.jsonl").write_text(
+        (json.dumps({prompt: "How many?", response: "Three.", "input": ""}) + "\n") * 2
+    )
+    assert conversations(sources(tmp_path, files="chat.jsonl", format="prompt_response")) == [[USER, ANSWER]] * 2
+
+
+def test_the_context_of_an_instruction_stands_below_it(tmp_path):
+    (tmp_path / "chat.jsonl").write_text(
+        (json.dumps({"instruction": "Add.", "input": "1 and 2", "output": "3"}) + "\n") * 2
+    )
+    assert (
+        conversations(sources(tmp_path, files="chat.jsonl", format="prompt_response"))[0][0]["content"]
+        == "Add.\n\n1 and 2"
+    )
+
+
+def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_of_the_fingerprint(
+    tmp_path, monkeypatch
+):
+    code = "def read(row):\n    if not row['ok']:\n        return None\n    return [{'role': 'user', 'content': row['q']}, {'role': 'assistant', 'content': row['a']}]\n"
+    (tmp_path / "own_format_a.py").write_text(code)
+    (tmp_path / "own_format_b.py").write_text(code + "# changed\n")
+    rows = [{"q": "How many?", "a": "Three.", "ok": n % 2 == 0} for n in range(6)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = sources(tmp_path, files="chat.jsonl", format="own_format_a:read")
+    second = sources(tmp_path, files="chat.jsonl", format="own_format_b:read")
+    assert conversations(first) == conversations(second) == [[USER, ANSWER]] * 3
+    assert first[0][0].fingerprint != second[0][0].fingerprint
+    assert str(tmp_path) not in sys.path
+
+
+def test_an_own_format_that_fails_names_the_row(tmp_path):
+    (tmp_path / "own_format_c.py").write_text("def read(row):\n    return row['nothing']\n")
+    (tmp_path / "chat.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
+    with pytest.raises(DataError, match=r"chat.jsonl:1: own_format_c:read raised KeyError"):
+        sources(tmp_path, files="chat.jsonl", format="own_format_c:read")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mesages", "there is no format"),
+        ("text", "gives documents"),
+        ("no_such_module:read", "cannot be imported"),
+        ("json:__name__", "is no function"),
+    ],
+)
+def test_a_wrong_format_is_a_recipe_error(name, said, tmp_path):
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [USER, ANSWER]}) + "\n")
+    with pytest.raises(RecipeError, match=said):
+        sources(tmp_path, files="chat.jsonl", format=name)

@@ -1,0 +1,257 @@
+"""Order, held-out files and rows, cursors, fingerprints."""
+
+import gzip
+import json
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.recipe.schema import Recipe, Source
+from pipeline.sources.documents import BLOCK_ROWS
+from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.held_out import is_held_out, period_of
+from pipeline.sources.open import open_sources
+
+WORDS = ["the", "model", "reads", "a", "row", "and", "learns", "what", "comes", "next", "in", "it"]
+
+
+def text(seed):
+    draw = random.Random(seed)
+    return f"{seed}: " + " ".join(draw.choices(WORDS, k=20))
+
+
+def write_jsonl(path, rows, *, start=0):
+    content = "".join(json.dumps({"text": text(start + n)}) + "\n" for n in range(rows)).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def recipe(folder, *sources, validation=None, seed=42):
+    made = Recipe()
+    made.path = str(folder / "recipe.yaml")
+    made.data.cache_dir = str(folder / "cache")
+    made.data.sources = list(sources)
+    made.data.validation = validation
+    made.train["seed"] = seed
+    return made
+
+
+def items(source):
+    return [item for block in source.read() for item in block.items]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    for n in range(6):
+        write_jsonl(tmp_path / f"part-{n}.jsonl", 30, start=100 * n)
+    return tmp_path
+
+
+def test_the_last_file_in_sorted_order_is_held_out_and_the_others_are_trained_on(corpus):
+    train, validation = open_sources(recipe(corpus, Source(files="part-*.jsonl")), kind="text")
+    assert sorted(file.label for file in train[0].files) == [f"part-{n}.jsonl" for n in range(5)]
+    assert [file.label for file in validation[0].files] == ["part-5.jsonl"]
+    assert not {item.text for item in items(train[0])} & {item.text for item in items(validation[0])}
+
+
+def test_the_seed_alone_decides_the_order_of_the_files(corpus):
+    def order(seed):
+        return [
+            file.label
+            for file in open_sources(recipe(corpus, Source(files="part-*.jsonl"), seed=seed), kind="text")[0][0].files
+        ]
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 3
+    assert all(sorted(order(seed)) == sorted(order(1)) for seed in range(8))
+
+
+def test_the_order_is_the_same_in_every_version():
+    # An order that changes between versions makes every resume and every cached shard another one.
+    from pipeline.sources.files import SourceFile
+    from pipeline.sources.open import permuted
+
+    assert [file.label for file in permuted([SourceFile(label=str(n)) for n in range(8)], key="42 0")] == list(
+        "46035721"
+    )
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "a.txt"])
+def test_reading_goes_on_exactly_behind_any_block(name, tmp_path):
+    if name == "a.parquet":
+        # Row groups that neither divide a block nor are divided by it.
+        pq.write_table(pa.table({"text": [text(n) for n in range(5000)]}), tmp_path / name, row_group_size=700)
+    elif name == "a.txt":
+        (tmp_path / name).write_text("\n<|endoftext|>\n".join(text(n) for n in range(5000)))
+    else:
+        write_jsonl(tmp_path / name, 5000)
+    write_jsonl(tmp_path / "b.jsonl", 1500, start=10_000)
+    write_jsonl(tmp_path / "z.jsonl", 10)
+    train, _ = open_sources(recipe(tmp_path, Source(files=[name, "b.jsonl", "z.jsonl"])), kind="text")
+    blocks = list(train[0].read())
+    assert [len(block.items) for block in blocks if block.file == blocks[0].file][:-1] == [BLOCK_ROWS] * (
+        len([b for b in blocks if b.file == blocks[0].file]) - 1
+    )
+    assert len({item.text for block in blocks for item in block.items}) == 6500
+    for place, block in enumerate(blocks):
+        assert [b.items for b in train[0].read(file=block.file, block=block.index)] == [b.items for b in blocks[place:]]
+        assert [b.items for b in train[0].read(file=block.file, block=block.index + 1)] == [
+            b.items for b in blocks[place + 1 :]
+        ]
+
+
+def test_blank_lines_do_not_shift_blocks_or_line_numbers(tmp_path):
+    lines = [json.dumps({"text": text(n)}) if n % 3 else "" for n in range(4000)]
+    lines[1024:2048] = [""] * 1024
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    write_jsonl(tmp_path / "z.jsonl", 10)
+    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])), kind="text")
+    blocks = list(train[0].read())
+    assert [block.index for block in blocks] == [0, 1, 2, 3]
+    assert not blocks[1].items
+    for block in blocks:
+        assert all(
+            json.loads(lines[item.row])["text"] == item.text and item.row // BLOCK_ROWS == block.index
+            for item in block.items
+        )
+
+
+def test_rows_without_text_are_counted_and_are_no_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " \\n"}\n' + json.dumps({"text": text(1)}) + "\n")
+    write_jsonl(tmp_path / "z.jsonl", 10)
+    train, _ = open_sources(recipe(tmp_path, Source(files=["a.jsonl", "z.jsonl"])), kind="text")
+    block = next(train[0].read())
+    assert (len(block.items), block.empty_rows, block.bad_rows) == (1, 2, [])
+
+
+@pytest.mark.parametrize("rows", [2, 15, 16, 100, 799, 5000])
+def test_a_single_file_is_split_by_rows_that_cover_it_without_overlap(rows, tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    train, validation = open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+    trained, held = {item.row for item in items(train[0])}, {item.row for item in items(validation[0])}
+    assert trained
+    assert held
+    assert not trained & held
+    assert trained | held == set(range(rows))
+    assert len(held) >= min(8, rows // 2)
+    assert rows < 800 or len(held) <= 0.011 * rows
+
+
+def test_held_out_rows_are_not_the_same_place_of_every_period():
+    assert len({row % 100 for row in range(100_000) if is_held_out(row, 100)}) > 90
+    assert period_of(1) == 0
+
+
+def test_a_single_file_of_one_row_cannot_be_split_and_says_so(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", 1)
+    with pytest.raises(DataError, match=r"a.jsonl has 1 row .* data.validation"):
+        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+
+
+def test_the_same_content_in_training_and_validation_is_refused_whatever_its_name(corpus):
+    (corpus / "held").mkdir()
+    (corpus / "held" / "other.jsonl").write_bytes((corpus / "part-2.jsonl").read_bytes())
+    made = recipe(corpus, Source(files="part-*.jsonl"), validation=[Source(files="held")])
+    with pytest.raises(DataError, match=r"other.jsonl of held \(validation\) has the same content as part-2.jsonl"):
+        open_sources(made, kind="text")
+
+
+def test_named_validation_leaves_all_files_to_training(corpus):
+    write_jsonl(corpus / "held.jsonl", 20, start=9000)
+    train, validation = open_sources(
+        recipe(corpus, Source(files="part-*.jsonl"), validation=[Source(files="held.jsonl")]), kind="text"
+    )
+    assert len(train[0].files) == 6
+    assert len(items(validation[0])) == 20
+
+
+def test_names_are_told_apart(corpus):
+    made = recipe(
+        corpus,
+        Source(files="part-0.jsonl"),
+        Source(files="part-1.jsonl", name="part-0"),
+        Source(files=["part-2.jsonl"], name="mine"),
+    )
+    assert [source.name for source in open_sources(made, kind="text")[0]] == ["part-0", "part-0-2", "mine"]
+
+
+def test_the_fingerprint_follows_content_order_and_reading_but_not_the_place(corpus, tmp_path_factory):
+    def fingerprint(folder, **changes):
+        seed = changes.pop("seed", 42)
+        return open_sources(recipe(folder, Source(files="part-*.jsonl", **changes), seed=seed), kind="text")[0][
+            0
+        ].fingerprint
+
+    first = fingerprint(corpus)
+    moved = tmp_path_factory.mktemp("elsewhere")
+    for path in corpus.glob("part-*.jsonl"):
+        (moved / path.name).write_bytes(path.read_bytes())
+    assert fingerprint(moved) == first
+    assert fingerprint(corpus, seed=7) != first
+    assert fingerprint(corpus, name="other", weight=2.0) == first
+    write_jsonl(corpus / "part-1.jsonl", 31)
+    assert fingerprint(corpus) != first
+
+
+def test_a_second_start_reads_no_file_again(corpus, monkeypatch):
+    made = recipe(corpus, Source(files="part-*.jsonl"))
+    first = open_sources(made, kind="text")[0][0].fingerprint
+
+    def never(path):
+        raise AssertionError(f"{path} was hashed again")
+
+    monkeypatch.setattr("pipeline.sources.facts._sha256", never)
+    assert open_sources(made, kind="text")[0][0].fingerprint == first
+    write_jsonl(corpus / "part-1.jsonl", 29)
+    with pytest.raises(AssertionError, match=r"part-1.jsonl was hashed again"):
+        open_sources(made, kind="text")
+
+
+def test_facts_of_a_file_count_rows_as_the_reader_does(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}')
+    (tmp_path / "b.txt").write_text("one\n<|endoftext|>\ntwo\n")
+    facts = FactsOfFiles(tmp_path / "cache")
+    assert (facts.rows(tmp_path / "a.jsonl"), facts.rows(tmp_path / "b.txt")) == (3, 2)
+
+
+def test_a_long_text_file_is_cut_at_blank_lines_and_loses_nothing(tmp_path):
+    paragraphs = [text(n) for n in range(2000)]
+    (tmp_path / "book.txt").write_text("\n\n".join(paragraphs))
+    train, validation = open_sources(recipe(tmp_path, Source(files="book.txt")), kind="text")
+    pieces = sorted(items(train[0]) + items(validation[0]), key=lambda item: item.row)
+    assert len(pieces) > 8
+    assert [line for piece in pieces for line in piece.text.split("\n") if line] == paragraphs
+    assert max(len(piece.text) for piece in pieces) < 20_000
+
+
+def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
+    content = "äbc def " * 50_000
+    (tmp_path / "line.txt").write_text(content, encoding="utf-8")
+    train, validation = open_sources(recipe(tmp_path, Source(files="line.txt")), kind="text")
+    pieces = sorted(items(train[0]) + items(validation[0]), key=lambda item: item.row)
+    assert "".join(piece.text for piece in pieces) == content
+    assert max(len(piece.text) for piece in pieces) <= 2 * 16_384
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (Source(), "names neither id nor files"),
+        (Source(files=[]), "is an empty list"),
+        (Source(files="part-0.jsonl", split="test"), "local files have no splits"),
+        (Source(id="tandem:nothing"), "there is no built-in source"),
+        (Source(id="tandem:quickstart_chat"), "holds conversations"),
+        (Source(id="tandem:quickstart_text", split="test"), "has train and validation"),
+        (Source(id="tandem:quickstart_text", text_column="body"), "text_column cannot be chosen"),
+    ],
+)
+def test_a_source_that_cannot_mean_what_it_says_is_a_recipe_error(corpus, source, said):
+    with pytest.raises(RecipeError, match=said):
+        open_sources(recipe(corpus, source), kind="text")
+
+
+def test_a_recipe_without_sources_says_what_to_write(corpus):
+    with pytest.raises(RecipeError, match="names no source"):
+        open_sources(recipe(corpus), kind="text")
