@@ -14,7 +14,7 @@ from pipeline.data.mixture import Mixture, Part
 from pipeline.data.sequence import Sequence
 from pipeline.data.shards import FORMAT
 from pipeline.data.stream import Stream
-from pipeline.recipe.batch import horizon_steps
+from pipeline.recipe.batch import horizon_steps, with_batch_tokens
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.byte_lengths import is_byte_level
 
@@ -28,10 +28,11 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
     """The plan of a recipe's training and validation rows. sources: as open_sources gives them."""
     train, validation = sources
     chat = recipe.stage == "sft"
-    rows_per_step, rest = divmod(int(recipe.data.batch_tokens), recipe.data.row_tokens)
+    batch_tokens = with_batch_tokens(recipe, 1)  # given, or set by the entry, which knows the number of processes
+    rows_per_step, rest = divmod(int(batch_tokens), recipe.data.row_tokens)
     if rest:
         raise RecipeError(
-            f"{recipe.path or 'recipe'}: data.batch_tokens is {recipe.data.batch_tokens}, which is not a whole number of rows of "
+            f"{recipe.path or 'recipe'}: data.batch_tokens is {batch_tokens}, which is not a whole number of rows of "
             f"{recipe.data.row_tokens} tokens. Write {max(1, rows_per_step) * recipe.data.row_tokens}."
         )
     bos, pad = special_ids(tokenizer)
@@ -47,7 +48,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         "shard_rows": recipe.data.shard_rows,
     }
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
-    steps = horizon_steps(recipe, int(recipe.data.batch_tokens))
+    steps = horizon_steps(recipe, int(batch_tokens))
     horizon = (
         {"total_rows": steps * rows_per_step, "epochs": None}
         if steps and steps > 0

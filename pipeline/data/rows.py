@@ -3,8 +3,6 @@
 import os
 from typing import Any
 
-import numpy as np
-
 from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
 from pipeline.data.plan import open_stream
@@ -156,14 +154,18 @@ class TrainingRows:
         sequence = self.stream.sequences[source]
         return 0 if sequence.end is None else k // max(1, sequence.rows)
 
-    def shares(self) -> dict[str, dict[str, float]]:
-        """By source: rows of the run, their share, rows and epochs prepared so far, targets a row."""
+    def shares(self) -> dict[str, dict]:
+        """By source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known.
+
+        In a run's manifest the key keeps `--prune` from deleting the shards.
+        """
         used = self.stream.mixture.used(self.total_rows())
         out = {}
         for about, sequence, rows in zip(self.plan["train"]["sequences"], self.stream.sequences, used, strict=True):
             totals = sequence.totals()
             per_row = totals["targets"] / totals["rows"] if totals["rows"] else 0.0
             out[about["name"]] = {
+                "key": about["key"],
                 "rows": rows,
                 "tokens": rows * self.row_tokens,
                 "share": rows / max(1, self.total_rows()),
@@ -174,6 +176,7 @@ class TrainingRows:
 
     def raise_if_too_bad(self) -> None:
         """Raises DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
+        self.stream.refresh()
         bad = []
         for s, sequence in enumerate(self.stream.sequences):
             bad += sequence.bad_rows(self.stream.shards_needed(s))
@@ -187,7 +190,3 @@ class TrainingRows:
                 f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
                 "again, or mend the files and start a new run."
             )
-
-    def trained_counts(self, step: int) -> np.ndarray:
-        """(rows_per_step,) trained targets of each row of a step."""
-        return np.array([self.stream.shard(place).targets[place.row] for place in self.places(step)], np.int64)

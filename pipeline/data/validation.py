@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
@@ -43,6 +44,11 @@ class ValidationRows:
             return stream.missing() is None
 
         self.preparation.wait_until(there, what="the validation rows")
+        if not stream.mixture.total_rows:
+            names = ", ".join(s["name"] for s in self.plan[role]["sequences"])
+            raise DataError(
+                f"data.validation ({names}): the held-out files give no row to score. Name others in data.validation."
+            )
         return stream
 
     def _batches(self, role: str, *, rows: int, rank: int, world_size: int) -> Iterator[dict]:
