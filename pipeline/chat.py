@@ -168,11 +168,14 @@ class Chat:
 def _open(name: str) -> tuple[Any, Any, str | None]:
     """The model on this machine's device, its tokenizer, and the stage it comes from where a run says so."""
     folder, stage = _find(name)
+    from transformers.utils import logging
+
     from pipeline.hardware.device import device_info
     from pipeline.model.build import load_model
     from pipeline.tokenizer.ready import open_tokenizer
 
     tokenizer = open_tokenizer(str(folder or name), revision=None, beside=None, where=name)
+    logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     try:
         model = load_model(folder or name)
     except (OSError, ValueError) as error:

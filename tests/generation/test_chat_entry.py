@@ -21,6 +21,8 @@ DIALOG = [
     {"role": "user", "content": "again"},
     {"role": "assistant", "content": "and pong it is"},
 ]
+# "again" has another answer when nothing went before.
+ALONE = [{"role": "user", "content": "again"}, {"role": "assistant", "content": "what?"}]
 PIRATE = [
     {"role": "system", "content": "Be a pirate"},
     {"role": "user", "content": "ping"},
@@ -43,13 +45,19 @@ def run(tokenizer, tmp_path_factory):
             )
         )  # fmt: skip
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-        for _ in range(60):
-            for messages in (DIALOG, PIRATE):
+        for _ in range(400):
+            losses = []
+            for messages in (DIALOG, PIRATE, ALONE):
                 ids, trained = render(tokenizer, messages)
                 labels = [i if bit else -100 for i, bit in zip(ids, trained, strict=True)]
-                model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss.backward()
+                loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
+                loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                losses.append(loss.item())
+            if max(losses) < 0.02:  # By heart: no rounding changes an answer.
+                break
+        assert max(losses) < 0.02
     model.save_pretrained(path / "model")
     tokenizer.save_pretrained(path / "model")
     (path / "run_manifest.json").write_text(json.dumps({"stage": "sft"}))
@@ -72,12 +80,19 @@ def test_one_prompt_is_answered_and_ends_at_the_end_token(run, monkeypatch, caps
 
 
 def test_a_conversation_is_remembered_until_new_and_the_system_message_counts(run, monkeypatch, capsys):
-    lines = ["ping", "again", "", "/new", "ping", "/system Be a pirate", "ping", "/quit", "ping"]
+    lines = ["ping", "again", "", "/new", "again", "/system Be a pirate", "ping", "/quit", "ping"]
     status, out, _ = talk(monkeypatch, capsys, lines, run, "--temperature", "0")
     assert status == 0
-    assert out.splitlines() == ["pong \u4e2d\u00e9!", "and pong it is", "pong \u4e2d\u00e9!", "arr"]
+    assert out.splitlines() == ["pong \u4e2d\u00e9!", "and pong it is", "what?", "arr"]
     _, out, _ = talk(monkeypatch, capsys, ["ping"], run, "--greedy", "--system", "Be a pirate")
     assert out == "arr\n"
+
+
+def test_both_sides_of_the_conversation_are_kept(run):
+    talking = chat.Chat(chat._arguments([str(run), "--greedy"]))
+    talking.answer("ping")
+    talking.answer("again")
+    assert talking.messages == DIALOG
 
 
 def test_a_seed_gives_its_answer_again_and_another_seed_another(run, monkeypatch, capsys):
