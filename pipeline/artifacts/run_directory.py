@@ -29,7 +29,6 @@ class RunDirectory:
         self.report = self.path / "report"
         self.evals = self.report / "evals.json"
         self.tensorboard = self.path / "tensorboard"
-        self.tokenizer = self.path / "tokenizer"
 
     @property
     def name(self) -> str:
