@@ -12,7 +12,7 @@ def score_validation(
     model: Any,
     validation: Any,
     *,
-    byte_lengths_V: np.ndarray,
+    byte_lengths_V: np.ndarray | None,
     stage: str,
     rows: int,
     rank: int,
@@ -22,13 +22,16 @@ def score_validation(
 ) -> dict[str, float]:
     """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
 
-    validation: ValidationRows; rows: rows of one forward pass.
+    validation: ValidationRows; rows: rows of one forward pass. Without byte_lengths_V only the loss is known.
     """
+    lengths_V = np.ones(model.config.vocab_size, np.int32) if byte_lengths_V is None else byte_lengths_V
 
     def score(batches):
-        return bits_per_byte(model, batches, byte_lengths_V, device=device, autocast_dtype=autocast_dtype)
+        return bits_per_byte(model, batches, lengths_V, device=device, autocast_dtype=autocast_dtype)
 
     packed = score(validation.batches(rows=rows, rank=rank, world_size=world_size))
+    if byte_lengths_V is None:
+        return {"val/loss": packed.loss}
     if stage == "sft":
         return {"sft/assistant_bpb": packed.bpb, "val/loss": packed.loss}
     numbers = {"val/bpb": packed.bpb, "val/loss": packed.loss}

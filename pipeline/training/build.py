@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
@@ -15,7 +16,7 @@ from pipeline.model.build import ModelOptionsError, build_model, load_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_config
-from pipeline.tokenizer.byte_lengths import byte_lengths
+from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 from pipeline.training.arguments import build_arguments
 from pipeline.training.meter import StepMeter
 from pipeline.training.trainer import TandemTrainer
@@ -36,7 +37,7 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     start, attention = recipe.model.start_from, recipe.model.attn_implementation
     if start:
         try:
-            return load_model(start, dtype=torch.float32, attn_implementation=attention)
+            return _with_rows_for(tokenizer, load_model(start, dtype=torch.float32, attn_implementation=attention))
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -54,6 +55,26 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         attn_implementation=attention,
         seed=int(recipe.train.get("seed", 42)),
     )
+
+
+def _with_rows_for(tokenizer: Any, model: Any) -> torch.nn.Module:
+    """The model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
+    if len(tokenizer) > model.config.vocab_size:
+        print(
+            f"model: {len(tokenizer) - model.config.vocab_size} embeddings added for new tokens ({model.config.vocab_size} -> {len(tokenizer)})"
+        )
+        model.resize_token_embeddings(len(tokenizer))
+    return model
+
+
+def known_byte_lengths(tokenizer: Any) -> np.ndarray | None:
+    """(V,) bytes per id, or None where ids have no fixed bytes; then BPB is left out while training, and that is said."""
+    if is_byte_level(tokenizer):
+        return byte_lengths(tokenizer)
+    print(
+        "val/bpb is left out: this tokenizer is not byte level, so its ids have no fixed bytes. `python -m pipeline.evals RUN bpb --text FILE` scores it."
+    )
+    return None
 
 
 def recipe_folder(recipe: Recipe) -> str | None:
@@ -94,7 +115,7 @@ def build_trainer(
     score = partial(
         score_validation,
         validation=validation,
-        byte_lengths_V=byte_lengths(tokenizer),
+        byte_lengths_V=known_byte_lengths(tokenizer),
         stage=recipe.stage,
         rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
         rank=args.process_index,
