@@ -109,7 +109,8 @@ def load_model(path, *, dtype: torch.dtype = torch.float32, revision: str | None
 
 
 def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
-    model, info = model_class.from_pretrained(path, output_loading_info=True, **given)
+    # Asked not to raise at a shape that does not fit, so that everything wrong is told at once, below.
+    model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         where = Path(path) if Path(path).exists() else path

@@ -39,6 +39,13 @@ def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Modu
     )
 
 
+@torch.compiler.assume_constant_result
+def rotary_angles_of_row(config, length: int, device):
+    """rotary_angles of positions 0 to length - 1; a compiled graph holds them as constants."""
+    # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and layer.
+    return rotary_angles(config, torch.arange(length, device=device)[None])
+
+
 def rotary_angles(config, position_ids):
     """Cosine and sine of RoPE, fp32, (B or 1, 1, T, K / 2)."""
     # Computed at every forward: a buffer outside the checkpoint would hold garbage after from_pretrained.

@@ -7,6 +7,7 @@ import torch
 
 # Elements of the fp32 logits held at a time: 128 MiB. A small head (16 rows of 256 tokens, vocabulary 4096) takes one chunk.
 CHUNK_ELEMENTS = 2**25
+SAFE_EXPONENT = 60.0  # exp of it, times any vocabulary, is far from the largest fp32
 IGNORED = -100  # the label of a position without a target, as everywhere in transformers
 
 
@@ -63,11 +64,14 @@ class _SummedCrossEntropy(torch.autograd.Function):
         hidden_gradients, weight_gradient = [], None
         for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
             logits = logits_of(hidden, weight, softcap)
-            log_sum = torch.logsumexp(logits, -1, keepdim=True)
             scored = (labels != IGNORED)[:, None]
             target = labels.clamp(min=0)[:, None]
-            total = total + torch.where(scored, log_sum - logits.gather(1, target), 0.0).sum()
-            gradient = torch.exp(logits - log_sum) - (classes_V == target).float()
+            # A cap bounds the exponent, and with it the pass over the logits that looks for the largest is not needed.
+            largest = 0.0 if softcap is not None and softcap <= SAFE_EXPONENT else logits.amax(-1, keepdim=True)
+            exponentials = torch.exp(logits - largest)
+            sums = exponentials.sum(-1, keepdim=True)
+            total = total + torch.where(scored, sums.log() + largest - logits.gather(1, target), 0.0).sum()
+            gradient = exponentials / sums - (classes_V == target).float()
             if softcap is not None:
                 gradient = gradient * (1 - (logits / softcap).square())
             gradient = torch.where(scored, gradient, 0.0).to(dtype)

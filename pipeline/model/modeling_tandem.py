@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_tandem import SMEAR_CHANNELS, TandemConfig
 from .initialization_tandem import init_module, with_role
-from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles
+from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_angles_of_row
 from .loss_tandem import IGNORED, summed_cross_entropy, token_nll
 from .masks_tandem import attention_masks, positions
 
@@ -86,7 +86,9 @@ class TandemModel(TandemPreTrainedModel):
         if input_ids is None and config.value_embeddings:
             raise ValueError("a model with value_embeddings needs input_ids: each layer embeds the tokens itself")
         if use_cache is None:
-            use_cache = config.use_cache and not self.training
+            # Rows of packed documents get none by default: with a cache they would be one text.
+            packed = position_ids is not None and attention_mask is None
+            use_cache = config.use_cache and not self.training and (past_key_values is not None or not packed)
         if self.gradient_checkpointing and self.training:
             use_cache, past_key_values = False, None
         if use_cache and past_key_values is None:
@@ -113,7 +115,11 @@ class TandemModel(TandemPreTrainedModel):
             x_BTD = self._smear(x_BTD, position_ids if restarts else None, past_key_values)
         x_BTD = self.drop(x_BTD)
 
-        rotary = rotary_angles(config, position_ids) if config.position_embedding == "rope" else None
+        rotary = None
+        if config.position_embedding == "rope" and not restarts:
+            rotary = rotary_angles_of_row(config, x_BTD.shape[1], x_BTD.device)
+        elif config.position_embedding == "rope":
+            rotary = rotary_angles(config, position_ids)
         embedding_BTD = x_BTD if config.residual_lambdas else None
         middle_BTD = None
         for i, block in enumerate(self.h):

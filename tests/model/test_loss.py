@@ -1,0 +1,148 @@
+"""The chunked loss is the plain cross-entropy, its gradients too, and it honours num_items_in_batch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import random_ids, tiny
+
+from pipeline.model import loss_tandem
+from pipeline.model.loss_tandem import chunk_rows, summed_cross_entropy, token_nll
+
+
+def naive(hidden, weight, labels, softcap, reduction="sum"):
+    logits = (hidden @ weight.t()).float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return F.cross_entropy(logits, labels, reduction=reduction, ignore_index=-100)
+
+
+def problem(dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(70, 32, generator=generator).to(dtype).requires_grad_()
+    weight = (0.5 * torch.randn(50, 32, generator=generator)).requires_grad_()
+    labels = torch.randint(0, 50, (70,), generator=generator)
+    labels[torch.rand(70, generator=generator) < 0.3] = -100
+    return hidden, weight, labels
+
+
+@pytest.fixture(params=[10**9, 16 * 50, 1], ids=["one chunk", "chunks of 16", "row by row"])
+def chunks(request, monkeypatch):
+    monkeypatch.setattr(loss_tandem, "CHUNK_ELEMENTS", request.param)
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("softcap", [None, 15.0, 100.0])
+def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(softcap):
+    hidden, weight, labels = problem()
+    expected = naive(hidden, weight, labels, softcap)
+    wanted = torch.autograd.grad(expected * 0.25, [hidden, weight])
+    loss = summed_cross_entropy(hidden, weight, labels, softcap=softcap)
+    got = torch.autograd.grad(loss * 0.25, [hidden, weight])
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
+    for one, two in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    each = naive(hidden, weight, labels, softcap, reduction="none")
+    torch.testing.assert_close(token_nll(hidden, weight, labels, softcap=softcap), each.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("chunks")
+def test_under_bf16_autocast_the_loss_is_fp32_and_close():
+    hidden, weight, labels = problem()
+    expected = naive(hidden, weight, labels, 15.0)
+    wanted = torch.autograd.grad(expected, [hidden, weight])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = summed_cross_entropy(hidden, weight, labels, softcap=15.0)
+    got = torch.autograd.grad(loss, [hidden, weight])
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=3e-3, atol=0)
+    for one, two in zip(got, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert (one - two).norm() <= 0.02 * two.norm()
+
+
+def test_logits_far_beyond_the_caps_range_stay_finite():
+    hidden, weight, labels = problem()
+    for softcap in (15.0, 59.0, 61.0, None):
+        loss = summed_cross_entropy(hidden * 1e3, weight, labels, softcap=softcap)
+        gradients = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
+        torch.testing.assert_close(loss, naive(hidden * 1e3, weight, labels, softcap), rtol=1e-5, atol=0)
+        assert all(g.isfinite().all() for g in gradients)
+
+
+def test_a_batch_without_targets_has_loss_zero_and_no_gradient():
+    hidden, weight, labels = problem()
+    loss = summed_cross_entropy(hidden, weight, labels.fill_(-100))
+    assert loss.item() == 0
+    assert not any(g.any() for g in torch.autograd.grad(loss, [hidden, weight]))
+    model = tiny("modern")
+    assert model(random_ids(2, 9), shift_labels=torch.full((2, 9), -100)).loss.item() == 0
+
+
+def test_a_small_head_takes_one_chunk_and_a_large_one_chunks_of_equal_rows():
+    assert chunk_rows(16 * 256, 4096) == 4096
+    assert chunk_rows(16 * 2048, 32768) == 1024
+    assert chunk_rows(1000, 2**25) == 1
+
+
+def ragged(rows=8, length=24):
+    ids, labels = random_ids(rows, length), random_ids(rows, length, seed=1)
+    for row in range(rows):
+        labels[row, : 2 * row] = -100  # from all targets to 10 of 24
+    labels[3] = -100
+    return ids, labels
+
+
+def gradients(model, pieces, labels_name="shift_labels"):
+    ids, labels = ragged()
+    count = torch.tensor(int((labels != -100).sum()))
+    model.zero_grad()
+    total = 0.0
+    for part_ids, part_labels in zip(ids.chunk(pieces), labels.chunk(pieces), strict=True):
+        given = {"labels": part_labels, "shift_labels": part_labels, "num_items_in_batch": count}
+        output = model(part_ids, **given)
+        assert output.logits is None
+        output.loss.backward()
+        total += output.loss.item()
+    return total, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def test_accumulating_four_ragged_micro_batches_is_one_batch(model):
+    model.train()
+    loss, whole = gradients(model, 1)
+    accumulated, parts = gradients(model, 4)
+    assert accumulated == pytest.approx(loss, rel=1e-6)
+    assert (parts - whole).norm() <= 1e-5 * whole.norm()
+
+
+def test_the_loss_is_the_token_mean_and_labels_are_shifted_where_they_must_be(model):
+    ids, labels = ragged()
+    logits = model(ids).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    assert model(ids, shift_labels=labels).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    shifted = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert model(ids, labels=ids).loss.item() == pytest.approx(shifted.item(), rel=1e-5)
+    assert torch.equal(model(ids, labels=ids).logits, logits)
+
+
+def test_nats_per_token_sum_to_the_loss_and_are_zero_where_nothing_is_scored(model):
+    ids, labels = ragged()
+    nats = model.per_token_nll(ids, labels)
+    assert nats.shape == ids.shape
+    assert nats.dtype == torch.float32
+    assert not nats[labels == -100].any()
+    assert not nats.requires_grad
+    expected = model(ids, shift_labels=labels, num_items_in_batch=1).loss.item()
+    assert nats.sum().item() == pytest.approx(expected, rel=1e-5)
+    packed = torch.arange(24).remainder(12)[None].expand(8, -1)
+    halves = [model.per_token_nll(ids[:, part], labels[:, part]) for part in (slice(0, 12), slice(12, 24))]
+    torch.testing.assert_close(model.per_token_nll(ids, labels, packed), torch.cat(halves, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_checkpointing_changes_no_gradient(model):
+    model.train()
+    loss, plain = gradients(model, 2)
+    model.activation_checkpointing_enable()
+    again, checkpointed = gradients(model, 2)
+    assert again == loss
+    assert torch.equal(plain, checkpointed)

@@ -1,0 +1,79 @@
+"""What save_model writes is a model in a process that has nothing of ours."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import random_ids, tiny
+
+from pipeline.model.export import save_model
+
+READ_WITHOUT_US = """
+import importlib.util, json, sys
+import torch
+assert importlib.util.find_spec("pipeline") is None
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+folder, out = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+ids = torch.load(out + "/ids.pt")
+logits = model(ids).logits
+tokens = model.generate(ids[:1, :12], attention_mask=torch.ones(1, 12, dtype=torch.long), max_new_tokens=30, do_sample=False)
+base = AutoModel.from_pretrained(folder, trust_remote_code=True).eval()
+torch.save({"logits": logits, "tokens": tokens, "hidden": base(ids).last_hidden_state, "class": str(type(model)),
+            "ends": model.generation_config.eos_token_id, "use_cache": model.config.use_cache}, out + "/seen.pt")
+"""
+
+
+def test_a_process_without_this_package_computes_the_same_logits_and_tokens(model, name, tmp_path):
+    ids = random_ids(2, 40)
+    model.config.use_cache = False  # as Trainer leaves it
+    save_model(model, tmp_path / "model")
+    assert model.config.use_cache is False
+    torch.save(ids, tmp_path / "ids.pt")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-c", READ_WITHOUT_US, str(tmp_path / "model"), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    seen = torch.load(tmp_path / "seen.pt")
+    assert ("transformers_modules" in seen["class"]) == (name == "modern")
+    assert (seen["logits"] - model(ids).logits).abs().max() <= 1e-4
+    assert (seen["hidden"] - model.transformer(ids).last_hidden_state).abs().max() <= 1e-4
+    mask = torch.ones(1, 12, dtype=torch.long)
+    assert torch.equal(
+        seen["tokens"], model.generate(ids[:1, :12], attention_mask=mask, max_new_tokens=30, do_sample=False)
+    )
+    assert seen["ends"] == [1, 0]
+    assert seen["use_cache"] is True
+
+
+def test_the_saved_config_names_its_classes_and_tokens(tmp_path):
+    save_model(tiny("modern"), tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == ["TandemForCausalLM"]
+    assert written["auto_map"]["AutoModelForCausalLM"] == "modeling_tandem.TandemForCausalLM"
+    assert (written["bos_token_id"], written["eos_token_id"], written["pad_token_id"]) == (0, 1, 2)
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [1, 0]
+    assert generation["pad_token_id"] == 2
+    code = "".join(file.read_text() for file in tmp_path.glob("*.py"))
+    assert "import pipeline" not in code
+    assert "from pipeline" not in code
+
+
+def test_the_finished_model_can_be_written_in_bf16_and_stays_fp32_in_memory(model, tmp_path):
+    save_model(model, tmp_path, dtype=torch.bfloat16)
+    assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config.dtype == torch.float32
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}])
+def test_tied_heads_are_written_once(tmp_path, change):
+    save_model(tiny("modern", **change), tmp_path)
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not bool(change)
