@@ -25,14 +25,20 @@ WASTE_WORTH_A_NOTE = 0.05
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
-    """Raises what find_problems finds on this machine, all in one message; notes go to the console of rank 0."""
+    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console."""
     from pipeline.hardware.device import device_info
+    from pipeline.preflight.agreement import on_rank_0
+    from pipeline.preflight.shared import refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
-    refuse(find_problems(plan, on_this_machine=True))
-    if int(os.environ.get("RANK", 0)) == 0:
+
+    def decide() -> None:
+        refuse(find_problems(plan, on_this_machine=True))
         for note in find_notes(plan):
             print(f"note: {note}", flush=True)
+
+    on_rank_0(decide)
+    refuse_unshared(_run_folder(recipe))
 
 
 def refuse(problems: list[TandemError]) -> None:
