@@ -68,6 +68,3 @@ def training_arguments(
         "run_name": recipe.run.name,
         "ignore_data_skip": True,  # rows are a function of the step
     }
-
-
-__all__ = ["FATES", "defaults", "read_train", "training_arguments"]

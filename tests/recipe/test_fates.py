@@ -73,6 +73,7 @@ def test_transformers_accepts_what_is_passed(tmp_path, optimizer):
 
     recipe = read_recipe([recipe_file(tmp_path, optimizer=optimizer, bf16="auto", torch_compile="auto", seed=7)])
     values = training_arguments(recipe, output_dir=str(tmp_path / "out"), max_steps=10, gradient_accumulation_steps=2)
+    assert not {"bf16", "torch_compile"} & set(values)  # "auto" would count as true
     arguments = TrainingArguments(**values)
     assert (arguments.max_steps, arguments.gradient_accumulation_steps, arguments.seed) == (10, 2, 7)
     assert arguments.logging_nan_inf_filter is False

@@ -150,3 +150,42 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
     assert ours == theirs
     assert ours.parameters()["total"] == sum(p.numel() for p in model.parameters())
     assert ours.windows == [window or 512 for window in config.windows]
+
+
+def shapes_with_models():
+    """Six configs whose layers and head outweigh everything that the formula leaves out."""
+    from transformers import GPT2Config, LlamaConfig, NanoChatConfig
+
+    from pipeline.model.configuration_tandem import TandemConfig
+    from pipeline.recipe.presets import MODERN
+
+    hf = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
+    gpt2 = {"n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+    yield GPT2Config(**gpt2)
+    yield LlamaConfig(**hf, num_key_value_heads=2, intermediate_size=352)
+    yield NanoChatConfig(**hf, intermediate_size=512, num_key_value_heads=4)
+    yield TandemConfig(**gpt2)
+    yield TandemConfig(**{**MODERN, **gpt2, "n_layer": 4, "n_kv_head": 2, "window_pattern": "SL"})
+    yield TandemConfig(**{**MODERN, **gpt2, "n_layer": 5, "n_inner": 320, "vocab_size": 500})
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_full_flops_are_those_that_torch_counts_with_eager_attention(index):
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoModelForCausalLM
+
+    from pipeline.model.modeling_tandem import TandemForCausalLM
+
+    config = list(shapes_with_models())[index]
+    config._attn_implementation = "eager"
+    tandem = config.model_type == "tandem"
+    model = (
+        TandemForCausalLM(config) if tandem else AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    )
+    rows, length = 2, 192
+    ids = torch.randint(0, config.vocab_size, (rows, length), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        model(ids, use_cache=False).logits.sum().backward()
+    expected = sizes_from_config(config, row_tokens=length).flops_per_token("full") * rows * length
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
