@@ -4,9 +4,9 @@ The parts and where they were published: Muon (Jordan et al. 2024); Polar Expres
 (arXiv 2505.16932); MuonEq, equal row norms before it (arXiv 2603.28254); Muon+, the exact norm after it (2602.21545);
 NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates hold.
 
-Shapes: M stacked matrices, S their short side, L their long side. A matrix is laid down as (S, L) whatever way it is
-stored, so that GPT-2's Conv1D (in, out) and nn.Linear (out, in) share one code path; `output_dim` says which of the two
-axes counts the outputs.
+Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the outputs: -2
+for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a name ends in _: on a
+CPU, new memory costs more than the arithmetic.
 """
 
 import math
@@ -27,67 +27,60 @@ POLAR_EXPRESS = (
 TINY = 1e-30  # keeps 0/0 out of gradients of zeros, and is so small that the loss's scale does not matter
 
 
-def is_tall(shape: Sequence[int]) -> bool:
-    """Whether a stored matrix is turned to be laid down as (S, L)."""
-    return shape[0] > shape[1]
-
-
-def output_dim(shape: Sequence[int], *, outputs_first: bool) -> int:
-    """Axis of the outputs in the (S, L) layout, -2 or -1. outputs_first: stored (out, in) as nn.Linear does."""
-    return -2 if outputs_first != is_tall(shape) else -1
-
-
-def rate_factor(shape: Sequence[int], *, outputs_first: bool) -> float:
+def rate_factor(shape: Sequence[int], *, output_dim: int) -> float:
     """sqrt(max(1, outputs / inputs)): what Muon's rate is multiplied with for a matrix of this shape."""
-    outputs, inputs = shape if outputs_first else reversed(shape)
-    return math.sqrt(max(1.0, outputs / inputs))
+    return math.sqrt(max(1.0, shape[output_dim] / shape[-3 - output_dim]))
 
 
-def polar_express(x_MSL: Tensor) -> Tensor:
+def polar_express(x_MRC: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrices, of inputs whose spectral norm is at most 1/1.01."""
+    tall = x_MRC.shape[-2] > x_MRC.shape[-1]
     for a, b, c in POLAR_EXPRESS:
-        gram_MSS = torch.bmm(x_MSL, x_MSL.mT)
-        polynomial_MSS = torch.baddbmm(gram_MSS, gram_MSS, gram_MSS, beta=b, alpha=c)
-        x_MSL = torch.baddbmm(x_MSL, polynomial_MSS, x_MSL, beta=a)
-    return x_MSL
+        gram = torch.bmm(x_MRC.mT, x_MRC) if tall else torch.bmm(x_MRC, x_MRC.mT)  # of the short side
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x_MRC = (
+            torch.baddbmm(x_MRC, x_MRC, polynomial, beta=a) if tall else torch.baddbmm(x_MRC, polynomial, x_MRC, beta=a)
+        )
+    return x_MRC
 
 
-def equalised(x_MSL: Tensor, *, output_dim: int) -> Tensor:
+def equalise_(x_MRC: Tensor, *, output_dim: int) -> Tensor:
     """Each output's row scaled to the mean row norm, then the whole to a Frobenius norm of 1/1.01."""
-    row_norm = torch.linalg.vector_norm(x_MSL, dim=-1 if output_dim == -2 else -2, keepdim=True)
+    row_norm = torch.linalg.vector_norm(x_MRC, dim=-3 - output_dim, keepdim=True)
     mean_norm = row_norm.square().mean(dim=output_dim, keepdim=True).sqrt()
     # A row 1e-6 of the mean is rounding noise: it is not blown up to full size.
     scale = mean_norm / torch.maximum(row_norm, 1e-6 * mean_norm + TINY)
     norm = torch.linalg.vector_norm(row_norm * scale, dim=output_dim, keepdim=True)
-    return x_MSL * (scale / (1.01 * norm + TINY))
+    return x_MRC.mul_(scale / (1.01 * norm + TINY))
 
 
-def orthogonal_directions(
-    x_MSL: Tensor, variance_ML: Tensor, *, output_dim: int, beta2: float, dtype: torch.dtype
+def orthogonalise_(
+    x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2: float, product_dtype: torch.dtype
 ) -> Tensor:
-    """The update directions, float32, each of Frobenius norm sqrt(S); `variance_ML` moves on by one step.
+    """Update directions of Frobenius norm sqrt(short side) from momenta, float32; `variance_MN` moves on by one step.
 
-    variance_ML: running mean square per neuron, along L, or along the outputs of a square matrix.
-    dtype: type of the orthogonalisation's products; everything around it is float32.
+    variance_MN: running mean square of each of the N neurons, which are the long side, or a square matrix's outputs.
+    product_dtype: of the orthogonalisation's products; everything around them is float32.
     """
-    short, long = x_MSL.shape[-2:]
-    x_MSL = polar_express(equalised(x_MSL.float(), output_dim=output_dim).to(dtype)).float()
-    reduced_dim = -1 if short == long and output_dim == -2 else -2
-    square_M = x_MSL.square().mean(dim=reduced_dim, keepdim=True)  # (M, 1, L), or (M, S, 1)
-    # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(S) exactly.
-    norm_M11 = square_M.sum(dim=(-2, -1), keepdim=True).mul(x_MSL.shape[reduced_dim]).sqrt()
-    to_orthogonal_M11 = math.sqrt(short) / norm_M11.clamp_min(1e-3)  # below it only a gradient of zeros
-    square_M = square_M * to_orthogonal_M11.square()
-    variance_ML.lerp_(square_M.flatten(1), 1 - beta2)
-    neuron_scale_M = variance_ML.clamp_min(1e-10).rsqrt().view_as(square_M)
-    scaled_norm_M11 = (square_M * neuron_scale_M.square()).sum(dim=(-2, -1), keepdim=True)
-    scaled_norm_M11 = scaled_norm_M11.mul(x_MSL.shape[reduced_dim]).sqrt()
-    return x_MSL * (to_orthogonal_M11 * neuron_scale_M * (math.sqrt(short) / scaled_norm_M11.clamp_min(1e-10)))
+    rows, columns = x_MRC.shape[-2:]
+    neuron_dim = output_dim if rows == columns else -2 if rows > columns else -1
+    reduced_dim, reduced = -3 - neuron_dim, min(rows, columns)
+    x_MRC = polar_express(equalise_(x_MRC, output_dim=output_dim).to(product_dtype)).float()
+    square = x_MRC.square().mean(dim=reduced_dim, keepdim=True)  # (M, R, 1) or (M, 1, C)
+    # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(short) exactly.
+    norm_M11 = square.sum(dim=neuron_dim, keepdim=True).mul(reduced).sqrt()
+    to_orthogonal_M11 = math.sqrt(reduced) / norm_M11.clamp_min(1e-3)  # below it only a gradient of zeros
+    square = square * to_orthogonal_M11.square()
+    variance_MN.lerp_(square.flatten(1), 1 - beta2)
+    neuron_scale = variance_MN.clamp_min(1e-10).rsqrt().view_as(square)
+    scaled_norm_M11 = (square * neuron_scale.square()).sum(dim=neuron_dim, keepdim=True).mul(reduced).sqrt()
+    scale = to_orthogonal_M11 * neuron_scale * (math.sqrt(reduced) / scaled_norm_M11.clamp_min(1e-10))
+    return x_MRC.mul_(scale)
 
 
-def cautious_update(parameter: Tensor, direction: Tensor, *, rate: float, weight_decay: float) -> None:
-    """parameter -= rate * (direction + weight_decay * parameter), the decay only where it points the same way."""
+def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weight_decay: float) -> None:
+    """parameter -= rate * (direction + weight_decay * parameter), the decay only where both have the same sign."""
     if weight_decay:
-        agree = (direction * parameter) >= 0
-        direction = torch.addcmul(direction, parameter, agree.to(parameter.dtype), value=weight_decay)
+        agree = (direction * parameter).ge_(0)
+        parameter.addcmul_(parameter, agree, value=-rate * weight_decay)
     parameter.sub_(direction, alpha=rate)

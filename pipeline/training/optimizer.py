@@ -20,13 +20,7 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.recipe.schema import Group, Recipe
 from pipeline.sources.formats import import_attribute
-from pipeline.training.muon import (
-    cautious_update,
-    is_tall,
-    orthogonal_directions,
-    output_dim,
-    rate_factor,
-)
+from pipeline.training.muon import cautious_update_, orthogonalise_, rate_factor
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
@@ -88,40 +82,34 @@ class MuonAdamW(torch.optim.Optimizer):
         )
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        by_shape = defaultdict(list)
         for p in parameters:
             if not self.state[p]:
                 variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
                 self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
-        momenta = [local(self.state[p]["momentum"]) for p in parameters]
-        gradients = [local(p.grad) for p in parameters]  # type: ignore[arg-type]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        # Nesterov: look ahead by one more step of the average.
-        directions = torch._foreach_lerp(gradients, momenta, group["momentum"])
-        by_shape = defaultdict(list)
-        for p, direction in zip(parameters, directions, strict=True):
-            by_shape[tuple(p.shape)].append((p, direction))
+            by_shape[tuple(p.shape)].append(p)
         for shape, members in by_shape.items():
             self._muon_of_one_shape(group, shape, members)
 
-    def _muon_of_one_shape(
-        self, group: dict[str, Any], shape: tuple[int, ...], members: list[tuple[Tensor, Tensor]]
-    ) -> None:
-        tall = is_tall(shape)
-        whole = [gathered(direction, p) for p, direction in members]
-        variances = [self.state[p]["variance"] for p, _ in members]
-        variance_ML = torch.stack(variances).float()
-        x_MSL = orthogonal_directions(
-            torch.stack([w.mT if tall else w for w in whole]),
-            variance_ML,
-            output_dim=output_dim(shape, outputs_first=group["outputs_first"]),
-            beta2=VARIANCE_BETA,
-            dtype=getattr(torch, group["product_dtype"]),
+    def _muon_of_one_shape(self, group: dict[str, Any], shape: tuple[int, ...], members: list[Tensor]) -> None:
+        gradients = [local(p.grad) for p in members]  # type: ignore[arg-type]  # step() keeps those that have one
+        momenta = [local(self.state[p]["momentum"]) for p in members]
+        variances = [self.state[p]["variance"] for p in members]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        # Nesterov: look ahead by one more step of the average.
+        x_MRC = torch.stack(gradients).lerp_(torch.stack(momenta), group["momentum"]).float()
+        if any(isinstance(p, DTensor) for p in members):
+            x_MRC = torch.stack([gathered(x, p) for x, p in zip(x_MRC, members, strict=True)])
+        output_dim = -2 if group["outputs_first"] else -1
+        variance_MN = torch.stack(variances).float()
+        product_dtype = getattr(torch, group["product_dtype"])
+        x_MRC = orthogonalise_(
+            x_MRC, variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA, product_dtype=product_dtype
         )
-        torch._foreach_copy_(variances, list(variance_ML))
-        rate = group["lr"] * rate_factor(shape, outputs_first=group["outputs_first"])
-        for (p, _), x_SL in zip(members, x_MSL, strict=True):
-            direction = shard_like(x_SL.mT if tall else x_SL, p)
-            cautious_update(local(p), direction, rate=rate, weight_decay=group["weight_decay"])
+        torch._foreach_copy_(variances, list(variance_MN))
+        rate = group["lr"] * rate_factor(shape, output_dim=output_dim)
+        for p, x_RC in zip(members, x_MRC, strict=True):
+            cautious_update_(local(p), shard_like(x_RC, p), rate=rate, weight_decay=group["weight_decay"])
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ import torch
 
 from pipeline.training.muon import (
     POLAR_EXPRESS,
-    cautious_update,
-    equalised,
-    orthogonal_directions,
-    output_dim,
+    cautious_update_,
+    equalise_,
+    orthogonalise_,
     polar_express,
     rate_factor,
 )
@@ -91,10 +90,10 @@ def test_a_conv1d_matrix_moves_like_the_linear_one_it_is_the_transpose_of(shape)
 
 
 def test_the_rate_grows_with_the_outputs_per_input_only():
-    assert rate_factor((64, 16), outputs_first=True) == 2
-    assert rate_factor((16, 64), outputs_first=True) == 1
-    assert rate_factor((16, 64), outputs_first=False) == 2
-    assert rate_factor((64, 16), outputs_first=False) == 1
+    assert rate_factor((64, 16), output_dim=-2) == 2
+    assert rate_factor((16, 64), output_dim=-2) == 1
+    assert rate_factor((16, 64), output_dim=-1) == 2
+    assert rate_factor((64, 16), output_dim=-1) == 1
 
 
 def test_polar_express_maps_each_singular_value_and_keeps_the_singular_vectors():
@@ -112,8 +111,8 @@ def test_polar_express_maps_each_singular_value_and_keeps_the_singular_vectors()
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_directions_are_nearly_orthogonal_and_of_exactly_an_orthogonal_matrix_s_norm(dtype):
-    x_MSL = torch.stack(gradients((32, 96), steps=3))
-    directions = orthogonal_directions(x_MSL, torch.zeros(3, 96), output_dim=-2, beta2=0.9, dtype=dtype)
+    x_MRC = torch.stack(gradients((32, 96), steps=3))
+    directions = orthogonalise_(x_MRC, torch.zeros(3, 96), output_dim=-2, beta2=0.9, product_dtype=dtype)
     assert directions.dtype == torch.float32
     torch.testing.assert_close(directions.norm(dim=(-2, -1)), torch.full((3,), math.sqrt(32)), rtol=1e-5, atol=0)
     # Columns were put to one size each, which moves the singular values a little away from 1.
@@ -123,18 +122,11 @@ def test_directions_are_nearly_orthogonal_and_of_exactly_an_orthogonal_matrix_s_
 
 
 @pytest.mark.parametrize("dim", [-2, -1])
-def test_equalised_gives_every_output_the_same_norm_and_the_whole_less_than_one(dim):
-    x_MSL = torch.stack(gradients((8, 12), steps=2)) * torch.logspace(-3, 3, 12)
-    rows = equalised(x_MSL, output_dim=dim).norm(dim=-1 if dim == -2 else -2)
+def test_equalising_gives_every_output_the_same_norm_and_the_whole_less_than_one(dim):
+    x_MRC = torch.stack(gradients((8, 12), steps=2)) * torch.logspace(-3, 3, 12)
+    rows = equalise_(x_MRC, output_dim=dim).norm(dim=-1 if dim == -2 else -2)
     torch.testing.assert_close(rows, rows[:, :1].expand_as(rows), rtol=1e-5, atol=0)
     torch.testing.assert_close(rows.norm(dim=1), torch.full((2,), 1 / 1.01), rtol=1e-5, atol=0)
-
-
-def test_output_dim_is_found_in_the_layout_with_the_short_side_first():
-    assert output_dim((16, 64), outputs_first=True) == -2  # (out, in), laid down as it is
-    assert output_dim((64, 16), outputs_first=True) == -1  # turned to (in, out)
-    assert output_dim((16, 64), outputs_first=False) == -1  # (in, out), laid down as it is
-    assert output_dim((64, 16), outputs_first=False) == -2  # turned to (out, in)
 
 
 def test_stacked_matrices_move_as_each_would_alone():
@@ -185,7 +177,7 @@ def test_a_single_row_of_zeros_stays_where_it_is():
 
 def test_weight_decay_shrinks_only_what_the_update_shrinks_too():
     weight = torch.tensor([[2.0, -2.0, 2.0, 0.0]])
-    cautious_update(weight, torch.tensor([[1.0, 1.0, 0.0, 1.0]]), rate=0.5, weight_decay=0.1)
+    cautious_update_(weight, torch.tensor([[1.0, 1.0, 0.0, 1.0]]), rate=0.5, weight_decay=0.1)
     torch.testing.assert_close(weight, torch.tensor([[2 - 0.5 * 1.2, -2 - 0.5, 2 - 0.5 * 0.2, -0.5]]))
 
 

@@ -1,0 +1,82 @@
+"""The optimizer over parameters that FSDP2 cut among two gloo ranks."""
+
+import torch
+import torch.multiprocessing
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from pipeline.model.build import build_model
+from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
+from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
+
+FIELDS = {
+    "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
+    "normalization": "rms_norm", "position_embedding": "rope", "value_embeddings": True, "residual_lambdas": True,
+    "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+}  # fmt: skip
+
+
+def recipe():
+    adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=1e-8, weight_decay=0.01)
+    names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas")
+    groups = Groups(matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=0.2), **dict.fromkeys(names, adamw))
+    return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups))
+
+
+def model_and_optimizer(mesh=None):
+    model = build_model("tandem", FIELDS, seed=0)
+    if mesh is not None:
+        for block in model.transformer.h:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    return model, build_optimizer(model, recipe())
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        input_ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(step))
+        model(input_ids=input_ids, labels=input_ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def rank_main(rank, rendezvous):
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    model, optimizer = model_and_optimizer()
+    sharded, sharded_optimizer = model_and_optimizer(mesh)
+    assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
+    train(model, optimizer, range(4))
+    train(sharded, sharded_optimizer, range(4))
+    for (name, one), other in zip(model.named_parameters(), sharded.parameters(), strict=True):
+        torch.testing.assert_close(
+            whole(other.detach()), one.detach(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+    tensors = {key: value.clone() for key, value in optimizer_tensors(sharded_optimizer, sharded).items()}
+    assert not any(isinstance(value, DTensor) for value in tensors.values())
+    assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
+    fresh = build_optimizer(sharded, recipe())
+    before = [p.detach().clone() for p in sharded.parameters()]
+    load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
+    train(sharded, sharded_optimizer, [4])
+    uncut = [whole(p.detach()).clone() for p in sharded.parameters()]
+    with torch.no_grad():
+        for p, start in zip(sharded.parameters(), before, strict=True):
+            p.copy_(start)
+    train(sharded, fresh, [4])
+    for p, expected in zip(sharded.parameters(), uncut, strict=True):
+        assert torch.equal(whole(p.detach()), expected)
+    destroy_process_group()
+
+
+def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path):
+    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"),), nprocs=2)
