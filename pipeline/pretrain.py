@@ -22,9 +22,10 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.checks import check_before_training
     from pipeline.preflight.closing import finish_run
     from pipeline.preflight.inputs import record_inputs
-    from pipeline.preflight.opening import evaluation_is_due, open_run, resolve_start
+    from pipeline.preflight.opening import evaluation_is_due, open_run
     from pipeline.preflight.preparing import open_rows
     from pipeline.preflight.starting import start_process
+    from pipeline.recipe.start_from import resolve_start
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
     from pipeline.training.build import build_from_recipe, build_trainer
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
         return 0
     train, held_out = open_sources(recipe, kind="text")
     tokenizer = load_or_train(recipe, train, validation=held_out)
-    rows, validation = open_rows(recipe, tokenizer, (train, held_out))
+    rows, validation = open_rows(recipe, tokenizer, (train, held_out), from_step=run.step)
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(train, held_out), rows=rows, validation=validation)
     model = build_from_recipe(recipe, tokenizer)
     trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)

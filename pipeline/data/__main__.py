@@ -43,7 +43,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
-    _take_tokenizer_of_the_start(recipe)
+    from pipeline.recipe.start_from import resolve_start
+
+    resolve_start(recipe)
     if not recipe.data.batch_tokens:
         from pipeline.recipe.batch import with_batch_tokens
 
@@ -74,28 +76,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if arguments.prune:
         count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))
         print(f"data: {count} unused shard folders deleted, {freed / 1e9:.2f} GB freed")
-
-
-def _take_tokenizer_of_the_start(recipe) -> None:
-    """A recipe that starts from a model and names no tokenizer takes that model's."""
-    from pipeline.artifacts.errors import InputMissingError
-    from pipeline.artifacts.run_directory import find_run, latest_run
-
-    start = recipe.model.start_from
-    if start is None or recipe.tokenizer.path:
-        return
-    name = start.removeprefix("latest:")
-    run = latest_run(name, recipe.run.directory) if name != start else find_run(start, recipe.run.directory)
-    if run is not None:
-        folder = run.model if run.model.is_dir() else run.newest_checkpoint()[0]
-    else:
-        folder = None if name != start else start
-    if folder is None:
-        raise InputMissingError(
-            f"{recipe.path}: model.start_from: {start} has no model yet, so its tokenizer is not known. Train it first, or set "
-            "tokenizer.path."
-        )
-    recipe.tokenizer.path = str(folder)
 
 
 class _Line:

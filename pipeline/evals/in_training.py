@@ -22,16 +22,17 @@ def score_validation(
 ) -> dict[str, float]:
     """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
 
-    validation: ValidationRows; rows: rows of one forward pass. Without byte_lengths_V only the loss is known.
+    validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
+    text rows then carry their targets' bytes, and of conversations only the loss is known.
     """
-    lengths_V = np.ones(model.config.vocab_size, np.int32) if byte_lengths_V is None else byte_lengths_V
 
-    def score(batches):
+    def score(batches, lengths_V=byte_lengths_V):
         return bits_per_byte(model, batches, lengths_V, device=device, autocast_dtype=autocast_dtype)
 
-    packed = score(validation.batches(rows=rows, rank=rank, world_size=world_size))
-    if byte_lengths_V is None:
-        return {"val/loss": packed.loss}
+    batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
+    if stage == "sft" and byte_lengths_V is None:
+        return {"val/loss": score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
+    packed = score(batches)
     if stage == "sft":
         return {"sft/assistant_bpb": packed.bpb, "val/loss": packed.loss}
     numbers = {"val/bpb": packed.bpb, "val/loss": packed.loss}

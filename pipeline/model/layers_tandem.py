@@ -40,10 +40,10 @@ def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Modu
 
 
 @torch.compiler.assume_constant_result
-def rotary_angles_of_row(config, length: int, device):
-    """rotary_angles of positions 0 to length - 1; a compiled graph holds them as constants."""
+def rotary_table(config, device):
+    """rotary_angles of positions 0 to n_positions - 1; a compiled graph holds them as constants."""
     # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and layer.
-    return rotary_angles(config, torch.arange(length, device=device)[None])
+    return rotary_angles(config, torch.arange(config.n_positions, device=device)[None])
 
 
 def rotary_angles(config, position_ids):

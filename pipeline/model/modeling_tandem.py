@@ -12,7 +12,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_tandem import SMEAR_CHANNELS, TandemConfig
 from .initialization_tandem import init_module, with_role
-from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_angles_of_row
+from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_table
 from .loss_tandem import IGNORED, summed_cross_entropy, token_nll
 from .masks_tandem import attention_masks, positions
 
@@ -23,7 +23,7 @@ class TandemPreTrainedModel(PreTrainedModel):
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TandemBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = "past_key_values"
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -116,8 +116,8 @@ class TandemModel(TandemPreTrainedModel):
         x_BTD = self.drop(x_BTD)
 
         rotary = None
-        if config.position_embedding == "rope" and not restarts:
-            rotary = rotary_angles_of_row(config, x_BTD.shape[1], x_BTD.device)
+        if config.position_embedding == "rope" and not restarts and x_BTD.shape[1] <= config.n_positions:
+            rotary = tuple(table[:, :, : x_BTD.shape[1]] for table in rotary_table(config, x_BTD.device))
         elif config.position_embedding == "rope":
             rotary = rotary_angles(config, position_ids)
         embedding_BTD = x_BTD if config.residual_lambdas else None

@@ -27,8 +27,8 @@ WASTE_WORTH_A_NOTE = 0.05
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
     """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console."""
     from pipeline.hardware.device import device_info
-    from pipeline.preflight.agreement import on_rank_0
     from pipeline.preflight.shared import refuse_unshared
+    from pipeline.training.agreement import on_rank_0
 
     plan = make_plan(recipe, device_info(), processes=processes)
 
@@ -191,7 +191,7 @@ def _disk(plan: Plan) -> list[TandemError]:
     folder = _run_folder(plan.recipe)
     if plan.run_disk_bytes is None:
         return []
-    there = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     needed = max(plan.run_disk_bytes - there, 0)
     if needed <= _free(folder):
         return []

@@ -3,15 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.artifacts.atomic import sha256_file
 from pipeline.artifacts.errors import DataError
-from pipeline.preflight.agreement import on_rank_0
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.tokenizer import identity
+from pipeline.training.agreement import on_rank_0
 
 
-def record_inputs(recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any) -> None:
+def record_inputs(
+    recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
+) -> None:
     """Write the inputs to the manifest at the first start.
 
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
@@ -26,6 +30,10 @@ def record_inputs(recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tupl
         "start_from": _weights(recipe.model.start_from),
     }
     on_rank_0(lambda: _record(run, now, shares=rows.shares()))
+    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
+        return
+    for source in sources[0] + sources[1]:
+        print(source.headline())
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:
@@ -45,7 +53,9 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """A line for every input that differs; files are named."""
     lines = []
     if before["tokenizer"]["identity"] != now["tokenizer"]["identity"]:
-        lines.append(f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)")
+        lines.append(
+            f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)"
+        )
     for role in ("sources", "validation"):
         old, new = ({s["name"]: s for s in inputs[role]} for inputs in (before, now))
         for name in sorted(old.keys() | new.keys()):
@@ -53,13 +63,19 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
                 lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
             elif old[name]["fingerprint"] != new[name]["fingerprint"]:
                 lines += _changed_files(f"{role}: {name}", old[name], new[name])
-    lines += [f"{key}: {before.get(key)} -> {now[key]}" for key in ("batch_tokens", "max_steps", "start_from") if before.get(key) != now[key]]
+    lines += [
+        f"{key}: {before.get(key)} -> {now[key]}"
+        for key in ("batch_tokens", "max_steps", "start_from")
+        if before.get(key) != now[key]
+    ]
     return lines
 
 
 def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     before, after = ({f["label"]: f["sha256"] for f in source["files"]} for source in (old, new))
-    lines = [f"{where}: {label} has other content" for label in before if label in after and before[label] != after[label]]
+    lines = [
+        f"{where}: {label} has other content" for label in before if label in after and before[label] != after[label]
+    ]
     lines += [f"{where}: {label} is gone" for label in before if label not in after]
     lines += [f"{where}: {label} is new" for label in after if label not in before]
     return lines or [f"{where}: the files' order or how their rows are read"]

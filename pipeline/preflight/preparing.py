@@ -5,16 +5,21 @@ from typing import Any
 from pipeline.data.prepare import Preparation, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
-from pipeline.preflight.agreement import on_rank_0
 from pipeline.recipe import Recipe
+from pipeline.training.agreement import on_rank_0
 
 
-def open_rows(recipe: Recipe, tokenizer: Any, sources: tuple[list, list]) -> tuple[TrainingRows, ValidationRows]:
-    """Training and validation rows; returns when the first step's rows are sealed, while the rest is prepared ahead."""
+def open_rows(
+    recipe: Recipe, tokenizer: Any, sources: tuple[list, list], *, from_step: int
+) -> tuple[TrainingRows, ValidationRows]:
+    """Training and validation rows; returns when the first step's rows are sealed, while the rest is prepared ahead.
+
+    from_step: where training goes on; rows before it need not be kept.
+    """
     started: list[Preparation] = []
 
     def start() -> dict:
-        started.append(start_preparation(recipe, tokenizer, sources=sources))
+        started.append(start_preparation(recipe, tokenizer, sources=sources, from_step=from_step))
         return started[0].description()
 
     description = on_rank_0(start)

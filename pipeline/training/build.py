@@ -4,7 +4,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
@@ -67,16 +66,6 @@ def _with_rows_for(tokenizer: Any, model: Any) -> torch.nn.Module:
     return model
 
 
-def known_byte_lengths(tokenizer: Any) -> np.ndarray | None:
-    """(V,) bytes per id, or None where ids have no fixed bytes; then BPB is left out while training, and that is said."""
-    if is_byte_level(tokenizer):
-        return byte_lengths(tokenizer)
-    print(
-        "val/bpb is left out: this tokenizer is not byte level, so its ids have no fixed bytes. `python -m pipeline.evals RUN bpb --text FILE` scores it."
-    )
-    return None
-
-
 def recipe_folder(recipe: Recipe) -> str | None:
     """Where `module:attr` strings of the recipe are looked up first."""
     return str(Path(recipe.path).resolve().parent) if recipe.path else None
@@ -115,7 +104,7 @@ def build_trainer(
     score = partial(
         score_validation,
         validation=validation,
-        byte_lengths_V=known_byte_lengths(tokenizer),
+        byte_lengths_V=byte_lengths(tokenizer) if is_byte_level(tokenizer) else None,
         stage=recipe.stage,
         rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
         rank=args.process_index,

@@ -14,6 +14,7 @@ from pipeline.artifacts.errors import DataError, DivergedError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights, save_model
 from pipeline.training import checkpoint as files
+from pipeline.training.agreement import on_rank_0
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
@@ -230,6 +231,7 @@ class TandemTrainer(Trainer):
                 rotate(self.run.checkpoints, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()
         self.log({"ckpt/save_s": time.perf_counter() - started})
+        on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 
     def _gather(self, value: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         if self.args.world_size == 1:
