@@ -17,7 +17,6 @@ from pipeline.callbacks.wandb_run import WandbRun
 from pipeline.generation.texts import complete
 from pipeline.recipe import Recipe
 from pipeline.sources.formats import import_attribute
-from pipeline.training.build import recipe_folder
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -77,7 +76,7 @@ def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
     made = []
     for name in recipe.run.callbacks:
         try:
-            made.append(import_attribute(name, recipe_folder(recipe))())
+            made.append(import_attribute(name, recipe.run.code_folder)())
         except (ImportError, AttributeError, TypeError) as error:
             raise RecipeError(
                 f"{recipe.path}: run.callbacks: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."

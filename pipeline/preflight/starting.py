@@ -3,7 +3,6 @@
 import os
 import sys
 from datetime import timedelta
-from pathlib import Path
 
 from pipeline.hardware.cpu import set_threads
 from pipeline.hardware.device import device_info
@@ -25,8 +24,8 @@ def start_process(recipe: Recipe) -> int:
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-    if recipe.path:
-        sys.path.insert(1, str(Path(recipe.path).resolve().parent))
+    if recipe.run.code_folder:
+        sys.path.insert(1, recipe.run.code_folder)
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     recipe.data.batch_tokens = with_batch_tokens(recipe, state.num_processes)
     return state.num_processes

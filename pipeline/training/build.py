@@ -1,7 +1,6 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,11 +65,6 @@ def _with_rows_for(tokenizer: Any, model: Any) -> torch.nn.Module:
     return model
 
 
-def recipe_folder(recipe: Recipe) -> str | None:
-    """Where `module:attr` strings of the recipe are looked up first."""
-    return str(Path(recipe.path).resolve().parent) if recipe.path else None
-
-
 def build_trainer(
     recipe: Recipe,
     run: RunDirectory,
@@ -100,7 +94,7 @@ def build_trainer(
         peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32))),
         bf16_peak=peaks.get("bfloat16"),
     )
-    tasks = load_tasks(recipe.evals.tasks, folder=recipe_folder(recipe), where=f"{recipe.path}: evals.tasks")
+    tasks = load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=f"{recipe.path}: evals.tasks")
     score = partial(
         score_validation,
         validation=validation,
