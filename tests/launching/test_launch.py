@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,15 @@ def test_a_signal_reaches_every_rank_and_their_status_comes_back(tmp_path, proce
         assert "Traceback" not in errors
 
 
+def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp_path):
+    process = start(tmp_path, 1, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal signals its whole foreground group
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert (tmp_path / "saved-0").read_text() == "SIGINT"
+    assert "KeyboardInterrupt" not in errors
+
+
 def test_sighup_stays_ignored_under_nohup(tmp_path):
     process = start(tmp_path, 1, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     process.send_signal(signal.SIGHUP)
@@ -90,6 +100,14 @@ def test_ranks_save_and_end_when_the_script_itself_is_killed(tmp_path):
     process.wait(timeout=60)
     wait_for((tmp_path / "saved-0").exists)
     assert (tmp_path / "saved-0").read_text() == "orphaned"
+
+
+def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
+    process = start(tmp_path, 1)
+    psutil.Process(int((tmp_path / "started-0").read_text())).parent().kill()
+    _, errors = process.communicate(timeout=60)
+    assert (tmp_path / "saved-0").read_text() == "orphaned"
+    assert process.returncode == 75, errors
 
 
 def test_a_signal_before_any_rank_exists_ends_the_start(tmp_path):
