@@ -60,15 +60,9 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
 def launch_command(config: str, processes: int, entry: str, arguments: list[str]) -> list[str]:
     # --quiet: a status that is not 0 is told by the run itself, not by a traceback of the launcher.
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    return [
-        *launcher,
-        "--config_file",
-        str(CONFIGS / f"{config}.yaml"),
-        "--num_processes",
-        str(processes),
-        entry,
-        *arguments,
-    ]
+    launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes)]
+    launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
+    return [*launcher, entry, *arguments]
 
 
 class Supervisor:
@@ -84,9 +78,7 @@ class Supervisor:
                 signal.signal(number, self.forward)
 
     def find_ranks(self) -> None:
-        with suppress(
-            psutil.NoSuchProcess
-        ):  # the launcher has ended; the ranks found before are waited for all the same
+        with suppress(psutil.NoSuchProcess):  # the launcher has ended; ranks found before are waited for all the same
             self.ranks += [child for child in self.launcher.children() if child not in self.ranks]
 
     def forward(self, number: int, _frame: object) -> None:
@@ -100,7 +92,7 @@ class Supervisor:
         """The launcher's exit status, once it and all ranks are gone."""
         while len(self.ranks) < processes:
             try:
-                return self.launcher.wait(timeout=0.2)
+                return self.launcher.wait(timeout=0.1)
             except psutil.TimeoutExpired:
                 self.find_ranks()
         status = self.launcher.wait()

@@ -104,6 +104,7 @@ def test_ranks_save_and_end_when_the_script_itself_is_killed(tmp_path):
 
 def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
     process = start(tmp_path, 1)
+    time.sleep(1)  # the script looks for ranks ten times a second
     psutil.Process(int((tmp_path / "started-0").read_text())).parent().kill()
     _, errors = process.communicate(timeout=60)
     assert (tmp_path / "saved-0").read_text() == "orphaned"
