@@ -82,7 +82,10 @@ class TandemConfig(GPT2Config):
     def _problems(self) -> list[str]:
         checks = [
             (self.n_embd % self.n_head, f"n_embd {self.n_embd} is not a multiple of n_head {self.n_head}"),
-            (self.n_head % self.n_kv_head, f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}"),
+            (
+                self.n_head % (self.n_kv_head or self.n_head),
+                f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}",
+            ),
             (
                 self.position_embedding == "rope" and self.n_embd // self.n_head % 2,
                 f"rope turns pairs of channels and a head has {self.n_embd // self.n_head}: make it even",

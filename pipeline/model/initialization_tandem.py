@@ -1,14 +1,14 @@
 """Initial weights. Every parameter is set here: after to_empty() nothing else would do it."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.pytorch_utils import Conv1D
 
 
-def with_role(module: nn.Module, role: str) -> nn.Module:
+def with_role(module: Any, role: str) -> Any:
     """The module, marked with what it is for, which decides its initial weights.
 
     Marked on the module itself because transformers shows a model's leaves to _init_weights one by one, and passes
@@ -18,9 +18,9 @@ def with_role(module: nn.Module, role: str) -> nn.Module:
     return module
 
 
-def init_module(module: nn.Module, config) -> None:
+def init_module(module: Any, config) -> None:
     """Sets the parameters that this module itself owns (not those of its children)."""
-    if isinstance(module, (nn.Linear, Conv1D, nn.Embedding)):
+    if hasattr(module, "init_role"):
         init_matrix = _init_nanochat if config.initialization == "nanochat" else _init_gpt2
         init_matrix(module.weight, module.init_role, config)
         if getattr(module, "bias", None) is not None:

@@ -61,7 +61,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
         weight = weight_VD.to(dtype)
         classes_V = torch.arange(weight.shape[0], device=weight.device)
         total = torch.zeros((), dtype=torch.float32, device=weight.device)
-        hidden_gradients, weight_gradient = [], None
+        hidden_gradients: list[torch.Tensor] = []
+        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
             logits = logits_of(hidden, weight, softcap)
             scored = (labels != IGNORED)[:, None]
@@ -76,8 +77,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 gradient = gradient * (1 - (logits / softcap).square())
             gradient = torch.where(scored, gradient, 0.0).to(dtype)
             hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
-            product = (gradient.t() @ hidden).float()
-            weight_gradient = product if weight_gradient is None else weight_gradient + product
+            weight_gradient += gradient.t() @ hidden
         ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype))
         return total
 

@@ -42,13 +42,13 @@ def _documents(position_ids, batch_size: int):
 def _row_mask(config, inputs_embeds, window: int | None, documents_BT):
     implementation = config._attn_implementation
     batch_size, length = inputs_embeds.shape[:2]
-    full = window is None or length <= window
+    window = window if window is not None and window < length else None
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping:
         return None
     # transformers builds this mask whenever it is traced, and an explicit mask rules out the causal kernels.
-    if implementation == "sdpa" and full and documents_BT is None:
+    if implementation == "sdpa" and window is None and documents_BT is None:
         return None
-    mask_function = causal_mask_function if full else sliding_window_causal_mask_function(window)
+    mask_function = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
     if documents_BT is not None:
         mask_function = and_masks(mask_function, packed_sequence_mask_function(documents_BT))
     return ALL_MASK_ATTENTION_FUNCTIONS[implementation](

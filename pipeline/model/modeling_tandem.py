@@ -103,6 +103,10 @@ class TandemModel(TandemPreTrainedModel):
         restarts = position_ids is not None or attention_mask is not None or past_key_values is not None
         if position_ids is None:
             past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+            if config.position_embedding == "learned" and x_BTD.shape[1] > config.n_positions:
+                raise ValueError(
+                    f"a row of {x_BTD.shape[1]} tokens: the model has {config.n_positions} learned positions"
+                )
             position_ids = positions(attention_mask, past_length, x_BTD.shape[1], x_BTD.device)
 
         if config.position_embedding == "learned":

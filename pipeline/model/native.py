@@ -1,6 +1,7 @@
 """Tandem models whose options are those of an architecture that transformers ships, and back."""
 
 import re
+from typing import Any
 
 from transformers import GPT2Config, GPT2LMHeadModel, NanoChatConfig, NanoChatForCausalLM
 
@@ -23,7 +24,7 @@ NANOCHAT_NAMES = {
     "final_logit_softcapping": "final_logit_softcapping",
 }
 # What transformers' nanochat always is.
-NANOCHAT_OPTIONS = {
+NANOCHAT_OPTIONS: dict[str, Any] = {
     "normalization": "rms_norm",
     "position_embedding": "rope",
     "use_bias": False,
@@ -55,10 +56,10 @@ def native_config(config: TandemConfig) -> GPT2Config | NanoChatConfig | None:
     if _is_gpt2(config):
         return GPT2Config(**{name: getattr(config, name) for name in GPT2Config.__dataclass_fields__ if _own(name)})
     if all(getattr(config, name) == value for name, value in NANOCHAT_OPTIONS.items()):
-        fields = {theirs: getattr(config, ours) for theirs, ours in NANOCHAT_NAMES.items()}
+        fields: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in NANOCHAT_NAMES.items()}
         inner = config.n_inner if config.n_inner is not None else 4 * config.n_embd
         rope = {"rope_type": "default", "rope_theta": float(config.rope_theta)}
-        shared = {name: getattr(config, name) for name in SHARED}
+        shared: dict[str, Any] = {name: getattr(config, name) for name in SHARED}
         return NanoChatConfig(**fields, **shared, intermediate_size=inner, rope_parameters=rope)
     return None
 
@@ -67,7 +68,7 @@ def native_class(config):
     return {"gpt2": GPT2LMHeadModel, "nanochat": NanoChatForCausalLM}[config.model_type]
 
 
-def tandem_config(config: GPT2Config | NanoChatConfig) -> TandemConfig | None:
+def tandem_config(config) -> TandemConfig | None:
     """The Tandem config that computes the same as transformers' gpt2 or nanochat, or None where there is none."""
     if config.model_type == "gpt2":
         if config.add_cross_attention or config.reorder_and_upcast_attn:
@@ -78,9 +79,8 @@ def tandem_config(config: GPT2Config | NanoChatConfig) -> TandemConfig | None:
         return None
     fields = {ours: getattr(config, theirs) for theirs, ours in NANOCHAT_NAMES.items()}
     shared = {name: getattr(config, name) for name in SHARED}
-    return TandemConfig(
-        **NANOCHAT_OPTIONS, **fields, **shared, n_inner=config.intermediate_size, rope_theta=rope["rope_theta"]
-    )
+    options: dict[str, Any] = NANOCHAT_OPTIONS | fields | shared
+    return TandemConfig(**options, n_inner=config.intermediate_size, rope_theta=rope["rope_theta"])
 
 
 def to_native_name(name: str, model_type: str) -> str:
