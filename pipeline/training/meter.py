@@ -47,8 +47,10 @@ class StepMeter:
         finally:
             self._paused_s += time.perf_counter() - started
 
-    def step(self) -> None:
+    def step(self, targets: int) -> None:
+        """One optimizer step is about to be made on that many targets."""
         self._steps_since += 1
+        self.targets += targets
 
     def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
         """Numbers of the interval since the last reading, which ends after `step` steps in all."""

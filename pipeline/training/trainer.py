@@ -73,7 +73,7 @@ class TandemTrainer(Trainer):
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
-        self.meter.targets += targets
+        self.meter.step(targets)
         return batches, torch.tensor(float(max(targets, 1)), device=device)
 
     # ---- steps ----
