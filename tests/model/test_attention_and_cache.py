@@ -64,11 +64,19 @@ def test_a_later_token_changes_no_earlier_logits(model):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_generation_with_a_cache_is_generation_without(model, attention):
     model.set_attn_implementation(attention)
-    ids = random_ids(2, 7)
+    ids = random_ids(2, 12)  # longer than the window
     expected = generated(model, ids, use_cache=False)
     assert torch.equal(generated(model, ids), expected)
     assert torch.equal(generated(model, ids, cache_implementation="static", disable_compile=True), expected)
     assert torch.equal(generated(model, ids, past_key_values=DynamicCache()), expected)
+
+
+def test_a_static_cache_keeps_the_window_of_a_smearing_first_layer():
+    model = tiny("modern", window_pattern="SLLL")
+    given = {"length": 3, "output_logits": True, "return_dict_in_generate": True}
+    static = generated(model, random_ids(2, 24), cache_implementation="static", disable_compile=True, **given)
+    dynamic = generated(model, random_ids(2, 24), **given)
+    assert (torch.stack(static.logits) - torch.stack(dynamic.logits)).abs().max() <= 1e-5
 
 
 def test_a_cache_filled_in_pieces_gives_the_logits_of_the_whole(model):
