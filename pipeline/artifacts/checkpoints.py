@@ -67,7 +67,7 @@ def by_step(checkpoints: Path) -> list[Path]:
 
 def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that verifies, and one line for each damaged one met on the way, which is moved aside."""
-    notes = []
+    notes: list[str] = []
     for folder in reversed(by_step(checkpoints)):
         found = problems(folder)
         if not found:

@@ -5,10 +5,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.errors import DiskFullError, OutOfMemoryError, TandemError
+from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
@@ -31,14 +30,28 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
         status, message = main(sys.argv[1:]) or 0, ""
     except BaseException as error:
         status, message = _explain(error)
-    status_file = os.environ.get("TANDEM_STATUS")
-    if status_file and (status or int(os.environ.get("RANK", 0)) == 0):
-        # One line of status, then the message: the run scripts print it once for all ranks.
-        Path(status_file).write_text(f"{status}\n{message}\n")
+    agreed = status in (0, Preempted.status, Interrupted.status)
+    reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back.
-    os._exit(status)
+    # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
+    # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    os._exit(0 if agreed and reported and several else status)
+
+
+def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
+    """Write one line of status, then the message, to $TANDEM_STATUS; the first rank that fails has the word."""
+    path = os.environ.get("TANDEM_STATUS")
+    if not path:
+        return False
+    if not first_rank_only or int(os.environ.get("RANK", 0)) == 0:
+        try:
+            with open(path, "x") as file:
+                file.write(f"{status}\n{message}\n")
+        except FileExistsError:
+            pass
+    return True
 
 
 def _explain(error: BaseException) -> tuple[int, str]:

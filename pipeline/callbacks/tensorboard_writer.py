@@ -1,6 +1,7 @@
 """TensorBoard under the same names as metrics.jsonl."""
 
 from pathlib import Path
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -9,7 +10,8 @@ class TensorBoard(TrainerCallback):
     """Writes events; after a restart what an earlier attempt wrote beyond `start_step` is purged."""
 
     def __init__(self, folder: Path, *, start_step: int):
-        self.folder, self.start_step, self.writer = folder, start_step, None
+        self.folder, self.start_step = folder, start_step
+        self.writer: Any = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:

@@ -1,5 +1,8 @@
 """Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a run."""
 
+import uuid
+from typing import Any
+
 from transformers import TrainerCallback
 
 from pipeline.artifacts.run_directory import RunDirectory
@@ -12,14 +15,15 @@ class WandbRun(TrainerCallback):
         self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str], start_step: int
     ):
         self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
-        self.start_step, self.wandb_run = start_step, None
+        self.start_step = start_step
+        self.wandb_run: Any = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
         import wandb
 
-        run_id = self.run.read_manifest().get("wandb_id") or wandb.util.generate_id()
+        run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
         try:
             self.wandb_run = wandb.init(
                 project=self.project,

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Group = Literal["embeddings", "value_embeddings", "head", "matrices", "scalars", "x0_lambdas"]
+Group = Literal["embeddings", "value_embeddings", "head", "matrices", "scalars", "x0_lambdas", "gates"]
 
 # The names that transformers' causal LMs give their token and position tables, and their output head.
 EMBEDDINGS = {"wte", "wpe", "embed_tokens", "embed_positions", "embed_in", "word_embeddings", "position_embeddings"}
@@ -14,7 +14,7 @@ def parameter_group(name: str, parameter) -> Group:
     """The group of the parameter called `name` in named_parameters() of a Tandem, GPT-2 or other causal LM.
 
     A head tied to the embedding is one parameter under the embedding's name: `embeddings`. Everything with fewer than
-    two dimensions is `scalars`, and so is smear's gate, which nanochat trains with its lambdas.
+    two dimensions is `scalars`, but for the scalars that mix: x0_lambdas, and smear's and backout's, which are `gates`.
     """
     path = name.split(".")
     owner = path[-2] if len(path) > 1 else ""
@@ -22,7 +22,9 @@ def parameter_group(name: str, parameter) -> Group:
         return "x0_lambdas"
     if owner == "value_embedding":
         return "value_embeddings"
-    if parameter.ndim < 2 or owner == "smear_gate":
+    if owner == "smear_gate" or path[-1] in ("smear_lambda", "backout_lambda"):
+        return "gates"
+    if parameter.ndim < 2:
         return "scalars"
     if owner in EMBEDDINGS:
         return "embeddings"

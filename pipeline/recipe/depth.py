@@ -26,10 +26,11 @@ ADAM_GROUPS: dict[str, dict[str, Any]] = {
     "embeddings": {"learning_rate": 0.3, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.001},
     "value_embeddings": {"learning_rate": 0.15, "betas": [0.8, 0.995], "eps": 1e-10, "weight_decay": 0.01},
     "head": {"learning_rate": 0.008, "betas": [0.8, 0.96], "eps": 1e-10, "weight_decay": 0.01},
-    # eps of the two below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any scale, so
+    # eps of the three below is not nanochat's 1e-10: at the first step every block adds zero and the norms undo any scale, so
     # the true gradient of the lambdas is zero, and 1e-10 turns its rounding noise into a full step (docs/log.md, eps).
     "scalars": {"learning_rate": 0.005, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.05},
     "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
+    "gates": {"learning_rate": 0.2, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0},
 }
 MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
@@ -84,6 +85,8 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
             scale = 1.0
             if dial and name == "learning_rate" and group in WIDTH_SCALED:
                 scale = math.sqrt(REFERENCE_WIDTH / sizes_of(recipe).n_embd)
+            if dial and name == "learning_rate" and group == "gates":
+                scale = 1 / batch_scale  # the only rate that nanochat does not scale with the batch
             if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
                 scale = batch_scale * _reference_scaling(recipe) / _scaling(recipe)
             fill(

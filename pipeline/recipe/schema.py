@@ -138,8 +138,9 @@ class Groups:
     value_embeddings: Group = field(default_factory=Group, metadata={"doc": "Value embeddings; default as embeddings at half the rate."})
     head: Group = field(default_factory=Group, metadata={"doc": "The output head, when untied."})
     matrices: Group = field(default_factory=Group, metadata={"doc": "Matrices of the blocks: Muon under muon_adamw."})
-    scalars: Group = field(default_factory=Group, metadata={"doc": "Norms, biases, residual scalars, smear, backout."})
+    scalars: Group = field(default_factory=Group, metadata={"doc": "Norms, biases and residual lambdas."})
     x0_lambdas: Group = field(default_factory=Group, metadata={"doc": "Scalars that mix the embedding back in."})
+    gates: Group = field(default_factory=Group, metadata={"doc": "Smear's gate and lambda, and backout's lambda."})
 
 
 @dataclass(kw_only=True)

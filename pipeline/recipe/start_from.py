@@ -14,6 +14,7 @@ def resolve_start(recipe: Recipe) -> None:
     finished run of that recipe. Raises InputMissingError; a Hub id is left as it is.
     """
     start = recipe.model.start_from
+    folder: Path | None
     if start is None:
         return
     if start.startswith("latest:"):

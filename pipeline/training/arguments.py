@@ -20,4 +20,7 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
         max_steps=recipe.train["max_steps"],
         gradient_accumulation_steps=micro_steps(recipe, world_size),
     )
-    return TrainingArguments(**{**arguments, **decided, "ignore_data_skip": True})
+    built = TrainingArguments(**{**arguments, **decided, "ignore_data_skip": True})
+    # One process stays on one device: with several in sight Trainer would wrap the model in DataParallel.
+    built._n_gpu = min(built.n_gpu, 1)
+    return built

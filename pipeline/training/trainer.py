@@ -29,9 +29,15 @@ MAX_SKIPPED_STEPS = 20
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_bpb: called with the bare model, gives metrics by name; tokenizer_files: folder saved
-    with every checkpoint. Both stages use this class; they differ in rows and evaluation only.
+    rows: TrainingRows; evaluate_model: called with the bare model, gives metrics by name; meter: counts time and tokens.
+    Both stages use this class; they differ in rows and evaluation only.
     """
+
+    # Set by Trainer.__init__ and train(), where they are declared as optional.
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    processing_class: Any
 
     def __init__(
         self,
@@ -54,7 +60,7 @@ class TandemTrainer(Trainer):
 
     # ---- data ----
 
-    def get_train_dataloader(self) -> StepLoader:
+    def get_train_dataloader(self) -> Any:
         self.loader = StepLoader(
             self.rows,
             start_step=self.start_step,
@@ -79,14 +85,17 @@ class TandemTrainer(Trainer):
     # ---- steps ----
 
     def training_step(
-        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | None = None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -208,7 +217,6 @@ class TandemTrainer(Trainer):
             rng = self._gather(get_rng_state())
             tensors = optimizer_tensors(self.optimizer, self.model)
             if self.args.should_save and not target.exists():
-                self.state.stateful_callbacks = {}
                 with whole_folder(
                     target,
                     step=step,
@@ -262,7 +270,9 @@ class TandemTrainer(Trainer):
         if checkpoint is None:
             return
         tensors, saved = files.read_optimizer(Path(checkpoint))
-        load_optimizer_state(self.optimizer, self.model, tensors)
+        # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
+        settings = saved["optimizer"] if self.recipe.optimizer.type == "trainer" else None
+        load_optimizer_state(self.optimizer, self.model, tensors, settings=settings)
         self.lr_scheduler.load_state_dict(saved["schedule"])
         if saved["scaler"] and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(saved["scaler"])
