@@ -1,7 +1,5 @@
 """The end of a run: model/, results, report, and the next command to type."""
 
-import torch
-
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.opening import OpenRun
@@ -26,9 +24,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
         if recipe.hub.id:
             _push(directory)
         print(next_command(recipe, directory), flush=True)
+    # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 def results(directory: RunDirectory) -> dict[str, float]:

@@ -54,7 +54,7 @@ class Runner:
     def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path]):
         self.folder, self.cache, self.text_files, self.chat_files = folder, cache, text_files, chat_files
 
-    def recipe(self, name: str, model: str, **sections) -> Path:
+    def recipe(self, name: str, model: str, /, **sections) -> Path:
         """A tiny recipe over the text files; `sections` are merged over it."""
         recipe = {
             "run": {"stage": "pretrain", "directory": str(self.folder / "runs"), "name": name},
@@ -81,6 +81,21 @@ class Runner:
         }
         for section, keys in {**MODELS[model], **sections}.items():
             recipe[section] = {**recipe.get(section, {}), **keys}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return path
+
+    def sft_recipe(self, name: str, model: str, /, **sections) -> Path:
+        """A tiny SFT recipe over the chat files; from new weights, with a tokenizer of its own."""
+        chat = {
+            "sources": [{"files": str(self.chat_files[0])}],
+            "validation": [{"files": str(self.chat_files[1])}],
+            "row_tokens": 128,
+            "batch_tokens": 1024,
+        }
+        recipe = yaml.safe_load(self.recipe(name, model, **sections).read_text())
+        recipe["run"]["stage"] = "sft"
+        recipe["data"] |= chat
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(recipe, sort_keys=False))
         return path
