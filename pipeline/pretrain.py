@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.inputs import record_inputs
     from pipeline.preflight.opening import evaluation_is_due, open_run
     from pipeline.preflight.preparing import open_rows
+    from pipeline.preflight.shape import say_shape
     from pipeline.preflight.starting import start_process
     from pipeline.recipe.start_from import resolve_start
     from pipeline.sources.open import open_sources
@@ -43,6 +44,7 @@ def main(argv: list[str]) -> int:
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(train, held_out), rows=rows, validation=validation)
     model = build_from_recipe(recipe, tokenizer)
     trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)
+    say_shape(run, trainer)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
     trainer.resume(run.checkpoint)

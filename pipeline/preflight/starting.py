@@ -19,7 +19,7 @@ def start_process(recipe: Recipe) -> int:
     from accelerate import PartialState
     from transformers.utils import logging
 
-    logging.set_verbosity_warning()
+    logging.set_verbosity_error()  # hints about what the recipe decided on purpose
     logging.disable_progress_bar()  # one for every saved file
     on_cpu = device_info().kind == "cpu"
     if on_cpu:

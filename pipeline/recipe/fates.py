@@ -174,7 +174,7 @@ FATES: dict[str, Fate] = {
     "train_sampling_strategy": ours("train.seed and data.sources (rows follow from the seed and the step)"),
     "length_column_name": refused("rows all have data.row_tokens positions"),
     # Processes
-    "accelerator_config": default(dict[str, Any], {"split_batches": False, "dispatch_batches": False, "even_batches": False, "non_blocking": True}, "accelerate's own switches; keys not named keep these values."),
+    "accelerator_config": default(dict[str, Any], {"split_batches": False, "dispatch_batches": False, "even_batches": False}, "accelerate's own switches; keys not named keep these values."),
     "ddp_find_unused_parameters": default(bool, False, "Every parameter is used; looking for unused ones costs a walk over the graph per step."),
     "ddp_bucket_cap_mb": passed(int | None, None, "Size of DDP's buckets.", minimum=1),
     "ddp_broadcast_buffers": passed(bool | None, None, "Broadcast buffers at every forward pass."),

@@ -80,7 +80,7 @@ def test_transformers_accepts_what_is_passed(tmp_path, optimizer):
     assert arguments.ddp_timeout == 7200
     assert arguments.report_to == []
     assert arguments.run_name == recipe.run.name
-    assert arguments.accelerator_config.non_blocking is True
+    assert arguments.accelerator_config.dispatch_batches is False
     assert ("learning_rate" in values) == (optimizer == "trainer")
 
 
