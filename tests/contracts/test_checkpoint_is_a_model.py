@@ -1,0 +1,49 @@
+"""Contract 4: every checkpoint and the finished model load in a process that has never heard of this package."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pipeline.model.build import load_model
+
+STRANGER = """
+import json, sys
+sys.modules["pipeline"] = None  # importing it is an error
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+found = {}
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "What is a path?"}], add_generation_prompt=True, return_dict=False)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0]
+    new = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0].tolist()
+    found[folder] = {"ids": ids, "logits": logits.tolist(), "new": new, "eos": model.generation_config.eos_token_id, "type": model.config.model_type}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, tmp_path):
+    run = runner.train(
+        runner.recipe("alone", model, train={"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 8})
+    )
+    folders = [run.directory / "checkpoints" / "checkpoint-2", run.directory / "model"]
+    (tmp_path / "stranger.py").write_text(STRANGER)
+    told = subprocess.run(
+        [sys.executable, "stranger.py", *map(str, folders)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    for folder, found in json.loads(told.stdout.splitlines()[-1]).items():
+        ours = load_model(folder).eval()
+        ids = torch.tensor([found["ids"]])
+        with torch.no_grad():
+            torch.testing.assert_close(torch.tensor(found["logits"]), ours(ids).logits[0], atol=1e-4, rtol=1e-4)
+        assert ours.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist() == found["new"]
+        assert len(found["eos"]) == 2  # the end token, and BOS: nothing of a text follows it
+        assert found["type"] == ("gpt2" if model == "gpt2" else "tandem")
+        assert bool(list(run.directory.glob("model/*.py"))) == (model == "modern")
