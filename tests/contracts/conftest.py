@@ -107,7 +107,6 @@ class Runner:
         python = [sys.executable]
         if ranks > 1:
             config = ROOT / "accelerate_configs" / "cpu_2.yaml"
-            port = str(20000 + os.getpid() % 20000)
             python += [
                 "-m",
                 "accelerate.commands.launch",
@@ -115,8 +114,6 @@ class Runner:
                 str(config),
                 "--num_processes",
                 str(ranks),
-                "--main_process_port",
-                port,
             ]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
         command = [*python, entry, str(recipe), *overrides]
