@@ -46,7 +46,7 @@ def next_command(recipe: Recipe, directory: RunDirectory) -> str:
     """What a person would want to do now."""
     lines = [f"{directory.path}: finished; the model is in {directory.model}"]
     if recipe.stage == "pretrain":
-        lines.append("stage 2:          bash run_sft.sh RECIPE model.start_from=" + str(directory.path))
+        lines.append(f"stage 2:          bash run_sft.sh [RECIPE] model.start_from={directory.path}")
         lines.append(f'continue a text:  python -m pipeline.chat {directory.path} -p "Once upon a time"')
     else:
         lines.append(f"chat with it:     python -m pipeline.chat {directory.path}")
