@@ -1,7 +1,7 @@
 """What one rank decides, all ranks know: also when the decision is that the run cannot start."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,7 +11,7 @@ Decision = TypeVar("Decision")
 
 
 def on_rank_0(decide: Callable[[], Decision]) -> Decision:
-    """Call `decide` on rank 0 only and give every rank its result; its TandemError is raised on every rank.
+    """Call `decide` on rank 0 only and give every rank its result; its TandemError or OSError is raised on every rank.
 
     Without it the other ranks would wait in their next collective for a rank that has left.
     """
@@ -21,9 +21,19 @@ def on_rank_0(decide: Callable[[], Decision]) -> Decision:
     if torch.distributed.get_rank() == 0:
         try:
             outcome = [decide(), None]
-        except TandemError as error:
+        except (TandemError, OSError) as error:
             outcome = [None, error]
     torch.distributed.broadcast_object_list(outcome, src=0)
     if outcome[1] is not None:
+        outcome[1].of_all_ranks = True
         raise outcome[1]
     return outcome[0]
+
+
+def from_every_rank(value: Any) -> list:
+    """What every rank has to say, in rank order; every rank must call this."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return [value]
+    values: list = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values

@@ -5,7 +5,7 @@ optimizer.safetensors               keys <parameter>/<state>
 scheduler.json                      schedule, gradient scaler and the optimizer's settings
 trainer_state.json                  transformers' TrainerState
 rng-<rank>.safetensors              random state of each rank
-position.json                       what the next step reads, and the meter
+position.json                       what the next step reads, the meter, and what was trained and not yet logged
 MANIFEST.json                       sha256 of all, written last (artifacts/checkpoints.py)
 """
 

@@ -31,21 +31,26 @@ class StepMeter:
         self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.logged = 0.0, 0
         self._paused_s = self._waited_s = 0.0
-        self._started = time.perf_counter()
+        self._started: float | None = None
+        self._paused_at: float | None = None
         self._steps_since = 0
-        self.first_step_s: float | None = None
+        self._first = True
+        self._carried_s = 0.0  # of the interval that was open at the checkpoint
         self._timed_steps, self._timed_s = 0, 0.0
 
-    def start(self) -> None:
-        self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
+    def begin(self) -> None:
+        """The first step is about to be made: what came before, as loading a checkpoint, is no time of steps."""
+        if self._started is None:
+            self._started, self._paused_s = time.perf_counter(), 0.0
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        started = time.perf_counter()
+        self._paused_at = started = time.perf_counter()
         try:
             yield
         finally:
             self._paused_s += time.perf_counter() - started
+            self._paused_at = None
 
     def step(self, targets: int) -> None:
         """One optimizer step is about to be made on that many targets."""
@@ -54,15 +59,15 @@ class StepMeter:
 
     def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
         """Numbers of the interval since the last reading, which ends after `step` steps in all."""
-        elapsed = max(time.perf_counter() - self._started - self._paused_s, 1e-9)
+        elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
         waited, self._waited_s = wait_s - self._waited_s, wait_s
         self.total_s += elapsed
-        first, self.first_step_s = self.first_step_s is None, self.first_step_s or elapsed
-        if not first or steps > 1:
-            # The first interval holds compilation and warm caches: it counts as time, not as a rate.
+        if not self._first:
+            # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
             self._timed_steps, self._timed_s = self._timed_steps + steps, self._timed_s + elapsed
-        self.start()
+        self._first, self._carried_s = False, 0.0
+        self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
         self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
         self.logged += 1
         step_s = elapsed / steps
@@ -89,9 +94,25 @@ class StepMeter:
             )
         return numbers
 
+    def _elapsed(self) -> float:
+        """Seconds of steps since the last reading."""
+        if self._started is None:
+            return self._carried_s
+        now = time.perf_counter() if self._paused_at is None else self._paused_at
+        return self._carried_s + now - self._started - self._paused_s
+
     def state_dict(self) -> dict[str, float]:
-        return {"total_s": self.total_s, "loss_ema": self.loss_ema, "logged": self.logged, "targets": self.targets}
+        """open_s, open_steps: of the interval since the last reading."""
+        return {
+            "total_s": self.total_s,
+            "open_s": self._elapsed(),
+            "open_steps": self._steps_since,
+            "loss_ema": self.loss_ema,
+            "logged": self.logged,
+            "targets": self.targets,
+        }
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])
         self.targets = int(state["targets"])
+        self._carried_s, self._steps_since = state.get("open_s", 0.0), int(state.get("open_steps", 0))

@@ -14,7 +14,7 @@ from pipeline.artifacts.errors import DataError, DivergedError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights, save_model
 from pipeline.training import checkpoint as files
-from pipeline.training.agreement import on_rank_0
+from pipeline.training.agreement import from_every_rank, on_rank_0
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
@@ -77,6 +77,7 @@ class TandemTrainer(Trainer):
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor]:
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
+        self.meter.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
@@ -100,9 +101,7 @@ class TandemTrainer(Trainer):
         return loss.detach()
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
-        return (
-            0  # the meter counts exactly; Trainer's formula leaves attention out and walks the model every micro-batch
-        )
+        return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _get_grad_norm(self, model, grad_norm=None):
         """The norm before clipping. A non-finite one ends the run here, before the update."""
@@ -184,7 +183,9 @@ class TandemTrainer(Trainer):
         if not isinstance(self.lr_scheduler, StepSchedule):
             peak = self.args.learning_rate
             return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
-        multiplier = self.lr_scheduler.multiplier(self.state.global_step - 1)
+        # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
+        just_made = self.lr_scheduler.next_step - (0 if self.accelerator.optimizer_step_was_skipped else 1)
+        multiplier = self.lr_scheduler.multiplier(just_made)
         rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
         return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}
 
@@ -196,14 +197,13 @@ class TandemTrainer(Trainer):
 
     # ---- checkpoints ----
 
-    def _maybe_log_save_evaluate(
-        self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=None
-    ):
-        """As Trainer's, but the checkpoint is saved before the evaluation: an evaluation that fails loses nothing."""
-        evaluate, self.control.should_evaluate = self.control.should_evaluate, False
-        super()._maybe_log_save_evaluate(
-            tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate=learning_rate
-        )
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """As Trainer's, but the last step is always logged and evaluated, and an evaluation comes after the save: one that
+        fails loses nothing."""
+        last = self.state.global_step >= self.state.max_steps
+        self.control.should_log = self.control.should_log or last
+        evaluate, self.control.should_evaluate = self.control.should_evaluate or last, False
+        super()._maybe_log_save_evaluate(*args, **kwargs)
         if evaluate and self.state.global_step not in self.recorded_evaluations:
             self.control.should_evaluate = False
             self.evaluate()
@@ -214,7 +214,7 @@ class TandemTrainer(Trainer):
         target = self.run.checkpoint(step)
         started = time.perf_counter()
         with self.meter.pause():
-            rng = self._gather(get_rng_state())
+            ranks = from_every_rank((get_rng_state(), self._tr_loss.item()))
             tensors = optimizer_tensors(self.optimizer, self.model)
             if self.args.should_save and not target.exists():
                 with whole_folder(
@@ -233,20 +233,19 @@ class TandemTrainer(Trainer):
                         settings=optimizer_settings(self.optimizer),
                         schedule=self.lr_scheduler.state_dict(),
                         scaler=self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
-                        rng=rng,
-                        position={"step": step, "rows": self.rows.position(step), "meter": self.meter.state_dict()},
+                        rng=[state for state, _ in ranks],
+                        position={
+                            "step": step,
+                            "rows": self.rows.position(step),
+                            "meter": self.meter.state_dict(),
+                            "unlogged": {"since": self._globalstep_last_logged, "losses": [loss for _, loss in ranks]},
+                            "skipped": [self.skipped_steps, self.skipped_in_a_row],
+                        },
                     )
                 rotate(self.run.checkpoints, keep=self.args.save_total_limit)
             self.accelerator.wait_for_everyone()
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
-
-    def _gather(self, value: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-        if self.args.world_size == 1:
-            return [value]
-        from accelerate.utils import gather_object
-
-        return gather_object([value])
 
     def resume(self, checkpoint: Path | None) -> None:
         """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
@@ -289,3 +288,13 @@ class TandemTrainer(Trainer):
         state = files.read_rng(Path(checkpoint), self.args.process_index)
         if state is not None:
             set_rng_state(state)
+        self._take_up(files.read_position(Path(checkpoint)))
+
+    def _take_up(self, position: dict[str, Any]) -> None:
+        """The sums that were open at the checkpoint: the next logged loss is then that of the uncut run."""
+        if unlogged := position.get("unlogged"):
+            losses, rank = unlogged["losses"], self.args.process_index
+            same_ranks = len(losses) == self.args.world_size
+            self._tr_loss.fill_(losses[rank] if same_ranks else sum(losses) / len(losses))
+            self._globalstep_last_logged = unlogged["since"]
+        self.skipped_steps, self.skipped_in_a_row = position.get("skipped", (0, 0))
