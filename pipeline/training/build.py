@@ -33,9 +33,12 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
 
 def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     start, attention = recipe.model.start_from, recipe.model.attn_implementation
+    seed = int(recipe.train.get("seed", 42))
     if start:
         try:
-            return _with_rows_for(tokenizer, load_model(start, dtype=torch.float32, attn_implementation=attention))
+            return _with_rows_for(
+                tokenizer, load_model(start, dtype=torch.float32, attn_implementation=attention), seed
+            )
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -51,17 +54,19 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         recipe.model.type,
         fields,
         attn_implementation=attention,
-        seed=int(recipe.train.get("seed", 42)),
+        seed=seed,
     )
 
 
-def _with_rows_for(tokenizer: Any, model: Any) -> torch.nn.Module:
+def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
     """The model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
     if len(tokenizer) > model.config.vocab_size:
         print(
             f"model: {len(tokenizer) - model.config.vocab_size} embeddings added for new tokens ({model.config.vocab_size} -> {len(tokenizer)})"
         )
-        model.resize_token_embeddings(len(tokenizer))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # new rows are drawn around the mean of the old ones: the same at every start
+            model.resize_token_embeddings(len(tokenizer))
     return model
 
 
