@@ -72,15 +72,21 @@ def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list
         found = problems(folder)
         if not found:
             return folder, notes
-        quarantine.mkdir(parents=True, exist_ok=True)
-        target = quarantine / folder.name
-        number = 1
-        while target.exists():
-            number += 1
-            target = quarantine / f"{folder.name}.{number}"
-        folder.rename(target)
+        target = quarantined(folder, quarantine)
         notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}; the checkpoint before it is used.")
     return None, notes
+
+
+def quarantined(folder: Path, quarantine: Path) -> Path:
+    """Move a checkpoint out of the way, beside those that were moved before; returns its new place."""
+    quarantine.mkdir(parents=True, exist_ok=True)
+    target = quarantine / folder.name
+    number = 1
+    while target.exists():
+        number += 1
+        target = quarantine / f"{folder.name}.{number}"
+    folder.rename(target)
+    return target
 
 
 def rotate(checkpoints: Path, *, keep: int | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.checkpoints import clean, newest_whole
+from pipeline.artifacts.checkpoints import by_step, clean, newest_whole, quarantined, step_of
 from pipeline.artifacts.errors import CannotWriteError
 
 
@@ -41,6 +41,14 @@ class RunDirectory:
         """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
         return newest_whole(self.checkpoints, self.quarantine)
 
+    def set_aside_after(self, step: int) -> list[str]:
+        """Move the checkpoints beyond a step to quarantine, and give a line for each: who goes on from that step makes others."""
+        later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
+        return [
+            f"{folder}: lies beyond step {step}, where the run goes on. Moved to {quarantined(folder, self.quarantine)}."
+            for folder in later
+        ]
+
     def read_manifest(self) -> dict[str, Any]:
         return read_json(self.manifest) if self.manifest.exists() else {}
 
@@ -62,6 +70,7 @@ class RunDirectory:
                 f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder that can."
             ) from None
         clean(self.checkpoints)
+        clean(self.path)  # model/
 
 
 # Open files of the locks this process holds: closing one would release it.

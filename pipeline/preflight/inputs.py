@@ -20,16 +20,19 @@ def record_inputs(
 
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
     """
-    now = {
-        "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
-        "sources": [source.describe() for source in sources[0]],
-        "validation": [source.describe() for source in sources[1]],
-        "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
-        "batch_tokens": recipe.data.batch_tokens,
-        "max_steps": recipe.train["max_steps"],
-        "start_from": _weights(recipe.model.start_from),
-    }
-    on_rank_0(lambda: _record(run, now, shares=rows.shares()))
+
+    def now() -> dict[str, Any]:
+        return {
+            "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
+            "sources": [source.describe() for source in sources[0]],
+            "validation": [source.describe() for source in sources[1]],
+            "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
+            "batch_tokens": recipe.data.batch_tokens,
+            "max_steps": recipe.train["max_steps"],
+            "start_from": _weights(recipe.model.start_from),
+        }
+
+    on_rank_0(lambda: _record(run, now(), shares=rows.shares()))
     if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
         return
     for source in sources[0] + sources[1]:

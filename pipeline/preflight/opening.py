@@ -17,7 +17,7 @@ from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 from pipeline.recipe import Recipe, dump_recipe
-from pipeline.recipe.identity import default_name, differences, must_match
+from pipeline.recipe.identity import differences, must_match
 from pipeline.training.agreement import on_rank_0
 
 VERSIONS = (
@@ -55,14 +55,13 @@ def open_run(recipe: Recipe) -> OpenRun:
 
     Raises RecipeError with the differences when the directory holds another run, CannotWriteError when it is in use.
     """
-    recipe.run.name = recipe.run.name or default_name(recipe)
     return on_rank_0(lambda: _open(recipe))
 
 
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     manifest = directory.read_manifest()
-    if manifest:
+    if "must_match" in manifest:  # else the first start was cut off before it had described the run
         _refuse_another_run(recipe, directory, manifest)
         if "finished" in manifest:
             print(
@@ -73,7 +72,7 @@ def _open(recipe: Recipe) -> OpenRun:
     record_failures_in(directory)
     checkpoint = _choose_checkpoint(recipe, directory)
     attempt = manifest.get("attempts", 0) + 1
-    if not manifest:
+    if "must_match" not in manifest:
         write_text(directory.recipe, dump_recipe(recipe))
         directory.update_manifest(
             name=recipe.run.name,
@@ -122,6 +121,8 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             raise DataError(
                 f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
             )
+        for note in directory.set_aside_after(recipe.run.resume):
+            print(note, file=sys.stderr, flush=True)
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
     for note in notes:
@@ -154,8 +155,9 @@ def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
     """Whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step still owes."""
     if run.step == 0:
         return recipe.evals.bpb.at_start
-    every = recipe.train.get("eval_steps")
-    if not every or run.step % int(every):
+    train = recipe.train
+    on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
+    if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
         return False
     recorded = (r for r in last_attempts(read_rows(run.directory.metrics)) if r.get("step") == run.step)
     return not any(name.startswith(("val/", "sft/")) for row in recorded for name in row)
