@@ -9,12 +9,14 @@ class TandemError(Exception):
     """A mistake or an outage that is explained to the user in a sentence, without a traceback."""
 
     status = 1
+    of_all_ranks = False  # whether every rank raises it, so that the first one's word is enough
 
 
 class RecipeError(TandemError):
     """The recipe cannot mean what it says."""
 
     status = 64
+    of_all_ranks = True
 
 
 class DataError(TandemError):
@@ -63,15 +65,18 @@ class Preempted(TandemError):
     """SIGTERM or SIGHUP arrived and a whole checkpoint was written: run the same command again."""
 
     status = 75
+    of_all_ranks = True
 
 
 class DivergedError(TandemError):
     """The loss or a gradient stopped being a finite number; the last good checkpoint was kept."""
 
     status = 76
+    of_all_ranks = True
 
 
 class Interrupted(TandemError):
     """Ctrl-C arrived and a whole checkpoint was written."""
 
     status = 130
+    of_all_ranks = True

@@ -60,8 +60,10 @@ def _explain(error: BaseException) -> tuple[int, str]:
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
         status, message = converted.status, str(converted)
-        if int(os.environ.get("RANK", 0)) == 0 or type(converted) is not type(error):
-            print(f"error: {message}" if status not in (75, 130) else message, file=sys.stderr)
+        rank = int(os.environ.get("RANK", 0))
+        if rank == 0 or not getattr(error, "of_all_ranks", False):
+            what = message if status in (75, 130) else f"error: {message}"
+            print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         status, message = 130, "interrupted"
         print(message, file=sys.stderr)
