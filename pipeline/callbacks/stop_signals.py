@@ -10,7 +10,7 @@ from pipeline.artifacts.errors import Interrupted, Preempted, TandemError
 
 
 class StopSignals(TrainerCallback):
-    """Install before anything long. Until training begins a signal ends the process at once (nothing can be lost);
+    """Install before anything long. Before training and after it a signal ends the process at once (nothing can be lost);
     while it trains, the step is finished and a checkpoint written. A second signal leaves at once.
 
     `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
@@ -19,6 +19,7 @@ class StopSignals(TrainerCallback):
     def __init__(self) -> None:
         self.received = 0
         self.training = False
+        self.where = "before the first step; nothing was trained"
         self.launcher = os.getppid()
         self.group = None
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -29,7 +30,7 @@ class StopSignals(TrainerCallback):
             os._exit(128 + number)
         self.received = number
         if not self.training:
-            raise self.outcome("before the first step; nothing was trained")
+            raise self.outcome(self.where)
 
     def outcome(self, where: str) -> TandemError:
         name = signal.Signals(self.received).name
@@ -58,5 +59,6 @@ class StopSignals(TrainerCallback):
     def raise_if_stopped(self, *, step: int, max_steps: int) -> None:
         """After training: leave with the signal's status unless the run had come to its end anyway."""
         self.training = False
+        self.where = "after the last step, while the finished model was being written; every checkpoint is whole"
         if self.received and step < max_steps:
             raise self.outcome(f"at step {step}; checkpoint-{step} is whole")

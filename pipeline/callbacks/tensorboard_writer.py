@@ -17,7 +17,7 @@ class TensorBoard(TrainerCallback):
         if state.is_world_process_zero:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else None)
+            self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else 0)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.writer is not None:

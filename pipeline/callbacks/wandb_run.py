@@ -1,5 +1,6 @@
 """Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a run."""
 
+import html
 import uuid
 from typing import Any
 
@@ -48,7 +49,7 @@ class WandbRun(TrainerCallback):
         def send():
             import wandb
 
-            self.wandb_run.log({name: wandb.Html(f"<pre>{text}</pre>")}, step=step)
+            self.wandb_run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
 
         self._try(send)
 
