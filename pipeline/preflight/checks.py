@@ -39,6 +39,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
 
     on_rank_0(decide)
     refuse_unshared(_run_folder(recipe))
+    refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
 
 
 def refuse(problems: list[TandemError]) -> None:

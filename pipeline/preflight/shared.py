@@ -1,4 +1,4 @@
-"""Several machines of one run write into one run directory: proven before anything is written there."""
+"""Several machines of one run share its directory and its prepared data: proven before anything is written there."""
 
 import os
 import secrets
@@ -10,10 +10,10 @@ import torch
 from pipeline.artifacts.errors import CannotWriteError
 
 
-def refuse_unshared(folder: Path) -> None:
+def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     """Raises CannotWriteError on every rank when a machine of this run sees another folder under that path.
 
-    A file that rank 0 makes must be there for all. On a single machine there is nothing to prove.
+    key: what sets the folder. A file that rank 0 makes must be there for all. On a single machine there is nothing to prove.
     """
     if (
         not torch.distributed.is_initialized()
@@ -35,8 +35,8 @@ def refuse_unshared(folder: Path) -> None:
     blind = sorted({host for host, there in seen if not there})
     if blind:
         raise CannotWriteError(
-            f"{folder}: {', '.join(blind)} cannot see what {seen[0][0]} writes there, and a run has one directory for all its machines. "
-            "Set run.directory to a folder that all of them share."
+            f"{folder}: {', '.join(blind)} cannot see what {seen[0][0]} writes there, and all machines of a run share it. "
+            f"Set {key} to a folder that all of them share."
         )
 
 

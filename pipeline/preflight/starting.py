@@ -21,6 +21,8 @@ def start_process(recipe: Recipe) -> int:
 
     logging.set_verbosity_error()  # hints about what the recipe decided on purpose
     logging.disable_progress_bar()  # one for every saved file
+    if recipe.train.get("use_cpu"):
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # as a launcher's config file says it; asked by everything below
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
