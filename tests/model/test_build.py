@@ -72,7 +72,7 @@ def test_every_parameter_has_the_group_of_what_it_does():
     assert groups["transformer.wte.weight"] == "embeddings"
     assert groups["transformer.h.1.attn.value_embedding.weight"] == "value_embeddings"
     assert groups["transformer.h.1.attn.value_gate.weight"] == "matrices"
-    assert groups["transformer.smear_gate.weight"] == "scalars"
+    assert groups["transformer.smear_gate.weight"] == "gates"
     assert groups["transformer.resid_lambdas"] == "scalars"
     assert groups["transformer.x0_lambdas"] == "x0_lambdas"
     assert groups["lm_head.weight"] == "head"

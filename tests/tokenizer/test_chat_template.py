@@ -176,11 +176,8 @@ def test_a_process_without_this_package_renders_the_training_ids(tokenizer, tmp_
     (tmp_path / "conversations.json").write_text(json.dumps(conversations))
     stock = """
 import json, sys
-try:
-    import pipeline
-    raise SystemExit("pipeline can be imported here")
-except ImportError:
-    pass
+import sys
+sys.modules["pipeline"] = None  # importing it is an error
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("tokenizer")
 out = [tokenizer.apply_chat_template(c, return_dict=True, return_assistant_tokens_mask=True) for c in json.load(open("conversations.json"))]

@@ -20,7 +20,7 @@ MODERN = {
     "backout": True, "smear": True, "tie_word_embeddings": False, "qk_norm": True, "activation_function": "relu2",
     "initialization": "nanochat", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
-RATES = {"embeddings": 0.3, "value_embeddings": 0.15, "head": 0.008, "scalars": 0.005, "x0_lambdas": 0.5}
+RATES = {"embeddings": 0.3, "value_embeddings": 0.15, "head": 0.008, "scalars": 0.005, "x0_lambdas": 0.5, "gates": 0.2}
 
 
 def recipe(optimizer_type="muon_adamw", *, rate_scale=1.0, train=None, code_folder=None):
@@ -263,11 +263,11 @@ def test_in_float32_the_micro_batch_does_not_change_twenty_steps_under_muon(make
 
 
 def test_an_optimizer_of_the_user_s_own_is_called_with_model_and_recipe(tmp_path):
-    (tmp_path / "my_optimizer.py").write_text(
+    (tmp_path / "own_sgd.py").write_text(
         "import torch\n\ndef sgd(model, recipe):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
     )
     path = list(sys.path)
-    optimizer = build_optimizer(gpt2(), recipe("my_optimizer:sgd", code_folder=str(tmp_path)))
+    optimizer = build_optimizer(gpt2(), recipe("own_sgd:sgd", code_folder=str(tmp_path)))
     assert isinstance(optimizer, torch.optim.SGD)
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
     apply_schedule(optimizer, Schedule(warmup_steps=2), 0, 100)

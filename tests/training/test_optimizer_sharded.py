@@ -21,7 +21,7 @@ FIELDS = {
 
 def recipe():
     adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=1e-8, weight_decay=0.01)
-    names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas")
+    names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas", "gates")
     groups = Groups(matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=0.2), **dict.fromkeys(names, adamw))
     return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups))
 
