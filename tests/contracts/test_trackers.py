@@ -18,7 +18,7 @@ def test_tensorboard_and_an_offline_wandb_run_follow_a_run_over_a_restart(runner
         "tracked",
         "gpt2",
         monitor={"trackers": ["tensorboard", "wandb"]},
-        samples={"prompts": ["The path"], "max_new_tokens": 4},
+        samples={"prompts": ["The path"], "max_new_tokens": 4, "every_steps": None},
     )
     environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     directory = runner.kill(recipe, name="tracked", after_step=12, **environment)
