@@ -26,14 +26,12 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.preparing import open_rows
     from pipeline.preflight.shape import say_shape
     from pipeline.preflight.starting import start_process
-    from pipeline.recipe.start_from import resolve_start
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
     from pipeline.training.build import build_from_recipe, build_trainer
 
     signals = StopSignals()
     processes = start_process(recipe)
-    resolve_start(recipe)
     check_before_training(recipe, processes=processes)
     run = open_run(recipe)
     if run.finished:

@@ -17,7 +17,6 @@ def record_failures_in(run: RunDirectory) -> None:
     """From now on a failure of this process is also written to the run's failure.json."""
     global _current_run
     _current_run = run
-    run.failure.unlink(missing_ok=True)
 
 
 def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
@@ -70,8 +69,8 @@ def _explain(error: BaseException) -> tuple[int, str]:
     else:
         status, message = 1, f"{type(error).__name__}: {error}"
         traceback.print_exception(error)
-    if _current_run is not None and status not in (0, 75, 130) and int(os.environ.get("RANK", 0)) == 0:
-        _write_failure(error, status, message)
+    if _current_run is not None and status not in (0, 75, 130) and not _current_run.failure.exists():
+        _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     return status, message
 
 

@@ -109,6 +109,6 @@ def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
     for path in Path(runs).glob("*/run_manifest.json"):
         run = RunDirectory(path.parent)
         manifest = run.read_manifest()
-        if manifest.get("recipe_name") == recipe_name and run.model.is_dir():
-            found.append((manifest.get("finished", 0), run))
+        if manifest.get("recipe_name") == recipe_name and "finished" in manifest:
+            found.append((manifest["finished"], run))
     return max(found, key=lambda pair: pair[0])[1] if found else None

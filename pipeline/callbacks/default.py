@@ -36,7 +36,6 @@ def add_callbacks(
                 config=dataclasses.asdict(recipe),
                 notes=recipe.run.note,
                 tags=recipe.run.tags,
-                start_step=start_step,
             )
         )
     samples = recipe.samples

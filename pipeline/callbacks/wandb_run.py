@@ -10,13 +10,14 @@ from pipeline.artifacts.run_directory import RunDirectory
 
 
 class WandbRun(TrainerCallback):
-    """One W&B run per run directory: a restart continues it at the checkpoint's step (id kept in the manifest)."""
+    """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
 
-    def __init__(
-        self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str], start_step: int
-    ):
+    Rows carry `step`, the axis of every chart. W&B's own counter only grows, and rows at or below it are dropped: those
+    that a restart makes again after an unplanned end.
+    """
+
+    def __init__(self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str]):
         self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
-        self.start_step = start_step
         self.wandb_run: Any = None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -37,19 +38,20 @@ class WandbRun(TrainerCallback):
                 dir=str(self.run.path),
                 settings=wandb.Settings(init_timeout=20),
             )
+            self.wandb_run.define_metric("*", step_metric="step")
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
             print(f"W&B could not start ({error}); the run goes on without it. metrics.jsonl has every number.")
             return
         self.run.update_manifest(wandb_id=run_id)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self._try(lambda: self.wandb_run.log(dict(logs), step=state.global_step) if logs else None)
+        self._try(lambda: self.wandb_run.log({**logs, "step": state.global_step}) if logs else None)
 
     def add_text(self, step: int, name: str, text: str) -> None:
         def send():
             import wandb
 
-            self.wandb_run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>")}, step=step)
+            self.wandb_run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>"), "step": step})
 
         self._try(send)
 

@@ -79,6 +79,11 @@ def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: 
     )
 
 
+def leave_accelerators() -> None:
+    """Train on the CPU, in this process: as the launcher's config file says it, before anything asks for the device."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+
+
 def _cpu_was_asked_for() -> bool:
     """Whether the launcher was told to leave the accelerators alone (`use_cpu: true` in its config file)."""
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")

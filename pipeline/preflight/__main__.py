@@ -5,7 +5,7 @@ import os
 
 from pipeline.artifacts.errors import RecipeError, TandemError
 from pipeline.artifacts.failures import exit_with_status
-from pipeline.hardware.device import DeviceInfo, device_without_torch, planned_device
+from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import plan_table, why_unknown
 from pipeline.recipe import Recipe, describe_filled, read_recipe
@@ -48,6 +48,8 @@ def _depths(text: str) -> list[int]:
 
 def _plan(recipe: Recipe) -> tuple[Plan, bool]:
     """The plan, and whether it is for other hardware than this machine (run.hardware)."""
+    if recipe.train.get("use_cpu"):
+        leave_accelerators()
     here = device_without_torch()
     device = here if recipe.run.hardware is None else _planned(recipe)
     planned = (device.kind, device.count, device.peak_flops) != (here.kind, here.count, here.peak_flops)

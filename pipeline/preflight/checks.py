@@ -55,6 +55,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
         problems += [
             *_versions(),
             *_devices(plan),
+            *_sharding(plan),
             *kernel_problems(plan.recipe, plan.device),
             *_writing(plan),
             *_disk(plan),
@@ -122,7 +123,7 @@ def _memory(plan: Plan) -> list[TandemError]:
     return [
         OutOfMemoryError(
             f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or shard it over GPUs with accelerate_configs/fsdp2.yaml."
+            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device."
         )
     ]
 
@@ -135,6 +136,18 @@ def _devices(plan: Plan) -> list[TandemError]:
         RecipeError(
             f"command line: {local} processes for {plan.device.count} {plan.device.name}, and two processes cannot share one. "
             f"Start with --num_processes {plan.device.count}, or NPROC={plan.device.count}."
+        )
+    ]
+
+
+def _sharding(plan: Plan) -> list[TandemError]:
+    """FSDP, which accelerate ignores on a CPU."""
+    if plan.device.kind == "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true", "yes"):
+        return []
+    return [
+        RecipeError(
+            "command line: the launcher asks for FSDP, and checkpoints and samples of a sharded model are not written yet: the run could not be "
+            "continued. Launch with accelerate_configs/ddp.yaml, and train.activation_checkpointing: true where memory is short."
         )
     ]
 
@@ -192,7 +205,7 @@ def _disk(plan: Plan) -> list[TandemError]:
     folder = _run_folder(plan.recipe)
     if plan.run_disk_bytes is None:
         return []
-    there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    there = sum(_bytes(file) for file in folder.rglob("*"))
     needed = max(plan.run_disk_bytes - there, 0)
     if needed <= _free(folder):
         return []
@@ -206,6 +219,13 @@ def _disk(plan: Plan) -> list[TandemError]:
 
 def _run_folder(recipe: Recipe) -> Path:
     return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:  # a run that trains there rotates its checkpoints meanwhile
+        return 0
 
 
 def _existing(folder: Path) -> Path:

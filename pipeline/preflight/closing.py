@@ -4,7 +4,7 @@ from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
-from pipeline.training.finish import record_results, write_finished_model
+from pipeline.training.finish import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -19,10 +19,11 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
             dtype=recipe.hub.dtype,
             step=trainer.state.global_step,
         )
-        record_results(directory, results(directory))
+        directory.update_manifest(results=results(directory))
         _report(directory)
         if recipe.hub.id:
             _push(directory)
+        mark_finished(directory)  # last: a run cut off before this does its end again
         print(next_command(recipe, directory), flush=True)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()

@@ -14,16 +14,6 @@ def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     return [*_formats(recipe, device), *_compiler(recipe), *_attention(recipe, device)]
 
 
-def vocabulary_problem(recipe: Recipe, *, tokenizer_ids: int, model_ids: int) -> TandemError | None:
-    """A tokenizer with ids that the model has no row for. On a GPU it would end in a device assert without a word."""
-    if tokenizer_ids <= model_ids:
-        return None
-    return RecipeError(
-        f"{recipe.where('tokenizer.path')}: the tokenizer has {tokenizer_ids} ids and the model {model_ids} rows in its embedding; the rest would "
-        "be read beyond its end. Use the tokenizer that the model was trained with."
-    )
-
-
 def _formats(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     problems: list[TandemError] = []
     if recipe.train.get("fp16") and device.kind == "cpu":

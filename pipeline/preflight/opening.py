@@ -55,7 +55,10 @@ def open_run(recipe: Recipe) -> OpenRun:
 
     Raises RecipeError with the differences when the directory holds another run, CannotWriteError when it is in use.
     """
-    return on_rank_0(lambda: _open(recipe))
+    run = on_rank_0(lambda: _open(recipe))
+    if not run.finished:
+        record_failures_in(run.directory)
+    return run
 
 
 def _open(recipe: Recipe) -> OpenRun:
@@ -70,6 +73,7 @@ def _open(recipe: Recipe) -> OpenRun:
             return OpenRun(directory, None, manifest["attempts"], True)
     directory.hold()
     record_failures_in(directory)
+    directory.failure.unlink(missing_ok=True)
     checkpoint = _choose_checkpoint(recipe, directory)
     attempt = manifest.get("attempts", 0) + 1
     if "must_match" not in manifest:

@@ -5,13 +5,15 @@ import sys
 from datetime import timedelta
 
 from pipeline.hardware.cpu import set_threads
-from pipeline.hardware.device import device_info
+from pipeline.hardware.device import device_info, leave_accelerators
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
+from pipeline.recipe.start_from import begun_run, resolve_start
+from pipeline.training.agreement import on_rank_0
 
 
 def start_process(recipe: Recipe) -> int:
-    """Join the other ranks and settle what depends on their number, which is returned.
+    """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums. `module:attr` strings of
     the recipe are importable from its folder.
@@ -22,12 +24,25 @@ def start_process(recipe: Recipe) -> int:
     logging.set_verbosity_error()  # hints about what the recipe decided on purpose
     logging.disable_progress_bar()  # one for every saved file
     if recipe.train.get("use_cpu"):
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # as a launcher's config file says it; asked by everything below
+        leave_accelerators()
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if recipe.run.code_folder:
         sys.path.insert(1, recipe.run.code_folder)
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
-    recipe.data.batch_tokens = with_batch_tokens(recipe, state.num_processes)
+    _settle(recipe, *on_rank_0(lambda: _settled(recipe, state.num_processes)))
     return state.num_processes
+
+
+def _settled(recipe: Recipe, processes: int) -> tuple:
+    """Start, name and batch of the run. One that has begun keeps its batch, whatever number of processes goes on with it."""
+    resolve_start(recipe)
+    if recipe.data.batch_tokens is None:
+        recipe.data.batch_tokens = begun_run(recipe).get("data.batch_tokens")
+    return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, with_batch_tokens(recipe, processes)
+
+
+def _settle(recipe: Recipe, start_from: str | None, tokenizer: str | None, name: str, batch_tokens: int) -> None:
+    recipe.model.start_from, recipe.tokenizer.path, recipe.run.name = start_from, tokenizer, name
+    recipe.data.batch_tokens = batch_tokens

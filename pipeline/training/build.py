@@ -11,10 +11,13 @@ from pipeline.evals.in_training import score_validation
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
 from pipeline.model.build import ModelOptionsError, build_model, load_model
+from pipeline.model.modeling_tandem import TandemForCausalLM
+from pipeline.model.token_mean import divides_by_num_items
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_config
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
 from pipeline.training.meter import StepMeter
 from pipeline.training.trainer import TandemTrainer
@@ -23,12 +26,19 @@ from pipeline.training.trainer import TandemTrainer
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     """The model with fp32 weights: those of model.start_from, else initialised from train.seed.
 
-    Raises RecipeError for options that its config refuses, InputMissingError when there is nothing to start from.
+    Raises RecipeError for options that its config refuses and for a model whose loss is no sum over tokens,
+    InputMissingError when there is nothing to start from.
     """
     try:
-        return _build(recipe, tokenizer)
+        model = _build(recipe, tokenizer)
     except ModelOptionsError as error:
         raise RecipeError(f"{recipe.path}: {error}") from error
+    if not isinstance(model, TandemForCausalLM) and not divides_by_num_items(model):
+        raise RecipeError(
+            f"{recipe.where('model.type')}: {type(model).__name__} does not divide its loss by num_items_in_batch, so the loss would depend on "
+            "micro-batch and processes. Hand forward's **kwargs to self.loss_function, as transformers' own models do."
+        )
+    return model
 
 
 def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
@@ -61,8 +71,10 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
 def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
     """The model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
     if len(tokenizer) > model.config.vocab_size:
-        print(
-            f"model: {len(tokenizer) - model.config.vocab_size} embeddings added for new tokens ({model.config.vocab_size} -> {len(tokenizer)})"
+        on_rank_0(
+            lambda: print(
+                f"model: {len(tokenizer) - model.config.vocab_size} embeddings added for new tokens ({model.config.vocab_size} -> {len(tokenizer)})"
+            )
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # new rows are drawn around the mean of the old ones: the same at every start

@@ -19,6 +19,6 @@ def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype
         tokenizer.save_pretrained(folder)
 
 
-def record_results(run: RunDirectory, results: dict[str, Any]) -> None:
-    """Mark the run as finished; from now on the same command says so and exits 0."""
-    run.update_manifest(status="finished", finished=time.time(), results=results)
+def mark_finished(run: RunDirectory) -> None:
+    """From now on the same command says that the run has finished, and exits 0."""
+    run.update_manifest(status="finished", finished=time.time())

@@ -26,6 +26,7 @@ def assert_same_end(cut, uncut):
     ("stage", "model", "ranks", "more"),
     [
         ("pretrain", "gpt2", 1, ["train.bf16=false"]),
+        ("pretrain", "gpt2", 1, ["train.bf16=false", "train.logging_steps=3"]),  # the checkpoints lie between two logs
         ("pretrain", "modern", 2, ["train.bf16=false"]),
         ("pretrain", "modern", 1, ["train.bf16=true"]),
         ("sft", "gpt2", 2, ["train.bf16=false"]),
@@ -63,6 +64,20 @@ def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(run
     # Rows are a pure function of the step: equal losses of each step to rounding mean equal rows of each step.
     assert elastic.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-5)
     assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
+
+
+def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes_on(runner):
+    recipe = runner.recipe(
+        "kept",
+        "gpt2",
+        data={"batch_tokens": None},
+        train={"gradient_accumulation_steps": 1, "per_device_train_batch_size": 4, "max_steps": 20, "save_steps": 5},
+    )
+    whole = runner.train(recipe, "run.name=whole", ranks=2)
+    runner.kill(recipe, name="kept", after_step=6, ranks=2)
+    kept = runner.train(recipe, ranks=1)
+    assert kept.values("data/tokens") == whole.values("data/tokens")
+    assert kept.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-5)
 
 
 def test_the_evaluation_due_at_the_checkpoint_is_made_up_for_after_a_kill(runner):

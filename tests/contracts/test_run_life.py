@@ -117,6 +117,38 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_the_row
         assert problems(checkpoint) == []
 
 
+def test_an_error_on_another_rank_than_the_first_is_recorded(runner):
+    (runner.folder / "mine.py").write_text(
+        "import os\nfrom transformers import TrainerCallback\n\n\n"
+        "class Fails(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        if os.environ['RANK'] == '1' and state.global_step == 2:\n"
+        "            raise RuntimeError('rank 1 alone')\n"
+    )
+    recipe = runner.recipe("other", "gpt2", run={"callbacks": ["mine:Fails"]})
+    process = runner.start(recipe, ranks=2)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    failure = json.loads((runner.folder / "runs" / "other" / "failure.json").read_text())
+    assert (failure["rank"], failure["message"]) == (1, "RuntimeError: rank 1 alone"), output[-2000:]
+
+
+def test_a_model_whose_loss_is_a_mean_of_its_own_is_refused_before_step_1(runner):
+    (runner.folder / "mine.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
+        "class OwnMeanForCausalLM(LlamaForCausalLM):\n"
+        "    def forward(self, *args, num_items_in_batch=None, **kwargs):\n"
+        "        return super().forward(*args, **kwargs)\n\n\n"
+        "def own_mean(*, vocab_size, n_embd, n_head, **others):\n"
+        "    sizes = {'hidden_size': n_embd, 'intermediate_size': n_embd, 'num_hidden_layers': 1}\n"
+        "    return OwnMeanForCausalLM(LlamaConfig(vocab_size=vocab_size, num_attention_heads=n_head, **sizes))\n"
+    )
+    recipe = runner.recipe("own", "gpt2", model={"type": "mine:own_mean", "options": {}})
+    refused = runner.train(recipe, status=64)
+    assert "OwnMeanForCausalLM does not divide its loss by num_items_in_batch" in refused.output
+    assert "Traceback" not in refused.output
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(runner):
     recipe = runner.recipe("damage", "gpt2")
     runner.kill(recipe, name="damage", after_step=11)

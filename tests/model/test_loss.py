@@ -7,6 +7,7 @@ from tiny_models import random_ids, tiny
 
 from pipeline.model import loss_tandem
 from pipeline.model.loss_tandem import chunk_rows, summed_cross_entropy, token_nll
+from pipeline.model.token_mean import divides_by_num_items
 
 
 def naive(hidden, weight, labels, softcap, reduction="sum"):
@@ -146,3 +147,13 @@ def test_gradient_checkpointing_changes_no_gradient(model):
     again, checkpointed = gradients(model, 2)
     assert again == loss
     assert torch.equal(plain, checkpointed)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+def test_the_own_models_divide_by_the_number_they_are_told_and_a_mean_is_found_out(name):
+    model = tiny(name).train()
+    assert divides_by_num_items(model)
+    assert model.training
+    forward = model.forward
+    model.forward = lambda num_items_in_batch, **inputs: forward(**inputs)
+    assert not divides_by_num_items(model)

@@ -11,7 +11,7 @@ from pipeline.hardware import device as device_module
 from pipeline.hardware.device import planned_device
 from pipeline.preflight import checks
 from pipeline.preflight.checks import find_notes, find_problems, refuse
-from pipeline.preflight.kernels import kernel_problems, vocabulary_problem
+from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import read_recipe
 
@@ -90,6 +90,13 @@ def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
     assert "2 processes for 1 H100" in messages(checks._devices(plan), RecipeError)[0]
 
 
+def test_sharding_is_refused_on_gpus_and_means_nothing_on_a_cpu(quickstart, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    assert find_problems(quickstart(), on_this_machine=True) == []
+    found = [str(p) for p in find_problems(quickstart(device=planned_device("1xH100")), on_this_machine=True)]
+    assert any("asks for FSDP" in text and "accelerate_configs/ddp.yaml" in text for text in found)
+
+
 def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):
     monkeypatch.setattr(checks, "_requirements", lambda: ["torch>=99", "no-such-package>=2,<3", "psutil>=1"])
     found = messages(checks._versions(), InputMissingError)
@@ -139,12 +146,6 @@ def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, m
 def test_bf16_on_a_device_that_imitates_it_is_noted(quickstart):
     notes = find_notes(quickstart("train.bf16=true", device=planned_device("T4")))
     assert any("T4 only imitates bfloat16" in note for note in notes)
-
-
-def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused(quickstart):
-    recipe = quickstart().recipe
-    assert vocabulary_problem(recipe, tokenizer_ids=4096, model_ids=4096) is None
-    assert "has 4097 ids and the model 4096 rows" in str(vocabulary_problem(recipe, tokenizer_ids=4097, model_ids=4096))
 
 
 def test_all_problems_are_told_at_once_with_the_status_of_the_first():

@@ -1,0 +1,111 @@
+"""What model.start_from means: resolved once, and kept by a run that has begun."""
+
+import json
+
+import pytest
+
+from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.recipe import read_recipe
+from pipeline.recipe.start_from import resolve_start
+
+SFT = """\
+model: {start_from: START}
+data:
+  sources: [{files: chats/a.jsonl, format: messages}]
+  row_tokens: 64
+  batch_tokens: 512
+train: {max_steps: 10}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_run(folder, name, *, finished=None, recipe_name="base", **manifest):
+    run = folder / "runs" / name
+    (run / "checkpoints").mkdir(parents=True)
+    if finished is not None:
+        (run / "model").mkdir()
+        manifest["finished"] = finished
+    (run / "run_manifest.json").write_text(json.dumps({"recipe_name": recipe_name, **manifest}))
+    return run
+
+
+def checkpoint(run, step):
+    with whole_folder(run / "checkpoints" / f"checkpoint-{step}", step=step) as made:
+        (made / "model.safetensors").write_bytes(bytes(step))
+    return run / "checkpoints" / f"checkpoint-{step}"
+
+
+def resolved(folder, start, *overrides):
+    (folder / "sft.yaml").write_text(SFT.replace("START", start))
+    recipe = read_recipe(["sft.yaml", *overrides], stage="sft")
+    resolve_start(recipe)
+    return recipe
+
+
+def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
+    make_run(folder, "a", finished=20)
+    make_run(folder, "b", finished=10)
+    make_run(folder, "other", finished=30, recipe_name="other")
+    (make_run(folder, "training") / "model").mkdir()  # cut off between the model and the end
+    recipe = resolved(folder, "latest:base")
+    assert recipe.model.start_from == recipe.tokenizer.path == "runs/a/model"
+
+
+def test_without_a_finished_run_the_command_that_trains_one_is_told(folder):
+    make_run(folder, "training")
+    with pytest.raises(InputMissingError, match=r"Train it first: bash run_pretrain.sh recipes/base.yaml"):
+        resolved(folder, "latest:base")
+
+
+def test_a_newer_run_of_the_recipe_gives_the_next_stage_another_name_unless_it_has_one(folder):
+    make_run(folder, "a", finished=10)
+    first = resolved(folder, "latest:base").run.name
+    assert resolved(folder, "latest:base").run.name == first
+    make_run(folder, "b", finished=20)
+    assert resolved(folder, "latest:base").run.name != first
+    assert resolved(folder, "latest:base", "run.name=mine").run.name == "mine"
+
+
+def test_a_run_with_a_name_of_its_own_keeps_the_folder_it_began_from(folder):
+    make_run(folder, "a", finished=10)
+    make_run(folder, "mine", must_match={"model.start_from": "runs/a/model"})
+    make_run(folder, "b", finished=20)
+    assert resolved(folder, "latest:base", "run.name=mine").model.start_from == "runs/a/model"
+    assert resolved(folder, "latest:base").model.start_from == "runs/b/model"
+
+
+def test_an_unfinished_run_gives_its_newest_whole_checkpoint_and_is_not_touched(folder):
+    run = make_run(folder, "training")
+    whole, damaged = checkpoint(run, 5), checkpoint(run, 10)
+    (damaged / "model.safetensors").write_bytes(b"")
+    assert resolved(folder, "training").model.start_from == str(whole.relative_to(folder))
+    assert damaged.is_dir()
+    assert not (run / "quarantine").exists()
+
+
+def test_a_checkpoint_that_the_run_began_from_stays_its_start_while_the_other_run_goes_on(folder):
+    run = make_run(folder, "training")
+    old = checkpoint(run, 5)
+    make_run(folder, "mine", must_match={"model.start_from": str(old)})
+    newer = checkpoint(run, 10)
+    assert resolved(folder, "training", "run.name=mine").model.start_from == str(old)
+    assert resolved(folder, "training", "run.name=next").model.start_from == str(newer.relative_to(folder))
+
+
+def test_a_run_without_weights_is_refused(folder):
+    make_run(folder, "training")
+    with pytest.raises(InputMissingError, match="neither model/ nor a whole checkpoint"):
+        resolved(folder, "training")
+
+
+def test_a_folder_is_taken_as_it_is_and_a_hub_id_left_alone(folder):
+    (folder / "weights").mkdir()
+    assert resolved(folder, "weights").model.start_from == "weights"
+    hub = resolved(folder, "openai-community/gpt2")
+    assert hub.model.start_from == hub.tokenizer.path == "openai-community/gpt2"
