@@ -6,9 +6,10 @@ import os
 from pipeline.artifacts.errors import RecipeError, TandemError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
-from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.plan import Plan, make_plan, start_folder
 from pipeline.preflight.plan_text import plan_table, why_unknown
 from pipeline.recipe import Recipe, describe_filled, read_recipe
+from pipeline.recipe.start_from import resolve_start
 
 
 def main(argv: list[str]) -> int:
@@ -30,6 +31,8 @@ def main(argv: list[str]) -> int:
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
         return 0
     recipe = read_recipe(given)
+    if start_folder(recipe) is not None:
+        resolve_start(recipe)
     plan, planned = _plan(recipe)
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pipeline.recipe.schema import Recipe
 
-# The current nanochat as options of TandemConfig (research: nanochat gpt.py, July 2026).
+# The current nanochat as options of TandemConfig (nanochat's gpt.py of July 2026).
 MODERN: dict[str, Any] = {
     "normalization": "rms_norm",
     "position_embedding": "rope",

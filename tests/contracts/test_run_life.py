@@ -143,7 +143,7 @@ def test_a_model_whose_loss_is_a_mean_of_its_own_is_refused_before_step_1(runner
         "    sizes = {'hidden_size': n_embd, 'intermediate_size': n_embd, 'num_hidden_layers': 1}\n"
         "    return OwnMeanForCausalLM(LlamaConfig(vocab_size=vocab_size, num_attention_heads=n_head, **sizes))\n"
     )
-    recipe = runner.recipe("own", "gpt2", model={"type": "mine:own_mean", "options": {}})
+    recipe = runner.recipe("own", "gpt2", model={"type": "mine:own_mean", "n_layer": 1, "n_embd": 32, "n_head": 2})
     refused = runner.train(recipe, status=64)
     assert "OwnMeanForCausalLM does not divide its loss by num_items_in_batch" in refused.output
     assert "Traceback" not in refused.output
