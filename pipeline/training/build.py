@@ -17,6 +17,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_config
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
 from pipeline.training.meter import StepMeter
@@ -33,12 +34,24 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         model = _build(recipe, tokenizer)
     except ModelOptionsError as error:
         raise RecipeError(f"{recipe.path}: {error}") from error
-    if not isinstance(model, TandemForCausalLM) and not divides_by_num_items(model):
+    if not isinstance(model, TandemForCausalLM):
+        _check_foreign(recipe, model, tokenizer)
+    return model
+
+
+def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+    """What another model class may do differently, and nobody would notice."""
+    where, kind = recipe.where("model.type"), type(model).__name__
+    if not divides_by_num_items(model):
         raise RecipeError(
-            f"{recipe.where('model.type')}: {type(model).__name__} does not divide its loss by num_items_in_batch, so the loss would depend on "
+            f"{where}: {kind} does not divide its loss by num_items_in_batch, so the loss would depend on "
             "micro-batch and processes. Hand forward's **kwargs to self.loss_function, as transformers' own models do."
         )
-    return model
+    if not comes_back_beside(model.config, tokenizer):
+        raise RecipeError(
+            f"{where}: beside a {kind}, transformers loads a tokenizer class of its own instead of the saved one, so the model could not be used with "
+            "the ids that it was trained on. Take another model.type, or start from a model of this type with its own tokenizer."
+        )
 
 
 def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:

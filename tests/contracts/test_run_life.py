@@ -149,6 +149,14 @@ def test_a_model_whose_loss_is_a_mean_of_its_own_is_refused_before_step_1(runner
     assert "Traceback" not in refused.output
 
 
+def test_a_model_type_beside_which_transformers_loads_another_tokenizer_is_refused(runner):
+    model = {"type": "qwen2", "n_layer": 1, "n_embd": 32, "n_head": 2, "options": {"num_key_value_heads": 2}}
+    refused = runner.train(runner.recipe("qwen2", "gpt2", model=model), status=64)
+    assert "Qwen2ForCausalLM, transformers loads a tokenizer class of its own" in refused.output
+    trained = runner.train(runner.recipe("qwen3", "gpt2", model=model | {"type": "qwen3"}, train={"max_steps": 2}))
+    assert (trained.directory / "model" / "tokenizer.json").exists()
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(runner):
     recipe = runner.recipe("damage", "gpt2")
     runner.kill(recipe, name="damage", after_step=11)
