@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     from pipeline.callbacks.stop_signals import StopSignals
     from pipeline.preflight.checks import check_before_training
     from pipeline.preflight.closing import finish_run
-    from pipeline.preflight.inputs import record_inputs
+    from pipeline.preflight.inputs import keep_revisions, record_inputs
     from pipeline.preflight.opening import evaluation_is_due, open_run
     from pipeline.preflight.preparing import open_rows
     from pipeline.preflight.shape import say_shape
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     run = open_run(recipe)
     if run.finished:
         return 0
+    keep_revisions(recipe, run)
     train, held_out = open_sources(recipe, kind="chat")
     tokenizer = load_or_train(recipe, train, validation=held_out)
     rows, validation = open_rows(recipe, tokenizer, (train, held_out), from_step=run.step)

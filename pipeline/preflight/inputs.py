@@ -13,6 +13,15 @@ from pipeline.tokenizer import identity
 from pipeline.training.agreement import on_rank_0
 
 
+def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
+    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now."""
+    inputs = run.directory.read_manifest().get("inputs", {}) if run.step else {}
+    for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+        for spec, before in zip(specs, inputs.get(role, []), strict=False):
+            if spec.id is not None and spec.id == before["id"]:
+                spec.revision = before["revision"] or spec.revision
+
+
 def record_inputs(
     recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
 ) -> None:

@@ -35,14 +35,18 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
     Without the Hub the list of an earlier start is used, which is said. Raises ServiceError when there is none,
     InputMissingError for a dataset, revision or file that does not exist for this user, RecipeError for a wrong choice.
     """
-    key = hashlib.sha256(repr((spec.id, spec.revision, spec.config, spec.split, spec.files)).encode()).hexdigest()[:16]
-    place = cache / "hub" / f"{key}.json"
+
+    def place(revision: str | None) -> Path:
+        key = repr((spec.id, revision, spec.config, spec.split, spec.files))
+        return cache / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
     try:
         revision, remote = _resolve(spec, where)
-        write_json(place, {"id": spec.id, "revision": revision, "files": [asdict(file) for file in remote]})
+        for asked in {spec.revision, revision}:  # a run that goes on asks for the commit
+            write_json(place(asked), {"id": spec.id, "revision": revision, "files": [asdict(file) for file in remote]})
     except ServiceError as error:
         try:
-            kept = read_json(place)
+            kept = read_json(place(spec.revision))
         except OSError:
             raise error from None
         revision, remote = kept["revision"], [RemoteFile(**file) for file in kept["files"]]

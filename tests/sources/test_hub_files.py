@@ -29,9 +29,17 @@ class HubServer(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.card: dict = {}
         self.commit = COMMIT
+        self.earlier: dict[str, dict[str, bytes]] = {}
         self.failures = 0
         self.status = 200
         self.asked: list[str] = []
+
+    def at(self, revision: str) -> dict[str, bytes] | None:
+        return self.files if revision in ("main", self.commit) else self.earlier.get(revision)
+
+    def push(self, commit: str, **files: bytes) -> None:
+        self.earlier[self.commit] = self.files
+        self.commit, self.files = commit, {**self.files, **files}
 
     @property
     def url(self):
@@ -62,13 +70,14 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(b"{}", {"X-Error-Code": code}, server.status)
         if self.path.startswith(f"/api/datasets/{REPO}"):
             revision = self.path.split("/revision/")[1].split("?")[0] if "/revision/" in self.path else "main"
-            if revision not in ("main", server.commit):
+            files = server.at(revision)
+            if files is None:
                 return self.answer(b"{}", {"X-Error-Code": "RevisionNotFound"}, 404)
             info = {
                 "id": REPO,
-                "sha": server.commit,
+                "sha": server.commit if revision == "main" else revision,
                 "cardData": server.card,
-                "siblings": [{"rfilename": name} for name in server.files],
+                "siblings": [{"rfilename": name} for name in files],
                 "tags": [],
                 "downloads": 0,
                 "likes": 0,
@@ -77,17 +86,15 @@ class _Handler(BaseHTTPRequestHandler):
                 "gated": False,
             }
             return self.answer(json.dumps(info).encode(), {"Content-Type": "application/json"})
-        prefix = f"/datasets/{REPO}/resolve/{server.commit}/"
-        if self.path.startswith(prefix) and (name := self.path[len(prefix) :]) in server.files:
+        commit, _, name = self.path.removeprefix(f"/datasets/{REPO}/resolve/").partition("/")
+        if name in (server.at(commit) or {}):
             if server.failures:
                 server.failures -= 1
                 return self.answer(b"busy", status=503)
             if self.command == "GET":
                 server.asked.append(name)
-            content = server.files[name]
-            return self.answer(
-                content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": server.commit}
-            )
+            content = server.at(commit)[name]
+            return self.answer(content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit})
         return self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
 
     def do_POST(self):
@@ -102,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
             }
             for path in paths
-            if (content := self.server.files.get(path)) is not None
+            if (content := self.server.at(self.path.rpartition("/")[2]).get(path)) is not None
         ]
         self.answer(json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
@@ -150,7 +157,7 @@ except TandemError as error:
 """
 
 
-def read(hub, folder, *, blocks=99, offline=False, endpoint=None, **source):
+def environment_for(hub, folder, *, offline=False, endpoint=None):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {
         "HF_ENDPOINT": endpoint or hub.url,
@@ -162,6 +169,11 @@ def read(hub, folder, *, blocks=99, offline=False, endpoint=None, **source):
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
+    return environment
+
+
+def read(hub, folder, *, blocks=99, offline=False, endpoint=None, **source):
+    environment = environment_for(hub, folder, offline=offline, endpoint=endpoint)
     spec = {"id": REPO, **source}
     command = [sys.executable, "-c", READ, str(folder / "cache"), json.dumps(spec), str(blocks)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -225,6 +237,52 @@ def test_a_missing_revision_is_named(hub, tmp_path):
     failed = read(hub, tmp_path, revision="v9")
     assert failed["status"] == 66
     assert "has no revision 'v9'" in failed["message"]
+
+
+RUN = f"""\
+run: {{name: hub, callbacks: ["mine:FailsOnce"]}}
+tokenizer: {{vocab_size: 400}}
+data:
+  sources: [{{id: {REPO}, text_column: text}}]
+  row_tokens: 16
+  batch_tokens: 32
+model: {{n_layer: 1, n_embd: 16, n_head: 2}}
+train: {{max_steps: 8, per_device_train_batch_size: 2, save_steps: 3, logging_steps: 1}}
+evals: {{bpb: {{tokens: 64, document_bytes: 64, at_start: false}}}}
+samples: {{every_steps: 0}}
+monitor: {{trackers: []}}
+"""
+FAILS_ONCE = """\
+from pathlib import Path
+from transformers import TrainerCallback
+
+
+class FailsOnce(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5 and not Path("failed").exists():
+            Path("failed").touch()
+            raise RuntimeError("once")
+"""
+
+
+def test_a_run_goes_on_with_the_commit_that_it_began_with_also_without_the_hub(hub, tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "mine.py").write_text(FAILS_ONCE)
+    command = [sys.executable, str(ROOT / "pipeline" / "pretrain.py"), "run.yaml"]
+
+    def train(*overrides, **how):
+        environment = environment_for(hub, tmp_path, **how) | {"TANDEM_CACHE": str(tmp_path / "cache")}
+        how = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+        return subprocess.run([*command, *overrides], cwd=tmp_path, env=environment, **how)
+
+    assert "RuntimeError: once" in train().stderr
+    hub.push("f" * 40, **{"data/train-00004-of-00005.jsonl": b'{"text": "a new file"}\n'})
+    new = train("run.name=new")
+    assert f"commit {'f' * 12}" in new.stdout, new.stdout + new.stderr
+    again = train(offline=True)
+    assert again.returncode == 0, again.stderr
+    assert "going on from checkpoint-3" in again.stdout
+    assert f"commit {COMMIT[:12]}" in again.stdout
 
 
 def test_a_named_split_and_chosen_files_are_read(hub, tmp_path):
