@@ -6,10 +6,10 @@ import os
 from pipeline.artifacts.errors import RecipeError, TandemError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
-from pipeline.preflight.plan import Plan, make_plan, start_folder
+from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import plan_table, why_unknown
 from pipeline.recipe import Recipe, describe_filled, read_recipe
-from pipeline.recipe.start_from import resolve_start
+from pipeline.recipe.start_from import resolve_start, start_folder
 
 
 def main(argv: list[str]) -> int:

@@ -4,15 +4,14 @@ Plain arithmetic without torch, network or GPU. What is not known is None, and p
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipeline.artifacts.run_directory import find_run, latest_run
 from pipeline.hardware.cpu import can_compile, multiplies_bf16_fast
 from pipeline.hardware.device import DeviceInfo
 from pipeline.preflight.memory import Memory, checkpoint_bytes, checkpoints_on_disk, memory_of, model_bytes, row_bytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
+from pipeline.recipe.start_from import start_folder
 
 # Share of the dense peak that the plan's hours stand on. An assumption: what is reached shows in perf/mfu_pct.
 ASSUMED_MFU = 0.40
@@ -117,7 +116,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
 def known_sizes(recipe: Recipe) -> Sizes | None:
     """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; None when neither is known."""
     folder = start_folder(recipe)
-    if folder is not None and (folder / "config.json").is_file():
+    if folder is not None:
         from transformers import AutoConfig
 
         import pipeline.model.build  # noqa: F401 - makes our own model type known
@@ -127,17 +126,6 @@ def known_sizes(recipe: Recipe) -> Sizes | None:
         return sizes_of(recipe)
     except ValueError:
         return None
-
-
-def start_folder(recipe: Recipe) -> Path | None:
-    """The local folder that model.start_from means, if it means one that is here; nothing is changed or fetched."""
-    start = recipe.model.start_from
-    if start is None:
-        return None
-    name = start.removeprefix("latest:")
-    run = latest_run(name, recipe.run.directory) if name != start else find_run(start, recipe.run.directory)
-    folder = run.model if run is not None else Path(start)
-    return folder if folder.is_dir() else None
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:

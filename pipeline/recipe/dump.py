@@ -33,6 +33,8 @@ def dump_recipe(recipe: Recipe) -> str:
         del values["train"]["max_steps"]
     if recipe.data.batch_tokens:  # computed at the first start and kept: any number of processes may go on
         values["train"].pop("gradient_accumulation_steps", None)
+    if recipe.model.start_from and recipe.model.preset == "gpt2":  # the architecture is that of the weights
+        del values["model"]["preset"]
     if recipe.optimizer.type == "trainer":
         values["optimizer"] = {"type": "trainer"}
     head = [f"# {line}" for line in describe_filled(recipe)]

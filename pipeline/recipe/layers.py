@@ -14,7 +14,6 @@ EXCLUSIVE = (
     ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
     ("data.batch_tokens", "train.gradient_accumulation_steps"),
 )
-HORIZONS = EXCLUSIVE[0]
 # The dial sets these again when a later layer turns it.
 SET_BY_DEPTH = ("model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head")
 

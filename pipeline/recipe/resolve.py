@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.training_arguments import defaults
 
 Stage = Literal["pretrain", "sft"]
@@ -48,9 +49,8 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     trainer = recipe.optimizer.type == "trainer"
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
     _fill_places(recipe)
-    if recipe.tokenizer.vocab_size is None:
-        ready = recipe.tokenizer.path or recipe.model.start_from
-        recipe.tokenizer.vocab_size = _ready_vocab(ready) if ready else DEFAULT_VOCAB_SIZE
+    fill_from_start(recipe, set_if_open, problems)
+    _fill_vocabulary(recipe, problems)
     fill_sizes(recipe, set_if_open)
     if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
         recipe.model.n_positions = recipe.data.row_tokens
@@ -59,7 +59,26 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     _fill_dial(recipe, set_if_open, problems)
     _fill_steps(recipe, problems)
     if recipe.run.name is None:
-        recipe.run.name = default_name(recipe)
+        recipe.run.name = _default_name(recipe)
+
+
+def _default_name(recipe: Recipe) -> str:
+    """Another one for another meaning of `latest:`; the same for a run that was unfinished and has finished since."""
+    start = recipe.model.start_from
+    folder = start_folder(recipe) if start and start.startswith("latest:") else None
+    named = replace(recipe, model=replace(recipe.model, start_from=str(folder))) if folder else recipe
+    return default_name(named)
+
+
+def _fill_vocabulary(recipe: Recipe, problems: Problems) -> None:
+    tokenizer = recipe.tokenizer
+    ready = tokenizer.path or start_folder(recipe) or recipe.model.start_from
+    size = _ready_vocab(str(ready)) if ready else None
+    if size is None:
+        if not ready and tokenizer.vocab_size is None:
+            tokenizer.vocab_size = DEFAULT_VOCAB_SIZE
+    elif tokenizer.vocab_size != size and not says_itself(recipe, "tokenizer.vocab_size", size, problems):
+        tokenizer.vocab_size = size
 
 
 def horizons(recipe: Recipe) -> list[str]:

@@ -1,11 +1,14 @@
-"""model.start_from as a folder: resolved once, before anything of the run is written."""
+"""model.start_from: the folder that it means, and the sizes that come with its weights."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts.checkpoints import by_step, problems
-from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
-from pipeline.recipe.identity import default_name
+from pipeline.recipe.presets import LLAMA_NAMES, options_of
+from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe
 
 
@@ -13,53 +16,150 @@ def resolve_start(recipe: Recipe) -> None:
     """Replace model.start_from by the folder it means now, and take the tokenizer from there unless one is named.
 
     A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<recipe>` the last
-    finished run of that recipe. A run that has begun keeps the folder it began from. Where the recipe gives no run.name,
-    the name tells two meanings of `latest:` apart. Raises InputMissingError; a Hub id is left as it is.
+    finished run of that recipe. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
+    is left as it is.
     """
     start = recipe.model.start_from
     if start is None:
         return
-    folder = _folder(recipe, start)
-    if folder is not None:
-        recipe.model.start_from = str(folder)
-        if start.startswith("latest:") and "run.name" not in recipe.places:
-            recipe.run.name = default_name(recipe)
-    recipe.tokenizer.path = recipe.tokenizer.path or recipe.model.start_from
-
-
-def begun_run(recipe: Recipe) -> dict:
-    """What the recipe's run was begun with, by dotted key; empty when it has not begun."""
-    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("must_match", {})
-
-
-def _folder(recipe: Recipe, start: str) -> Path | None:
-    """The folder of model.start_from, or None when it is on the Hub."""
-    begun = begun_run(recipe).get("model.start_from")
-    if start.startswith("latest:"):
+    run = _run(recipe, start)
+    if run is None and start.startswith("latest:"):
         name = start.removeprefix("latest:")
-        if begun and _is_of_recipe(Path(begun), name):
-            return Path(begun)
-        run = latest_run(name, recipe.run.directory)
-        if run is None:
-            raise InputMissingError(
-                f"{recipe.path}: model.start_from: no finished run of recipe {name!r} in {recipe.run.directory}/. "
-                f"Train it first: bash run_pretrain.sh recipes/{name}.yaml"
-            )
-        return run.model
-    if (run := find_run(start, recipe.run.directory)) is not None:
-        if begun and Path(begun).is_dir() and Path(begun).resolve().is_relative_to(run.path.resolve()):
-            return Path(begun)
-        if run.model.is_dir():
-            return run.model
-        # Read only: that run may be training, and it alone sets its damaged checkpoints aside.
-        whole = (folder for folder in reversed(by_step(run.checkpoints)) if not problems(folder))
-        if (newest := next(whole, None)) is None:
+        raise InputMissingError(
+            f"{recipe.path}: model.start_from: no finished run of recipe {name!r} in {recipe.run.directory}/. "
+            f"Train it first: bash run_pretrain.sh recipes/{name}.yaml"
+        )
+    if run is not None:
+        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else _newest_whole(run))
+        if folder is None:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
             )
-        return newest
-    return Path(start) if Path(start).is_dir() else None
+        recipe.model.start_from = str(folder)
+    recipe.tokenizer.path = recipe.tokenizer.path or recipe.model.start_from
 
 
-def _is_of_recipe(model: Path, name: str) -> bool:
-    return model.is_dir() and RunDirectory(model.parent).read_manifest().get("recipe_name") == name
+def start_folder(recipe: Recipe) -> Path | None:
+    """A folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked at."""
+    start = recipe.model.start_from
+    if start is None:
+        return None
+    run = _run(recipe, start)
+    folders = [Path(start)] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def begun_run(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe's run was begun with, by dotted key; empty when it has not begun."""
+    if recipe.run.name is None:
+        return {}
+    return RunDirectory(Path(recipe.run.directory) / recipe.run.name).read_manifest().get("must_match", {})
+
+
+def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
+    """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
+
+    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that is
+    still to come) is compared when the model is loaded (check_sizes).
+    """
+    folder, model = start_folder(recipe), recipe.model
+    if folder is None:
+        _forget_inherited(recipe)
+        return
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for name, theirs in LLAMA_NAMES.items():
+        value = config.get(name, config.get(theirs))
+        if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):
+            setattr(model, name, None)
+            if value is not None:
+                fill(f"model.{name}", value, "model.start_from")
+    for name, value in options_of(recipe).items():
+        key = f"model.options.{name}" if name in model.options else "model.preset"
+        if config.get(name, value) != value:
+            says_itself(recipe, key, config[name], found, what=f"{name}: {value}")
+    _forget_inherited_options(recipe)
+    if model.depth is not None and not says_itself(recipe, "model.depth", model.n_layer, found):
+        model.depth = model.n_layer
+
+
+def check_sizes(recipe: Recipe, config: Any) -> None:
+    """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
+    have = config.get_text_config()
+    said = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
+    wrong = [
+        f"model.{name} is {value}, theirs {theirs}"
+        for name, value in said.items()
+        if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
+    ]
+    options = options_of(recipe) if recipe.model.preset != "gpt2" else recipe.model.options
+    wrong += [
+        f"{name} is {value}, theirs {theirs}"
+        for name, value in options.items()
+        if value != (theirs := getattr(have, name, value))
+    ]
+    if wrong:
+        raise RecipeError(
+            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's ({'; '.join(wrong)}). "
+            "Leave these keys, model.preset and model.depth out: all of it comes with the weights."
+        )
+
+
+def _forget_inherited(recipe: Recipe) -> None:
+    """What an extended recipe says of the architecture, when the weights are on the Hub."""
+    start, model = recipe.model.start_from, recipe.model
+    if start is None or start.startswith("latest:") or _run(recipe, start) is not None:
+        return
+    for name in LLAMA_NAMES:
+        if not _is_own(recipe, f"model.{name}"):
+            setattr(model, name, None)
+    _forget_inherited_options(recipe)
+
+
+def _forget_inherited_options(recipe: Recipe) -> None:
+    model = recipe.model
+    if not _is_own(recipe, "model.preset"):
+        model.preset = "gpt2"
+    model.options = {k: v for k, v in model.options.items() if _is_own(recipe, f"model.options.{k}")}
+
+
+def _is_own(recipe: Recipe, name: str) -> bool:
+    return recipe.places.get(name, "").startswith((str(recipe.path), "command line"))
+
+
+def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
+    """Whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
+    if not _is_own(recipe, name):
+        return False
+    section, _, last = name.partition(".")
+    shown = what or getattr(getattr(recipe, section), last)
+    if shown != value:
+        found.add(
+            recipe.where(name),
+            f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or the tokenizer.",
+        )
+    return True
+
+
+def _run(recipe: Recipe, start: str) -> RunDirectory | None:
+    if not start.startswith("latest:"):
+        return find_run(start, recipe.run.directory)
+    name = start.removeprefix("latest:")
+    begun = begun_run(recipe).get("model.start_from")
+    if begun is not None:
+        run = RunDirectory(Path(begun).parent)
+        if Path(begun).is_dir() and run.read_manifest().get("recipe_name") == name:
+            return run
+    return latest_run(name, recipe.run.directory)
+
+
+def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
+    """The folder of that run which the recipe's run began from."""
+    begun = begun_run(recipe).get("model.start_from")
+    if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
+        return None
+    return Path(begun)
+
+
+def _newest_whole(run: RunDirectory) -> Path | None:
+    """Read only: that run may be training, and it alone sets its damaged checkpoints aside."""
+    return next((folder for folder in reversed(by_step(run.checkpoints)) if not problems(folder)), None)

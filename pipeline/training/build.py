@@ -16,6 +16,7 @@ from pipeline.model.token_mean import divides_by_num_items
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_config
+from pipeline.recipe.start_from import check_sizes
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
@@ -59,13 +60,13 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     seed = int(recipe.train.get("seed", 42))
     if start:
         try:
-            return _with_rows_for(
-                tokenizer, load_model(start, dtype=torch.float32, attn_implementation=attention), seed
-            )
+            model = load_model(start, dtype=torch.float32, attn_implementation=attention)
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
             ) from error
+        check_sizes(recipe, model.config)
+        return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(
         recipe,
         vocab_size=len(tokenizer),

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from transformers import GPT2Config
 
 from pipeline.artifacts.checkpoints import whole_folder
-from pipeline.artifacts.errors import InputMissingError
-from pipeline.recipe import read_recipe
-from pipeline.recipe.start_from import resolve_start
+from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.model.configuration_tandem import TandemConfig
+from pipeline.recipe import dump_recipe, read_recipe
+from pipeline.recipe.start_from import check_sizes, resolve_start
 
 SFT = """\
 model: {start_from: START}
@@ -25,11 +27,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_run(folder, name, *, finished=None, recipe_name="base", **manifest):
+def make_run(folder, name, *, finished=None, recipe_name="base", config=None, **manifest):
     run = folder / "runs" / name
     (run / "checkpoints").mkdir(parents=True)
     if finished is not None:
         (run / "model").mkdir()
+        (run / "model" / "config.json").write_text(json.dumps(config or {}))
         manifest["finished"] = finished
     (run / "run_manifest.json").write_text(json.dumps({"recipe_name": recipe_name, **manifest}))
     return run
@@ -109,3 +112,80 @@ def test_a_folder_is_taken_as_it_is_and_a_hub_id_left_alone(folder):
     assert resolved(folder, "weights").model.start_from == "weights"
     hub = resolved(folder, "openai-community/gpt2")
     assert hub.model.start_from == hub.tokenizer.path == "openai-community/gpt2"
+
+
+SIZES = {
+    "model_type": "tandem",
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 4,
+    "n_kv_head": 4,
+    "n_positions": 64,
+    "smear": True,
+}
+
+
+@pytest.mark.parametrize("start", ["a", "latest:base", "runs/a/model"])
+def test_sizes_come_with_the_weights_in_place_of_those_of_an_extended_recipe(folder, start):
+    make_run(folder, "a", finished=10, config=SIZES)
+    (folder / "base.yaml").write_text(
+        "model: {n_layer: 7, n_embd: 96, n_head: 6, preset: modern, options: {smear: false}}"
+    )
+    (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", start))
+    recipe = read_recipe(["sft.yaml"], stage="sft")
+    assert (recipe.model.n_layer, recipe.model.n_embd, recipe.model.n_head) == (2, 64, 4)
+    saved = dump_recipe(recipe)
+    assert "n_layer: 2" in saved
+    assert "preset" not in saved
+    assert "smear" not in saved
+    (folder / "saved.yaml").write_text(saved)
+    assert read_recipe(["saved.yaml"], stage="sft").model == recipe.model
+
+
+def test_the_dial_scales_rates_by_the_width_of_the_weights(folder):
+    make_run(folder, "a", finished=10, config=SIZES)
+    (folder / "base.yaml").write_text(
+        "model: {depth: 12}\ntokenizer: {vocab_size: 512}\noptimizer: {type: muon_adamw}\n"
+    )
+    (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", "latest:base"))
+    recipe = read_recipe(["sft.yaml"], stage="sft")
+    assert recipe.model.depth == 2
+    assert recipe.optimizer.groups.embeddings.learning_rate == pytest.approx(0.3 * (768 / 64) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.n_layer=7", "model.n_layer: is 7, and what this run starts from has 2"),
+        ("model.depth=3", "model.depth: is 3, and what this run starts from has 2"),
+        ("model.options.smear=false", "model.options.smear: is smear: False, and what this run starts from has True"),
+        ("tokenizer.vocab_size=4096", "tokenizer.vocab_size: is 4096, and what this run starts from has 300"),
+    ],
+)
+def test_what_the_recipe_itself_says_against_its_weights_is_refused(folder, override, said):
+    run = make_run(folder, "a", finished=10, config=SIZES)
+    vocab = {f"t{i}": i for i in range(300)}
+    (run / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    with pytest.raises(RecipeError) as refused:
+        resolved(folder, "latest:base", override)
+    assert said in str(refused.value)
+    assert resolved(folder, "latest:base", "model.n_layer=2").model.n_layer == 2
+
+
+def test_a_model_of_the_hub_is_compared_when_it_is_loaded(folder):
+    (folder / "base.yaml").write_text("model: {n_layer: 7, n_embd: 96, n_head: 6, preset: modern}")
+    (folder / "sft.yaml").write_text("extends: base.yaml\n" + SFT.replace("START", "somebody/model"))
+    inherited = read_recipe(["sft.yaml"], stage="sft")
+    assert inherited.model.n_layer is None
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=4)
+    check_sizes(inherited, config)
+    own = read_recipe(["sft.yaml", "model.n_layer=7"], stage="sft")
+    with pytest.raises(RecipeError, match=r"model\.n_layer is 7, theirs 2"):
+        check_sizes(own, config)
+
+
+def test_an_option_that_plain_gpt2_weights_do_not_name_is_compared_when_they_are_loaded(folder):
+    make_run(folder, "a", finished=10, config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})
+    recipe = resolved(folder, "latest:base", "model.options.smear=true")
+    with pytest.raises(RecipeError, match="smear is True, theirs False"):
+        check_sizes(recipe, TandemConfig(n_layer=2, n_embd=64, n_head=4))
