@@ -72,7 +72,7 @@ def _about(data: RunData, config: dict[str, Any]) -> str:
         else "base language model, trained on raw text,"
     )
     note = data.manifest.get("note") or (data.recipe.get("run") or {}).get("note")
-    finished = "" if data.manifest.get("finished") else " The run had not finished when this was uploaded."
+    finished = "" if data.manifest.get("status") == "finished" else " The run had not finished when this was uploaded."
     return f"A {config.get('model_type')} {kind} with Tandem (run `{data.name}`).{finished}\n" + (
         f"\n{note}\n" if note else ""
     )

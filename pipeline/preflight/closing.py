@@ -1,5 +1,7 @@
 """The end of a run: model/, results, report, and the next command to type."""
 
+import time
+
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.opening import OpenRun
@@ -19,7 +21,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
             dtype=recipe.hub.dtype,
             step=trainer.state.global_step,
         )
-        directory.update_manifest(results=results(directory))
+        directory.update_manifest(status="finished", ended=time.time(), results=results(directory))
         _report(directory)
         if recipe.hub.id:
             _push(directory)

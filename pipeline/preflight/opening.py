@@ -6,16 +6,20 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.checkpoints import problems, step_of
+from pipeline.artifacts.checkpoints import by_step, problems, step_of
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
-from pipeline.artifacts.run_directory import RunDirectory, find_run
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.preflight.fork import parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
 from pipeline.training.agreement import on_rank_0
@@ -64,40 +68,78 @@ def open_run(recipe: Recipe) -> OpenRun:
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     manifest = directory.read_manifest()
-    if "must_match" in manifest:  # else the first start was cut off before it had described the run
+    begun = _has_trained(directory)  # else an earlier start failed before its first step, and the recipe may be mended
+    if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
-        if "finished" in manifest:
-            print(
-                f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
+    if "finished" in manifest:
+        if isinstance(recipe.run.resume, int):
+            raise RecipeError(
+                f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
+                f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
             )
-            return OpenRun(directory, None, manifest["attempts"], True)
+        print(
+            f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
+        )
+        return OpenRun(directory, None, manifest["attempts"], True)
+    parent = parent_of(recipe) if recipe.run.fork_from else None
     directory.hold()
     record_failures_in(directory)
     directory.failure.unlink(missing_ok=True)
     checkpoint = _choose_checkpoint(recipe, directory)
-    attempt = manifest.get("attempts", 0) + 1
-    if "must_match" not in manifest:
-        write_text(directory.recipe, dump_recipe(recipe))
-        directory.update_manifest(
-            name=recipe.run.name,
-            recipe_name=Path(recipe.path or "recipe").stem,
-            stage=recipe.stage,
-            note=recipe.run.note,
-            tags=recipe.run.tags,
-            created=_now(),
-            must_match=must_match(recipe),
-        )
-    directory.update_manifest(attempts=attempt, status="running", command=sys.argv, **environment())
-    step = (step_of(checkpoint) or 0) if checkpoint else 0
-    append_row(
-        directory.metrics,
-        {"event": "attempt", "attempt": attempt, "step": step, "time": datetime.datetime.now().timestamp()},
+    if checkpoint is None and parent is not None:
+        checkpoint, facts = parent
+        directory.update_manifest(forked_from=facts)
+    return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
+
+
+def _record_attempt(
+    recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any], checkpoint: Path | None, *, begun: bool
+) -> OpenRun:
+    """Write down what this start runs with: the recipe as it is now, and what an earlier start had otherwise."""
+    text, attempt = dump_recipe(recipe), manifest.get("attempts", 0) + 1
+    changed = _recipe_changes(directory, text)
+    write_text(directory.recipe, text)
+    directory.update_manifest(
+        name=recipe.run.name,
+        recipe_name=Path(recipe.path or "recipe").stem,
+        stage=recipe.stage,
+        note=recipe.run.note,
+        tags=recipe.run.tags,
+        created=manifest.get("created", _now()),
+        must_match=manifest["must_match"] if begun else must_match(recipe),
+        attempts=attempt,
+        status="running",
+        command=sys.argv,
+        **environment(),
     )
-    if checkpoint:
-        print(f"run {directory.path}: going on from {checkpoint.name} (attempt {attempt})", flush=True)
-    else:
-        print(f"run {directory.path}: starting", flush=True)
+    step = (step_of(checkpoint) or 0) if checkpoint else 0
+    row: dict[str, Any] = {"event": "attempt", "attempt": attempt, "step": step, "time": time.time()}
+    append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
+    going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
+    print(f"run {directory.path}: {going_on}", flush=True)
+    for line in changed:
+        print(f"  changed: {line}", flush=True)
     return OpenRun(directory, checkpoint, attempt, False)
+
+
+def _has_trained(directory: RunDirectory) -> bool:
+    if by_step(directory.checkpoints):
+        return True
+    return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(directory.metrics))
+
+
+def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
+    if not directory.recipe.is_file():
+        return []
+    before, now = (_flat(yaml.safe_load(recipe) or {}) for recipe in (directory.recipe.read_text(), text))
+    return differences(before, now)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
 
 
 def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> None:
@@ -131,27 +173,6 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
     checkpoint, notes = directory.newest_checkpoint()
     for note in notes:
         print(note, file=sys.stderr, flush=True)
-    if checkpoint is None and recipe.run.fork_from:
-        return _fork(recipe, directory)
-    return checkpoint
-
-
-def _fork(recipe: Recipe, directory: RunDirectory) -> Path:
-    """The parent's checkpoint that run.fork_from names; parent and differing keys go to the manifest."""
-    name, _, step = str(recipe.run.fork_from).partition("@")
-    parent = find_run(name, recipe.run.directory)
-    if parent is None:
-        raise InputMissingError(
-            f"{recipe.path}: run.fork_from: no run {name!r}. Name a run directory or a run of {recipe.run.directory}/."
-        )
-    checkpoint = parent.checkpoint(int(step)) if step else parent.newest_checkpoint()[0]
-    if checkpoint is None or problems(checkpoint):
-        raise InputMissingError(
-            f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
-        )
-    changed = differences(parent.read_manifest()["must_match"], must_match(recipe))
-    directory.path.mkdir(parents=True, exist_ok=True)
-    directory.update_manifest(forked_from={"run": name, "step": step_of(checkpoint), "differences": changed})
     return checkpoint
 
 

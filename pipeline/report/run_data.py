@@ -66,7 +66,7 @@ class RunData:
         """One sentence on how the run stands."""
         if self.failure:
             return f"stopped with status {self.failure.get('status')} ({self.failure.get('class')}): {self.failure.get('message')}"
-        if self.manifest.get("finished"):
+        if self.manifest.get("status") == "finished":
             return "finished"
         return f"not finished: last recorded step {self.step()}" + (
             f" of {self.max_steps()}" if self.max_steps() else ""

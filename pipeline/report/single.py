@@ -81,7 +81,7 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             found += _flat(entry, f"{prefix}{name}.")
         elif entry not in (None, [], ""):
             text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-            found.append((prefix + name, _date(text) if name in ("finished", "time") else text))
+            found.append((prefix + name, _date(text) if name in ("ended", "time") else text))
     return found
 
 

@@ -21,4 +21,4 @@ def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype
 
 def mark_finished(run: RunDirectory) -> None:
     """From now on the same command says that the run has finished, and exits 0."""
-    run.update_manifest(status="finished", finished=time.time())
+    run.update_manifest(finished=time.time())

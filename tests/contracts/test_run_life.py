@@ -7,6 +7,9 @@ import signal
 import time
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
@@ -25,6 +28,9 @@ def test_a_finished_run_says_so_and_leaves_with_0(runner):
     again = runner.train(recipe)
     assert "the run has finished" in again.output
     assert "step 0000" not in again.output
+    assert "Status: finished." in (again.directory / "report" / "report.md").read_text()
+    refused = runner.train(recipe, "run.resume=1", status=64)
+    assert "run.fork_from=done@1" in refused.output
 
 
 def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(runner):
@@ -34,6 +40,78 @@ def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(run
     assert "train.seed: 7 -> 8" in refused.output
     assert "model.n_layer: 4 -> 3" in refused.output
     assert "Traceback" not in refused.output
+
+
+def test_keys_that_may_change_are_applied_and_recorded(runner):
+    recipe = runner.recipe("changed", "gpt2")
+    runner.kill(recipe, name="changed", after_step=6)
+    run = runner.train(recipe, "hub.dtype=bfloat16", "train.max_grad_norm=0.01", "run.note=two")
+    (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
+    assert event["changed"] == [
+        'hub.dtype: "float32" -> "bfloat16"',
+        'run.note: null -> "two"',
+        "train.max_grad_norm: 1.0 -> 0.01",
+    ]
+    saved = yaml.safe_load((run.directory / "recipe.yaml").read_text())
+    assert (saved["hub"]["dtype"], saved["train"]["max_grad_norm"]) == ("bfloat16", 0.01)
+    assert json.loads((run.directory / "run_manifest.json").read_text())["note"] == "two"
+    weights = load_file(run.directory / "model" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same_name(runner):
+    recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
+    runner.train(recipe, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
+    runner.train(recipe)
+
+
+@pytest.fixture
+def parent(runner):
+    """A recipe, and its run that went to step 10 with a checkpoint every 5."""
+    train = {"max_steps": 10, "save_steps": 5, "per_device_train_batch_size": 8, "logging_steps": 1}
+    recipe = runner.recipe("parent", "gpt2", train=train)
+    return recipe, runner.train(recipe)
+
+
+def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(runner, parent):
+    recipe, whole = parent
+    same = runner.train(recipe, "run.name=same", "run.fork_from=parent@5")
+    assert same.values("train/loss") == {k: v for k, v in whole.values("train/loss").items() if k > 5}
+    assert load_file(same.directory / "model" / "model.safetensors").keys()
+    other = runner.train(
+        recipe, "run.name=other", "run.fork_from=parent@5", "optimizer.groups.matrices.learning_rate=0.0"
+    )
+    forked = json.loads((other.directory / "run_manifest.json").read_text())["forked_from"]
+    assert (forked["run"], forked["step"]) == ("parent", 5)
+    assert [line.split(":")[0] for line in forked["differences"]] == ["optimizer.groups.matrices.learning_rate"]
+    assert other.values("train/loss")[6] == whole.values("train/loss")[6]  # before the first update
+    assert other.values("train/loss")[10] != whole.values("train/loss")[10]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["data.batch_tokens=1024", "tokenizer.train_chars=20000", "model.n_layer=3", "optimizer.type=muon_adamw"],
+)
+def test_a_fork_that_could_not_take_up_its_parents_state_is_refused_before_anything_is_written(
+    runner, parent, override
+):
+    recipe, _ = parent
+    refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent@5", override, status=64)
+    assert "a fork takes up parent's weights" in refused.output
+    assert not refused.directory.exists()
+
+
+def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(runner, parent):
+    recipe, whole = parent
+    manifest = json.loads((whole.directory / "run_manifest.json").read_text())
+    del manifest["finished"]
+    (whole.directory / "run_manifest.json").write_text(json.dumps(manifest))
+    (whole.directory / "model").rename(runner.folder / "model")
+    before = whole.values("train/loss")
+    again = runner.train(recipe, "run.resume=5")
+    assert "going on from checkpoint-5" in again.output
+    assert [folder.name for folder in (again.directory / "quarantine").iterdir()] == ["checkpoint-10"]
+    assert again.values("train/loss") == before
 
 
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):

@@ -57,6 +57,7 @@ def run(tmp_path, tiny_model):
     directory.update_manifest(
         name="quick-1a2b3c",
         stage="pretrain",
+        status="finished",
         finished=1.79e9,
         inputs={"protocols": {"val/bpb": "validation-7"}},
         versions={"torch": "2.13"},

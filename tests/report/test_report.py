@@ -41,7 +41,11 @@ def write_run(
             "sources": [{"name": "books", "id": None, "fingerprint": "beef" * 8, "files": [{"label": "a.jsonl"}]}],
         },
         shares={"books": {"share": 0.25}},
-        **({"finished": 1.79e9, "results": {"val/bpb": last_bpb}} if finished else {}),
+        **(
+            {"status": "finished", "ended": 1.79e9, "finished": 1.79e9, "results": {"val/bpb": last_bpb}}
+            if finished
+            else {}
+        ),
     )
     for attempt, start, end in ((1, 0, 30), (2, 20, steps)):
         append_row(run.metrics, {"event": "attempt", "attempt": attempt, "step": start, "time": 1.79e9})
