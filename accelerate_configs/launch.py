@@ -25,7 +25,7 @@ from pipeline.hardware.visible import visible_gpus  # noqa: E402 - found only fr
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # glibc gives large blocks back to the system after every use and faults the pages in again, while a training step takes
-# and frees the same blocks forever: 15 to 25 % of the CPU time of a small model's step.
+# and frees the same blocks forever: 15 to 27 % of the CPU time of a small model's step.
 CPU_ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),

@@ -37,12 +37,6 @@ class ServiceError(TandemError):
     status = 69
 
 
-class HangError(TandemError):
-    """A rank stopped answering or was lost."""
-
-    status = 70
-
-
 class OutOfMemoryError(TandemError):
     """The device has too little memory for the micro-batch."""
 

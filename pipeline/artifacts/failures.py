@@ -55,7 +55,8 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
 
 def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
-        return (error.code if isinstance(error.code, int) else int(bool(error.code))), str(error.code or "")
+        code = error.code if isinstance(error.code, int) else int(bool(error.code))
+        return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has told the mistake
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
         status, message = converted.status, str(converted)

@@ -20,7 +20,8 @@ class StopSignals(TrainerCallback):
         self.received = 0
         self.training = False
         self.where = "before the first step; nothing was trained"
-        self.launcher = os.getppid()
+        # `accelerate launch` leaves its variables behind; started without it, the shell may end and the run goes on.
+        self.launcher = os.getppid() if any(name.startswith("ACCELERATE_") for name in os.environ) else None
         self.group = None
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._handle)
@@ -33,7 +34,8 @@ class StopSignals(TrainerCallback):
             raise self.outcome(self.where)
 
     def outcome(self, where: str) -> TandemError:
-        name = signal.Signals(self.received).name
+        orphaned = self.launcher is not None and os.getppid() != self.launcher
+        name = "the end of the launcher" if orphaned else signal.Signals(self.received).name
         kind = Interrupted if self.received == signal.SIGINT else Preempted
         return kind(f"{name} {where}. Run the same command again to go on.")
 
@@ -44,7 +46,7 @@ class StopSignals(TrainerCallback):
             self.group = torch.distributed.new_group(backend="gloo")
 
     def on_step_end(self, args, state, control, **kwargs):
-        if os.getppid() != self.launcher and not self.received:
+        if self.launcher is not None and os.getppid() != self.launcher and not self.received:
             self.received = signal.SIGTERM
         if self.group is not None:
             flag = torch.tensor([self.received])

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
+from pipeline.data.losses import shares_lost
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
 from pipeline.data.shards import shard_path
@@ -155,14 +156,16 @@ class TrainingRows:
         return 0 if sequence.end is None else k // max(1, sequence.rows)
 
     def shares(self) -> dict[str, dict]:
-        """By source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known.
+        """By source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known; and
+        of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`).
 
         In a run's manifest the key keeps `--prune` from deleting the shards.
         """
         used = self.stream.mixture.used(self.total_rows())
         out = {}
-        for about, sequence, rows in zip(self.plan["train"]["sequences"], self.stream.sequences, used, strict=True):
-            totals = sequence.totals()
+        entries = zip(self.plan["train"]["sequences"], self.stream.sequences, used, strict=True)
+        for s, (about, sequence, rows) in enumerate(entries):
+            totals = sequence.totals(self.stream.shards_needed(s))
             per_row = totals["targets"] / totals["rows"] if totals["rows"] else 0.0
             out[about["name"]] = {
                 "key": about["key"],
@@ -170,6 +173,7 @@ class TrainingRows:
                 "tokens": rows * self.row_tokens,
                 "share": rows / max(1, self.total_rows()),
                 "targets_per_row": per_row,
+                "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
                 **({"epochs": rows / sequence.rows} if sequence.end is not None and sequence.rows else {}),
             }
         return out

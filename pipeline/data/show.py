@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.data.batches import bits
+from pipeline.data.losses import shares_lost
 from pipeline.data.plan import ROLES
 from pipeline.data.rows import TrainingRows
 from pipeline.data.work import streams_of
@@ -27,13 +28,10 @@ def table(plan: dict) -> str:
         for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
             sums = sequence.totals(stream.shards_needed(s))
             read = sums.get("conversations" if chat else "documents", 0)
-            if chat:
-                losses = [percent(sums.get(name, 0), read) for name in ("cut", "too_long", "no_target")]
-                text = f"{read:,} conversations"
-            else:
-                losses = [percent(sums.get("cropped_tokens", 0), sums.get("text_tokens", 0))]
-                losses += [percent(sums.get("split_documents", 0), read)]
-                text = f"{read:,} documents, {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
+            shares = shares_lost(sums, chat=chat)
+            text = f"{read:,} conversations" if chat else f"{read:,} documents"
+            if not chat:
+                text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
             epochs = f"{rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
             lines.append(
                 (
@@ -43,8 +41,7 @@ def table(plan: dict) -> str:
                     f"{rows * plan['row_tokens'] / 1e6:,.2f}M",
                     percent(rows, total),
                     epochs,
-                    percent(sums["padded"], sums["padded"] + sums["positions"]),
-                    *losses,
+                    *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
                     f"{sums['bad_rows']:,}",
                     text,
                 )

@@ -1,9 +1,15 @@
 """The end of a run: model/, results, report, and the next command to type."""
 
+import os
+import shlex
+import shutil
+import sys
 import time
+from pathlib import Path
 
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.data.show import table
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.training.finish import mark_finished, write_finished_model
@@ -21,7 +27,10 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
             dtype=recipe.hub.dtype,
             step=trainer.state.global_step,
         )
-        directory.update_manifest(status="finished", ended=time.time(), results=results(directory))
+        directory.update_manifest(
+            status="finished", ended=time.time(), results=results(directory), shares=trainer.rows.shares()
+        )
+        print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
         _report(directory)
         if recipe.hub.id:
             _push(directory)
@@ -46,14 +55,23 @@ def results(directory: RunDirectory) -> dict[str, float]:
 
 
 def next_command(recipe: Recipe, directory: RunDirectory) -> str:
-    """What a person would want to do now."""
+    """What a person would want to do now, to be pasted into the shell that started the run."""
+    path, python = shlex.quote(str(directory.path)), _python()
     lines = [f"{directory.path}: finished; the model is in {directory.model}"]
     if recipe.stage == "pretrain":
-        lines.append(f"stage 2:          bash run_sft.sh [RECIPE] model.start_from={directory.path}")
-        lines.append(f'continue a text:  python -m pipeline.chat {directory.path} -p "Once upon a time"')
+        lines.append(f"stage 2:          bash run_sft.sh recipes/quickstart_sft.yaml model.start_from={path}")
+        lines.append(f'continue a text:  {python} -m pipeline.chat {path} -p "Once upon a time"')
     else:
-        lines.append(f"chat with it:     python -m pipeline.chat {directory.path}")
+        lines.append(f"chat with it:     {python} -m pipeline.chat {path}")
     return "\n".join(lines)
+
+
+def _python() -> str:
+    """`python` where that is this environment's, else its path: the scripts make one without activating it."""
+    found = shutil.which("python")
+    if found and Path(found).parent == Path(sys.executable).parent:
+        return "python"
+    return shlex.quote(os.path.relpath(sys.executable))
 
 
 def _report(directory: RunDirectory) -> None:

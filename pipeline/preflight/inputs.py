@@ -46,6 +46,9 @@ def record_inputs(
         return
     for source in sources[0] + sources[1]:
         print(source.headline())
+    shares = rows.shares()
+    if len(shares) > 1:
+        print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

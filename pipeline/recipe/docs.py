@@ -46,9 +46,9 @@ Fields of the config of `model.type`, verbatim. For `tandem` (GPT-2 when nothing
 GROUP_DEFAULTS = """\
 ### Defaults of the groups
 
-Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: best of a sweep at width 128). Under
-`model.depth` every rate is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`), those of the embeddings and the head
-also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
+Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: a value of small models). Under
+`model.depth` every rate but the gates' is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`), those of the embeddings and
+the head also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
 """
 
 

@@ -73,7 +73,7 @@ FATES: dict[str, Fate] = {
     "num_train_epochs": passed(float, None, "Horizon: passes over the sources.", above=0, must_match=True),
     "per_device_train_batch_size": passed(int, 8, "Rows of one forward pass on one device (the micro-batch). Does not change the training.", minimum=1),
     "gradient_accumulation_steps": passed(int, None, "Micro-steps of an optimizer step. Exactly one of this and data.batch_tokens, from which it is derived for any number of processes.", minimum=1),
-    "auto_find_batch_size": refused("it changes the global batch in the middle of a run; after an out-of-memory error the message names the micro-batch that fits"),
+    "auto_find_batch_size": refused("it changes the global batch in the middle of a run; after an out-of-memory error lower train.per_device_train_batch_size: the training stays the same"),
     "average_tokens_across_devices": default(bool, True, "The loss is the mean over all trained tokens of all devices.", only="without it the loss depends on the number of devices"),
     # Rates under optimizer.type: trainer
     "learning_rate": passed(float, 5e-5, "Peak rate.", minimum=0, **RATE),
@@ -188,7 +188,7 @@ FATES: dict[str, Fate] = {
     "local_rank": refused(LAUNCHED),
     # The rest
     "debug": passed(str, "", "transformers' debug options, e.g. underflow_overflow."),
-    "skip_memory_metrics": default(bool, True, "Memory is logged as mem/*.", only="mem/* logs the same without slowing the training"),
+    "skip_memory_metrics": default(bool, True, "Trainer's own memory metrics are not taken.", only="they are taken once, around the whole training, and slow it down"),
     "do_train": refused(COMMAND),
     "do_eval": refused(COMMAND),
     "do_predict": refused(COMMAND),

@@ -64,7 +64,7 @@ class Run:
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
     hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
-    gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan and the report multiply it.", minimum=0)
+    gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0)
 
 
 @dataclass(kw_only=True)
@@ -116,7 +116,7 @@ class Model:
     n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd.", minimum=1, must_match=True)
     n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, must_match=True)
     options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class.", must_match=True)
-    attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default the fastest that passes its probe.")
+    attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default as transformers chooses (sdpa).")
 
 
 @dataclass(kw_only=True)

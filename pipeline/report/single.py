@@ -96,6 +96,10 @@ def _results(data: RunData) -> str:
     return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
 
 
+def _lost(share: dict[str, Any]) -> str | None:
+    return ", ".join(f"{name} {_percent(part)}" for name, part in (share.get("lost") or {}).items()) or None
+
+
 def _data(data: RunData) -> str:
     """Where the text came from, by the hashes it was recorded with, and each source's share of the rows."""
     inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
@@ -108,6 +112,7 @@ def _data(data: RunData) -> str:
             number(len(source.get("files", []))),
             str(source.get("fingerprint"))[:16],
             _percent((shares.get(source.get("name")) or {}).get("share")) if use == "training" else None,
+            _lost(shares.get(source.get("name")) or {}) if use == "training" else None,
         ]
         for use, key in (("training", "sources"), ("validation", "validation"))
         for source in inputs.get(key) or []
@@ -121,7 +126,7 @@ def _data(data: RunData) -> str:
         ["tokens of a step", number(inputs.get("batch_tokens"))],
     ]
     facts = [fact for fact in facts if fact[1] is not None]
-    head = ["source", "use", "Hub id", "revision", "files", "fingerprint", "share of rows"]
+    head = ["source", "use", "Hub id", "revision", "files", "fingerprint", "share of rows", "padded or lost"]
     return "\n".join(
         part for part in (table(head, rows) if rows else "", table(["what", "value"], facts) if facts else "") if part
     )

@@ -43,6 +43,10 @@ def table(judgement: dict[str, Any]) -> str:
             gain = row["bytes_per_token"] / row["other_bytes_per_token"] - 1
             line += f"{row['other_bytes_per_token']:>22.3f}{gain:>+12.1%}"
         lines.append(line)
+    if not other:
+        lines.append(
+            "beside GPT-2's, which is not on this machine: python -m pipeline.tokenizer RECIPE --beside FOLDER"
+        )
     return "\n".join(lines)
 
 

@@ -101,12 +101,18 @@ class Runner:
         return path
 
     def start(
-        self, recipe: Path, *overrides: str, stage: str = "pretrain", ranks: int = 1, **environment: str
+        self,
+        recipe: Path,
+        *overrides: str,
+        stage: str = "pretrain",
+        ranks: int = 1,
+        launcher: bool = False,
+        **environment: str,
     ) -> subprocess.Popen:
         entry = str(ROOT / "pipeline" / f"{stage}.py")
         python = [sys.executable]
-        if ranks > 1:
-            config = ROOT / "accelerate_configs" / "cpu_2.yaml"
+        if ranks > 1 or launcher:
+            config = ROOT / "accelerate_configs" / ("cpu_2.yaml" if ranks > 1 else "cpu.yaml")
             python += [
                 "-m",
                 "accelerate.commands.launch",

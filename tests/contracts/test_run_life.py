@@ -4,7 +4,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +31,11 @@ def test_a_finished_run_says_so_and_leaves_with_0(runner):
     again = runner.train(recipe)
     assert "the run has finished" in again.output
     assert "step 0000" not in again.output
-    assert "Status: finished." in (again.directory / "report" / "report.md").read_text()
+    report = (again.directory / "report" / "report.md").read_text()
+    assert "Status: finished." in report
+    assert "padded" in report
+    shares = json.loads((again.directory / "run_manifest.json").read_text())["shares"]
+    assert all(set(share["lost"]) == {"padded", "cropped", "split"} for share in shares.values())
     refused = runner.train(recipe, "run.resume=1", status=64)
     assert "run.fork_from=done@1" in refused.output
 
@@ -152,6 +159,33 @@ def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(ru
     assert max(r["step"] for r in read_rows(directory / "metrics.jsonl") if "train/loss" in r) == int(
         checkpoint.name.split("-")[1]
     )
+
+
+def test_a_run_in_the_background_goes_on_when_its_shell_ends(runner):
+    recipe = runner.recipe(
+        "shell", "gpt2", train={"max_steps": 8, "per_device_train_batch_size": 8, "logging_steps": 1}
+    )
+    entry = Path(__file__).parents[2] / "pipeline" / "pretrain.py"
+    command = f"{sys.executable} {entry} {recipe} > shell.log 2>&1 & echo $! > pid"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    subprocess.run(["sh", "-c", command], cwd=runner.folder, env=environment | {"OMP_NUM_THREADS": "1"}, check=True)
+    ends = time.monotonic() + 120
+    while not (runner.folder / "runs" / "shell" / "model").exists() and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert (runner.folder / "runs" / "shell" / "model").exists(), (runner.folder / "shell.log").read_text()
+
+
+def test_the_death_of_the_launcher_ends_the_run_with_a_whole_checkpoint(runner):
+    train = {"max_steps": 2000, "save_steps": 10000, "per_device_train_batch_size": 8}
+    recipe = runner.recipe("orphan", "gpt2", train=train)
+    process = runner.start(recipe, launcher=True)
+    directory = runner.folder / "runs" / "orphan"
+    wait_for_step(directory, 3, process)
+    process.kill()
+    output, _ = process.communicate(timeout=120)  # the run holds the pipe until it ends
+    assert "the end of the launcher at step" in output
+    (checkpoint,) = by_step(directory / "checkpoints")
+    assert problems(checkpoint) == []
 
 
 def test_a_signal_to_one_of_two_ranks_stops_both_at_one_step(runner):

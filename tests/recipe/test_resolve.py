@@ -1,6 +1,8 @@
 """Overrides, extends, the values that follow from others, the saved recipe, and what makes a run this run."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -357,3 +359,17 @@ def test_chat_formats_make_conversations(monkeypatch):
     assert (question["content"], answer["content"]) == ("2+2?\n\nA. 3\nB. 4\n\nAnswer with the letter only.", "B")
     _, answer = chat_formats.word_problem({"question": "q", "answer": "3*4=<<3*4=12>>12\n#### 12"})
     assert answer == {"role": "assistant", "content": "3*4=12\n#### 12"}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["recipe.yaml", "train.max_stepz=3"]])
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+def test_help_and_a_wrong_recipe_are_answered_without_importing_torch(folder, stage, arguments):
+    write(folder)
+    entry = ROOT / "pipeline" / f"{stage}.py"
+    how = {"capture_output": True, "text": True, "check": False}
+    done = subprocess.run([sys.executable, "-X", "importtime", str(entry), *arguments], **how)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pipeline.recipe" in imported
+    assert not imported & {"torch", "transformers", "accelerate", "datasets", "numpy"}
+    assert done.returncode == (0 if arguments == ["--help"] else 64)
+    assert ("usage:" if arguments == ["--help"] else "train.max_steps") in done.stdout + done.stderr
