@@ -11,6 +11,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.metrics_file import MetricsFile
 from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.spikes import Spikes
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.tensorboard_writer import TensorBoard
 from pipeline.callbacks.wandb_run import WandbRun
@@ -65,6 +66,7 @@ def add_callbacks(
             writers=trackers,
         ),
         *own_callbacks(recipe),
+        Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt),
         signals,
     ):
         trainer.add_callback(callback)

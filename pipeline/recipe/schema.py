@@ -202,6 +202,7 @@ class Monitor:
 
     trackers: list[Literal["tensorboard", "wandb"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment.")
     project: str = key("tandem", "Project name for W&B.")
+    on_spike: Literal["warn", "stop"] = key("warn", "What a logged loss or gradient norm far above its last 128 values does: warn says and records it, stop ends the run with status 76 and keeps the checkpoints.")
 
 
 @dataclass(kw_only=True)

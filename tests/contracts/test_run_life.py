@@ -269,6 +269,32 @@ def test_a_model_type_beside_which_transformers_loads_another_tokenizer_is_refus
     assert (trained.directory / "model" / "tokenizer.json").exists()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_spike_is_recorded_and_stops_the_run_when_the_recipe_says_so(runner, ranks):
+    # A rate that grows hundredfold at step 25, after enough quiet steps.
+    (runner.folder / "mine.py").write_text(
+        "from transformers import TrainerCallback\n\n\n"
+        "class Kick(TrainerCallback):\n"
+        "    def on_step_begin(self, args, state, control, optimizer=None, **kwargs):\n"
+        "        if state.global_step == 25:\n"
+        "            for group in optimizer.param_groups:\n"
+        "                group['lr'] = 1.0\n"
+    )
+    train = {"max_steps": 35, "save_steps": 10, "per_device_train_batch_size": 4, "logging_steps": 1}
+    recipe = runner.recipe("spike", "gpt2", train=train, run={"callbacks": ["mine:Kick"]})
+    process = runner.start(recipe, "monitor.on_spike=stop", ranks=ranks)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    directory = runner.folder / "runs" / "spike"
+    assert output.count("monitor.on_spike is stop") == 1
+    (event,) = (row for row in read_rows(directory / "metrics.jsonl") if row.get("event") == "spike")
+    assert 26 <= event["step"] <= 28
+    assert event["value"] > event["highest_usual"]
+    assert json.loads((directory / "failure.json").read_text())["status"] == 76
+    assert [folder.name for folder in by_step(directory / "checkpoints")] == ["checkpoint-10", "checkpoint-20"]
+    assert "spike: step" in runner.train(recipe).output  # warn: said again, and the run goes on to its end
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(runner):
     recipe = runner.recipe("damage", "gpt2")
     runner.kill(recipe, name="damage", after_step=11)

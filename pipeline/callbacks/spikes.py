@@ -1,0 +1,61 @@
+"""A loss or a gradient norm far outside its recent values: said, recorded, and by recipe the end of the run."""
+
+import statistics
+import time
+from collections import deque
+from typing import Literal
+
+from transformers import TrainerCallback
+
+from pipeline.artifacts.errors import DivergedError
+from pipeline.artifacts.rows import append_row, last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+
+WATCHED = ("train/loss", "optim/grad_norm")
+WINDOW = 128  # logged values that are remembered
+ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
+DEVIATIONS = 6.0
+
+
+class Spikes(TrainerCallback):
+    """Compares what is logged anyway: no step waits for it. Every rank sees the same numbers, so that all stop as one."""
+
+    def __init__(self, run: RunDirectory, *, policy: Literal["warn", "stop"], attempt: int):
+        self.run, self.policy, self.attempt = run, policy, attempt
+        self.recent: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in WATCHED}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        for row in last_attempts(read_rows(self.run.metrics)):
+            for name in WATCHED:
+                if name in row:
+                    self.recent[name].append(row[name])
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for name in WATCHED:
+            if name in (logs or {}):
+                value, highest = logs[name], highest_usual(self.recent[name])
+                self.recent[name].append(value)
+                if highest is not None and value > highest:
+                    self._report(name, value, highest, state)
+
+    def _report(self, name: str, value: float, highest: float, state) -> None:
+        told = f"step {state.global_step}: {name} is {value:.4g}, and its last {WINDOW} values stay below {highest:.4g}"
+        if state.is_world_process_zero:
+            print(f"spike: {told}", flush=True)
+            row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
+            append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
+        if self.policy == "stop":
+            raise DivergedError(
+                f"{told}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
+                f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+            )
+
+
+def highest_usual(values: deque[float]) -> float | None:
+    """The median and DEVIATIONS robust standard deviations (1.4826 x median absolute deviation), at least a tenth above
+    the median; None while there are too few values."""
+    if len(values) < ENOUGH:
+        return None
+    middle = statistics.median(values)
+    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
+    return middle + max(DEVIATIONS * spread, 0.1 * abs(middle))
