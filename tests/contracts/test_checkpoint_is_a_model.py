@@ -27,11 +27,10 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, tmp_path):
-    run = runner.train(
-        runner.recipe("alone", model, train={"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 8})
-    )
+@pytest.mark.parametrize(("model", "bf16"), [("gpt2", False), ("modern", False), ("modern", True)])
+def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, bf16, tmp_path):
+    train = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 8, "bf16": bf16}
+    run = runner.train(runner.recipe("alone", model, train=train))
     folders = [run.directory / "checkpoints" / "checkpoint-2", run.directory / "model"]
     (tmp_path / "stranger.py").write_text(STRANGER)
     told = subprocess.run(

@@ -23,3 +23,13 @@ def test_the_losses_of_20_steps_do_not_depend_on_micro_batch_or_processes(runner
         run = runner.train(recipe, f"run.name={name}", f"train.per_device_train_batch_size={micro_batch}", **how)
         losses = run.values("train/loss")
         assert losses == pytest.approx(reference, rel=TOLERANCE[model]), f"micro-batch {micro_batch} on {ranks} ranks"
+
+
+def test_in_bf16_the_losses_stay_within_its_rounding(runner):
+    recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 20, "logging_steps": 1})
+    one, other = (
+        runner.train(recipe, f"run.name={name}", f"train.per_device_train_batch_size={rows}").values("train/loss")
+        for name, rows in (("a", 8), ("b", 3))
+    )
+    assert one == pytest.approx(other, rel=1e-2)
+    assert one != other
