@@ -68,7 +68,9 @@ def open_run(recipe: Recipe) -> OpenRun:
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     manifest = directory.read_manifest()
-    begun = _has_trained(directory)  # else an earlier start failed before its first step, and the recipe may be mended
+    begun = "must_match" in manifest and _has_trained(
+        directory
+    )  # else an earlier start failed before its first step, and the recipe may be mended
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
     if "finished" in manifest:
@@ -81,13 +83,14 @@ def _open(recipe: Recipe) -> OpenRun:
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
         return OpenRun(directory, None, manifest["attempts"], True)
-    parent = parent_of(recipe) if recipe.run.fork_from else None
+    fork = recipe.run.fork_from is not None
+    parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
     directory.hold()
     record_failures_in(directory)
     directory.failure.unlink(missing_ok=True)
     checkpoint = _choose_checkpoint(recipe, directory)
-    if checkpoint is None and parent is not None:
-        checkpoint, facts = parent
+    if checkpoint is None and fork:
+        checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
         directory.update_manifest(forked_from=facts)
     return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
 

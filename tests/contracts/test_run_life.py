@@ -93,6 +93,15 @@ def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(
     assert [line.split(":")[0] for line in forked["differences"]] == ["optimizer.groups.matrices.learning_rate"]
     assert other.values("train/loss")[6] == whole.values("train/loss")[6]  # before the first update
     assert other.values("train/loss")[10] != whole.values("train/loss")[10]
+    shutil.rmtree(whole.directory)  # a fork with checkpoints of its own does not need its parent
+    (other.directory / "model").rename(runner.folder / "model")
+    manifest = json.loads((other.directory / "run_manifest.json").read_text())
+    del manifest["finished"]
+    (other.directory / "run_manifest.json").write_text(json.dumps(manifest))
+    again = runner.train(
+        recipe, "run.name=other", "run.fork_from=parent@5", "optimizer.groups.matrices.learning_rate=0.0"
+    )
+    assert "going on from checkpoint-10" in again.output
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,10 @@ def test_gradient_checkpointing_changes_no_gradient(model):
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_the_own_models_divide_by_the_number_they_are_told_and_a_mean_is_found_out(name):
     model = tiny(name).train()
+    model.config._attn_implementation = "flash_attention_2"  # which this CPU could not run
     assert divides_by_num_items(model)
     assert model.training
+    assert model.config._attn_implementation == "flash_attention_2"
     forward = model.forward
     model.forward = lambda num_items_in_batch, **inputs: forward(**inputs)
     assert not divides_by_num_items(model)
