@@ -136,4 +136,4 @@ def test_a_file_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
 def test_a_pause_that_is_none_is_refused(every):
     process = monitor("--every", every)
     process.communicate(timeout=20)
-    assert process.returncode == 2
+    assert process.returncode == 64
