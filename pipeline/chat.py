@@ -9,12 +9,13 @@ from typing import Any
 if not __package__:  # Started as a file: python put pipeline/ first on the path, where the package is not found.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from pipeline.artifacts.errors import InputMissingError, TandemError
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.failures import exit_with_status
 
 COMMANDS = "/new starts over, /system TEXT sets the system message and starts over, /quit or Ctrl-D ends"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     arguments = _arguments(argv)
     for channel in (sys.stdin, sys.stdout, sys.stderr):
         channel.reconfigure(errors="replace")  # type: ignore[union-attr]  # A terminal without Unicode is no reason to die.
@@ -24,16 +25,13 @@ def main(argv: list[str] | None = None) -> int:
             chat.answer(arguments.prompt)
         else:
             chat.talk()
-    except TandemError as error:
-        print(error, file=sys.stderr)
-        return error.status
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130 if arguments.prompt is not None else 0
     return 0
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.chat", description="Talk to a model in the terminal.", epilog=COMMANDS
     )
@@ -192,7 +190,7 @@ def _find(name: str) -> tuple[Path | None, str | None]:
 
     run = find_run(name)
     if run is not None:
-        folder = run.model if run.model.is_dir() else run.newest_checkpoint()[0]
+        folder = run.model if run.model.is_dir() else run.whole_checkpoint()
         if folder is None:
             raise InputMissingError(
                 f"{name}: the run has no model and no whole checkpoint yet. Let it train to its first checkpoint."
@@ -212,4 +210,4 @@ def _find(name: str) -> tuple[Path | None, str | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_status(main)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.checkpoints import by_step, clean, newest_whole, quarantined, step_of
+from pipeline.artifacts.checkpoints import by_step, clean, newest_whole, problems, quarantined, step_of
 from pipeline.artifacts.errors import CannotWriteError
 
 
@@ -40,6 +40,10 @@ class RunDirectory:
     def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
         return newest_whole(self.checkpoints, self.quarantine)
+
+    def whole_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""
+        return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
 
     def set_aside_after(self, step: int) -> list[str]:
         """Move the checkpoints beyond a step to quarantine, and give a line for each: who goes on from that step makes others."""

@@ -6,12 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.artifacts.errors import TandemError
+from pipeline.artifacts.failures import exit_with_status
 
 LINE_EVERY_S = 1.0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.data", description="Fetch, verify, tokenize and pack the data of a recipe."
     )
@@ -31,11 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_ahead(Path(arguments.ahead))
     if arguments.recipe is None:
         parser.error("no recipe is named")
-    try:
-        _prepare(arguments)
-    except TandemError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    _prepare(arguments)
     return 0
 
 
@@ -98,4 +94,4 @@ class _Line:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_status(main)

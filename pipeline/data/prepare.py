@@ -98,6 +98,7 @@ class Preparation:
             (self.folder / "failure.json").unlink(missing_ok=True)
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
+            environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
             # The child inherits the lock: it is held without a gap from here until the child ends, however it ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = subprocess.Popen(

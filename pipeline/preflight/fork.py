@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import by_step, problems, step_of
+from pipeline.artifacts.checkpoints import problems, step_of
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import find_run
 from pipeline.recipe import Recipe
@@ -24,9 +24,8 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
         raise InputMissingError(
             f"{recipe.path}: run.fork_from: no run {name!r}. Name a run directory or a run of {recipe.run.directory}/."
         )
-    candidates = [parent.checkpoint(int(step))] if step else reversed(by_step(parent.checkpoints))
-    checkpoint = next((folder for folder in candidates if not problems(folder)), None)
-    if checkpoint is None:
+    checkpoint = parent.checkpoint(int(step)) if step else parent.whole_checkpoint()
+    if checkpoint is None or problems(checkpoint):
         raise InputMissingError(
             f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
         )

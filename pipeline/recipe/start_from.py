@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import by_step, problems
+from pipeline.artifacts.checkpoints import by_step
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
 from pipeline.recipe.presets import LLAMA_NAMES, options_of
@@ -30,7 +30,7 @@ def resolve_start(recipe: Recipe) -> None:
             f"Train it first: bash run_pretrain.sh recipes/{name}.yaml"
         )
     if run is not None:
-        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else _newest_whole(run))
+        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
         if folder is None:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
@@ -158,8 +158,3 @@ def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
     if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
         return None
     return Path(begun)
-
-
-def _newest_whole(run: RunDirectory) -> Path | None:
-    """Read only: that run may be training, and it alone sets its damaged checkpoints aside."""
-    return next((folder for folder in reversed(by_step(run.checkpoints)) if not problems(folder)), None)

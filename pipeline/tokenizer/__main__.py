@@ -1,12 +1,11 @@
 """`python -m pipeline.tokenizer RECIPE [section.key=value ...]`: train the tokenizer of a recipe and judge it."""
 
 import argparse
-import sys
 
-from pipeline.artifacts.errors import TandemError
+from pipeline.artifacts.failures import exit_with_status
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.tokenizer", description="Train the tokenizer of a recipe and judge it."
     )
@@ -18,11 +17,7 @@ def main(argv: list[str] | None = None) -> int:
         help="tokenizer to compare with; default GPT-2 when the local Hub cache has it",
     )
     arguments = parser.parse_intermixed_args(argv)
-    try:
-        _show(arguments)
-    except TandemError as error:
-        print(error, file=sys.stderr)
-        return error.status
+    _show(arguments)
     return 0
 
 
@@ -47,4 +42,4 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_status(main)
