@@ -86,3 +86,14 @@ def set_threads(local_processes: int = 1) -> int:
     threads = max(1, usable_cores() // local_processes)
     torch.set_num_threads(threads)
     return threads
+
+
+def use_deterministic_kernels() -> None:
+    """The same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
+
+    Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order.
+    """
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a guard for debugging that costs a pass over every new tensor

@@ -4,7 +4,7 @@ import os
 import sys
 from datetime import timedelta
 
-from pipeline.hardware.cpu import set_threads
+from pipeline.hardware.cpu import set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
@@ -15,7 +15,7 @@ from pipeline.training.agreement import on_rank_0
 def start_process(recipe: Recipe) -> int:
     """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
 
-    On a CPU the threads are set first, since their number changes the last bits of fp32 sums. `module:attr` strings of
+    On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are deterministic. `module:attr` strings of
     the recipe are importable from its folder.
     """
     from accelerate import PartialState
@@ -28,6 +28,7 @@ def start_process(recipe: Recipe) -> int:
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        use_deterministic_kernels()
     if recipe.run.code_folder:
         sys.path.insert(1, recipe.run.code_folder)
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
