@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     keep_revisions(recipe, run)
     train, held_out = open_sources(recipe, kind="chat")
     tokenizer = load_or_train(recipe, train, validation=held_out)
-    rows, validation = open_rows(recipe, tokenizer, (train, held_out), from_step=run.step)
+    rows, validation = open_rows(recipe, tokenizer, (train, held_out), run)
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(train, held_out), rows=rows, validation=validation)
     model = build_from_recipe(recipe, tokenizer)
     trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)

@@ -37,11 +37,18 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The run as it counts: an attempt that went on from step s makes the earlier attempts' rows after s void.
 
-    Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from).
+    Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from). One from step 0 measures
+    step 0 again, and its recipe may be another one than that of a start that failed.
     """
     kept: list[dict[str, Any]] = []
     for row in rows:
         if row.get("event") == "attempt":
-            kept = [r for r in kept if r.get("step", 0) <= row["step"]]
+            kept = [r for r in kept if counts_beside(r, row)]
         kept.append(row)
     return kept
+
+
+def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
+    """Whether a row of an earlier attempt still counts."""
+    step, start = row.get("step", 0), later_attempt["step"]
+    return step <= start and (start > 0 or "event" in row)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.checkpoints import by_step, clean, newest_whole, problems, quarantined, step_of
+from pipeline.artifacts.checkpoints import SEAL, by_step, clean, newest_whole, problems, quarantined, step_of
 from pipeline.artifacts.errors import CannotWriteError
+from pipeline.artifacts.rows import read_rows
 
 
 class RunDirectory:
@@ -37,6 +38,12 @@ class RunDirectory:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"checkpoint-{step}"
 
+    def has_trained(self) -> bool:
+        """Whether a step was made: else an earlier start failed before it, and nothing holds the run to its recipe yet."""
+        if by_step(self.checkpoints):
+            return True
+        return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
+
     def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
         return newest_whole(self.checkpoints, self.quarantine)
@@ -46,8 +53,10 @@ class RunDirectory:
         return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Move the checkpoints beyond a step to quarantine, and give a line for each: who goes on from that step makes others."""
+        """Move checkpoints and a model beyond a step to quarantine, and give a line for each: who goes on from there makes others."""
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
+        if (self.model / SEAL).is_file() and read_json(self.model / SEAL)["step"] > step:
+            later.append(self.model)
         return [
             f"{folder}: lies beyond step {step}, where the run goes on. Moved to {quarantined(folder, self.quarantine)}."
             for folder in later
@@ -60,6 +69,17 @@ class RunDirectory:
         manifest = {**self.read_manifest(), **values}
         write_json(self.manifest, manifest)
         return manifest
+
+    def in_use(self) -> bool:
+        """Whether a living process holds the lock."""
+        try:
+            with open(self.lock) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def hold(self) -> None:
         """Create the directory, take its lock for as long as this process lives, and clear away half-written folders.

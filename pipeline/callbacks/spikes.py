@@ -1,5 +1,6 @@
 """A loss or a gradient norm far outside its recent values: said, recorded, and by recipe the end of the run."""
 
+import math
 import statistics
 import time
 from collections import deque
@@ -27,19 +28,21 @@ class Spikes(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         for row in last_attempts(read_rows(self.run.metrics)):
             for name in WATCHED:
-                if name in row:
+                if math.isfinite(row.get(name, math.nan)):
                     self.recent[name].append(row[name])
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         for name in WATCHED:
-            if name in (logs or {}):
-                value, highest = logs[name], highest_usual(self.recent[name])
-                self.recent[name].append(value)
-                if highest is not None and value > highest:
-                    self._report(name, value, highest, state)
+            value = (logs or {}).get(name, math.nan)
+            if not math.isfinite(value):  # not logged, or a step that the fp16 loss scaler skipped: optim/skipped_steps
+                continue
+            highest = highest_usual(self.recent[name])
+            if highest is not None and value > highest:
+                self._report(name, value, highest, state)
+            self.recent[name].append(value)
 
     def _report(self, name: str, value: float, highest: float, state) -> None:
-        told = f"step {state.global_step}: {name} is {value:.4g}, and its last {WINDOW} values stay below {highest:.4g}"
+        told = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
         if state.is_world_process_zero:
             print(f"spike: {told}", flush=True)
             row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}

@@ -13,6 +13,11 @@ from pipeline.recipe.identity import differences, must_match
 FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.type", "train.optim:")
 
 
+def can_fork(differing: list[str]) -> bool:
+    """Whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
+    return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
+
+
 def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
     """The parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
 
@@ -30,10 +35,22 @@ def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
             f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
         )
     changed = differences(parent.read_manifest()["must_match"], must_match(recipe))
-    if fixed := [line for line in changed if line.startswith(FIXED_IN_A_FORK)]:
-        lines = "\n  ".join(fixed)
+    if not can_fork(changed):
+        lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
         raise RecipeError(
             f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and these keys would not fit them:\n  {lines}\n"
             f"Put them back, or start a new run from its weights alone: model.start_from={name}."
         )
-    return checkpoint, {"run": name, "step": step_of(checkpoint), "differences": changed}
+    at = step_of(checkpoint) or 0
+    refuse_without_steps(recipe, at)
+    return checkpoint, {"run": name, "step": at, "differences": changed}
+
+
+def refuse_without_steps(recipe: Recipe, step: int) -> None:
+    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the data."""
+    horizon = recipe.train.get("max_steps")
+    if horizon and horizon <= step:
+        raise RecipeError(
+            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the parent's weights would come out "
+            "unchanged. Fork from an earlier step, or train longer."
+        )

@@ -19,7 +19,7 @@ from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingE
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.preflight.fork import parent_of
+from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
 from pipeline.training.agreement import on_rank_0
@@ -53,6 +53,11 @@ class OpenRun:
     def step(self) -> int:
         return (step_of(self.checkpoint) or 0) if self.checkpoint else 0
 
+    @property
+    def forks(self) -> bool:
+        """Whether it goes on from its parent's checkpoint: later it has its own."""
+        return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
+
 
 def open_run(recipe: Recipe) -> OpenRun:
     """Find or create the run directory and decide, on rank 0 for all ranks, what this start does.
@@ -68,9 +73,7 @@ def open_run(recipe: Recipe) -> OpenRun:
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     manifest = directory.read_manifest()
-    begun = "must_match" in manifest and _has_trained(
-        directory
-    )  # else an earlier start failed before its first step, and the recipe may be mended
+    begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
     if "finished" in manifest:
@@ -104,7 +107,7 @@ def _record_attempt(
     write_text(directory.recipe, text)
     directory.update_manifest(
         name=recipe.run.name,
-        recipe_name=Path(recipe.path or "recipe").stem,
+        recipe_name=manifest.get("recipe_name") or Path(recipe.path or "recipe").stem,  # runs/x/recipe.yaml goes on too
         stage=recipe.stage,
         note=recipe.run.note,
         tags=recipe.run.tags,
@@ -123,12 +126,6 @@ def _record_attempt(
     for line in changed:
         print(f"  changed: {line}", flush=True)
     return OpenRun(directory, checkpoint, attempt, False)
-
-
-def _has_trained(directory: RunDirectory) -> bool:
-    if by_step(directory.checkpoints):
-        return True
-    return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(directory.metrics))
 
 
 def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
@@ -153,9 +150,12 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
     found = differences(manifest["must_match"], must_match(recipe))
     if found:
         lines = "\n  ".join(found)
+        with_state = (
+            f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork(found) else ""
+        )
         raise RecipeError(
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
-            f"Give this one another run.name, or set run.fork_from: {directory.name} to start a new run from that one's state."
+            f"Give this one another run.name{with_state}."
         )
 
 
@@ -170,13 +170,17 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             raise DataError(
                 f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
             )
-        for note in directory.set_aside_after(recipe.run.resume):
-            print(note, file=sys.stderr, flush=True)
+        _say(directory.set_aside_after(recipe.run.resume))
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
+    _say(notes)
+    _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
+    return checkpoint
+
+
+def _say(notes: list[str]) -> None:
     for note in notes:
         print(note, file=sys.stderr, flush=True)
-    return checkpoint
 
 
 def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:

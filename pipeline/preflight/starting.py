@@ -39,9 +39,16 @@ def start_process(recipe: Recipe) -> int:
 def _settled(recipe: Recipe, processes: int) -> tuple:
     """Start, name and batch of the run. One that has begun keeps its batch, whatever number of processes goes on with it."""
     resolve_start(recipe)
-    if recipe.data.batch_tokens is None:
-        recipe.data.batch_tokens = begun_run(recipe).get("data.batch_tokens")
-    return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, with_batch_tokens(recipe, processes)
+    batch_tokens = with_batch_tokens(recipe, processes)
+    kept = begun_run(recipe).get("data.batch_tokens")
+    if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
+        print(
+            f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on {processes} processes, and "
+            f"this run began with {kept:,}, which it keeps. For another batch give another run.name.",
+            flush=True,
+        )
+        batch_tokens = kept
+    return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, batch_tokens
 
 
 def _settle(recipe: Recipe, start_from: str | None, tokenizer: str | None, name: str, batch_tokens: int) -> None:

@@ -63,9 +63,12 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
                 f"is {model.n_kv_head} and does not divide model.n_head ({heads}). Write a divisor of {heads}.",
             )
     if model.n_positions and data.row_tokens > model.n_positions:
+        cure = (
+            "" if recipe.filled.get("model.n_positions") == "model.start_from" else ", or leave model.n_positions out"
+        )
         problems.add(
             recipe.where("data.row_tokens"),
-            f"is {data.row_tokens}, more than model.n_positions ({model.n_positions}). Make the rows shorter, or leave model.n_positions out.",
+            f"is {data.row_tokens}, more than model.n_positions ({model.n_positions}). Make the rows shorter{cure}.",
         )
     if data.batch_tokens and data.batch_tokens % data.row_tokens:
         near = _nearest(data.batch_tokens, data.row_tokens)

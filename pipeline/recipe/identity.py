@@ -53,8 +53,9 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def default_name(recipe: Recipe) -> str:
-    """`<recipe>-<6 hex digits of the keys that must match>`."""
-    text = json.dumps(must_match(recipe), sort_keys=True)
+    """`<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's."""
+    fork = {"run.fork_from": recipe.run.fork_from} if recipe.run.fork_from else {}
+    text = json.dumps(must_match(recipe) | fork, sort_keys=True)
     return f"{Path(recipe.path or 'recipe').stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 

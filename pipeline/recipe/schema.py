@@ -116,6 +116,7 @@ class Model:
     n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd.", minimum=1, must_match=True)
     n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, must_match=True)
     options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class.", must_match=True)
+    start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
     attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default as transformers chooses (sdpa).")
 
 

@@ -35,6 +35,11 @@ def resolve_start(recipe: Recipe) -> None:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
             )
+        if folder != run.model and folder != _kept(recipe, run) and run.in_use():
+            raise InputMissingError(
+                f"{recipe.path}: model.start_from: run {start} is training, and may delete {folder.name} once it has newer ones (train.save_total_limit): "
+                f"this run could not be continued then. Wait for {run.model}, or copy the checkpoint elsewhere and start from the copy."
+            )
         recipe.model.start_from = str(folder)
     recipe.tokenizer.path = recipe.tokenizer.path or recipe.model.start_from
 
@@ -50,10 +55,12 @@ def start_folder(recipe: Recipe) -> Path | None:
 
 
 def begun_run(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe's run was begun with, by dotted key; empty when it has not begun."""
+    """What the recipe's run was begun with, by dotted key; empty while it has not made a step."""
     if recipe.run.name is None:
         return {}
-    return RunDirectory(Path(recipe.run.directory) / recipe.run.name).read_manifest().get("must_match", {})
+    run = RunDirectory(Path(recipe.run.directory) / recipe.run.name)
+    begun = run.read_manifest().get("must_match", {})
+    return begun if begun and run.has_trained() else {}
 
 
 def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
@@ -66,9 +73,11 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
     if folder is None:
         _forget_inherited(recipe)
         return
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = model.start_config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for name, theirs in LLAMA_NAMES.items():
         value = config.get(name, config.get(theirs))
+        if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
+            value = {"n_kv_head": model.n_head, "n_inner": 4 * (model.n_embd or 0)}.get(name, getattr(model, name))
         if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):
             setattr(model, name, None)
             if value is not None:

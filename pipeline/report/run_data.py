@@ -9,7 +9,7 @@ import yaml
 from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
 from pipeline.artifacts.errors import InputMissingError
-from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.artifacts.rows import counts_beside, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 
 
@@ -143,11 +143,10 @@ def read_run(name: str) -> RunData:
 
 
 def _samples_that_count(samples: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without those an earlier attempt wrote beyond the step a later one went on from."""
     return [
         row
         for row in samples
-        if not any(a.get("attempt", 0) > row.get("attempt", 0) and row.get("step", 0) > a["step"] for a in attempts)
+        if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
     ]
 
 

@@ -45,8 +45,8 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
     where, kind = recipe.where("model.type"), type(model).__name__
     if not divides_by_num_items(model):
         raise RecipeError(
-            f"{where}: {kind} does not divide its loss by num_items_in_batch, so the loss would depend on "
-            "micro-batch and processes. Hand forward's **kwargs to self.loss_function, as transformers' own models do."
+            f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
+            "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
         )
     if not comes_back_beside(model.config, tokenizer):
         raise RecipeError(

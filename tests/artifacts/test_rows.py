@@ -25,5 +25,16 @@ def test_rows_that_a_later_attempt_made_again_are_void(tmp_path):
     assert kept == [(1, 1), (2, 2)]
 
 
+def test_an_attempt_from_step_0_measures_step_0_again(tmp_path):
+    rows = [
+        {"event": "attempt", "attempt": 1, "step": 0},
+        {"step": 0, "attempt": 1, "val/bpb": 3.0},
+        {"event": "attempt", "attempt": 2, "step": 0},
+        {"step": 0, "attempt": 2, "val/bpb": 4.0},
+    ]
+    assert [row["val/bpb"] for row in last_attempts(rows) if "val/bpb" in row] == [4.0]
+    assert [row["attempt"] for row in last_attempts(rows) if "event" in row] == [1, 2]
+
+
 def test_an_absent_file_has_no_rows(tmp_path):
     assert read_rows(tmp_path / "none.jsonl") == []

@@ -3,8 +3,11 @@
 from collections import deque
 
 import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from pipeline.callbacks.spikes import ENOUGH, highest_usual
+from pipeline.artifacts.errors import DivergedError
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.spikes import ENOUGH, Spikes, highest_usual
 
 
 def test_nothing_is_unusual_before_there_are_enough_values():
@@ -23,3 +26,12 @@ def test_a_few_spikes_do_not_raise_what_is_usual():
 def test_noise_widens_it():
     noisy = [3.0 + (i % 7 - 3) for i in range(70)]
     assert highest_usual(deque(noisy)) > 3.0 + 6 * 2.0
+
+
+def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_values_as_they_are(tmp_path):
+    spikes = Spikes(RunDirectory(tmp_path), policy="stop", attempt=1)
+    about = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerState(), TrainerControl()
+    for norm in [1.0] * ENOUGH + [float("inf"), float("nan")] * ENOUGH:
+        spikes.on_log(*about, logs={"optim/grad_norm": norm})
+    with pytest.raises(DivergedError, match=rf"is 2, above 1.1, the highest usual by its last {ENOUGH} values"):
+        spikes.on_log(*about, logs={"optim/grad_norm": 2.0})

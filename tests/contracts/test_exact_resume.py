@@ -96,6 +96,7 @@ def test_a_batch_given_by_accumulation_is_kept_when_another_number_of_ranks_goes
     whole = runner.train(recipe, "run.name=whole", ranks=2)
     runner.kill(recipe, name="kept", after_step=6, ranks=2)
     kept = runner.train(recipe, ranks=1)
+    assert "would make a step of 256 tokens on 1 processes, and this run began with 512, which it keeps" in kept.output
     assert kept.values("data/tokens") == whole.values("data/tokens")
     assert kept.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=1e-5)
 

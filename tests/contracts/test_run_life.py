@@ -45,14 +45,18 @@ def test_another_recipe_in_the_same_directory_is_refused_with_the_difference(run
     runner.train(recipe)
     refused = runner.train(recipe, "train.seed=8", "model.n_layer=3", status=64)
     assert "train.seed: 7 -> 8" in refused.output
+    assert "another run.name.\n" in refused.output  # and no fork, which another n_layer cannot take up
     assert "model.n_layer: 4 -> 3" in refused.output
     assert "Traceback" not in refused.output
+    refused = runner.train(recipe, "train.seed=8", status=64)
+    assert "another run.name, and with it run.fork_from=same to start from that one's state" in refused.output
 
 
 def test_keys_that_may_change_are_applied_and_recorded(runner):
     recipe = runner.recipe("changed", "gpt2")
     runner.kill(recipe, name="changed", after_step=6)
-    run = runner.train(recipe, "hub.dtype=bfloat16", "train.max_grad_norm=0.01", "run.note=two")
+    saved = runner.folder / "runs" / "changed" / "recipe.yaml"
+    run = runner.train(saved, "run.name=changed", "hub.dtype=bfloat16", "train.max_grad_norm=0.01", "run.note=two")
     (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
     assert event["changed"] == [
         'hub.dtype: "float32" -> "bfloat16"',
@@ -61,7 +65,8 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     ]
     saved = yaml.safe_load((run.directory / "recipe.yaml").read_text())
     assert (saved["hub"]["dtype"], saved["train"]["max_grad_norm"]) == ("bfloat16", 0.01)
-    assert json.loads((run.directory / "run_manifest.json").read_text())["note"] == "two"
+    manifest = json.loads((run.directory / "run_manifest.json").read_text())
+    assert (manifest["note"], manifest["recipe_name"]) == ("two", "changed")
     weights = load_file(run.directory / "model" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
 
@@ -69,7 +74,21 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
 def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same_name(runner):
     recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     runner.train(recipe, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
-    runner.train(recipe)
+    # One that fails after the evaluation at step 0, with another batch.
+    (runner.folder / "mine.py").write_text(
+        "from transformers import TrainerCallback\n\n\n"
+        "class Fails(TrainerCallback):\n"
+        "    def on_step_begin(self, *args, **kwargs):\n"
+        "        raise RuntimeError('before step 1')\n"
+    )
+    at_start = "evals.bpb.at_start=true"
+    by_accumulation = ["data.batch_tokens=null", "train.gradient_accumulation_steps=2", "run.callbacks=[mine:Fails]"]
+    runner.train(recipe, at_start, "model.n_embd=64", *by_accumulation, status=1)
+    run = runner.train(recipe, at_start)
+    first = json.loads((run.directory / "run_manifest.json").read_text())["results"]["val/bpb/first"]
+    written = [row for row in read_rows(run.directory / "metrics.jsonl") if "val/bpb" in row and row["step"] == 0]
+    assert [row["attempt"] for row in written] == [2, 3]
+    assert first == written[1]["val/bpb"] != written[0]["val/bpb"]
 
 
 @pytest.fixture
@@ -117,17 +136,31 @@ def test_a_fork_that_could_not_take_up_its_parents_state_is_refused_before_anyth
     assert not refused.directory.exists()
 
 
+def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
+    recipe, _ = parent
+    refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent", status=64)
+    assert "goes on from step 10, and this run ends at step 10" in refused.output
+    epochs = ["train.max_steps=null", "train.num_train_epochs=0.02"]  # which only the data turn into steps
+    refused = runner.train(recipe, "run.name=fork", "run.fork_from=parent", *epochs, status=64)
+    assert "goes on from step 10, and this run ends at step" in refused.output
+
+
 def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(runner, parent):
     recipe, whole = parent
     manifest = json.loads((whole.directory / "run_manifest.json").read_text())
     del manifest["finished"]
     (whole.directory / "run_manifest.json").write_text(json.dumps(manifest))
-    (whole.directory / "model").rename(runner.folder / "model")
     before = whole.values("train/loss")
-    again = runner.train(recipe, "run.resume=5")
+    model = load_file(whole.directory / "model" / "model.safetensors")
+    again = runner.train(recipe, "run.resume=5", "train.max_grad_norm=0.01")
     assert "going on from checkpoint-5" in again.output
-    assert [folder.name for folder in (again.directory / "quarantine").iterdir()] == ["checkpoint-10"]
-    assert again.values("train/loss") == before
+    aside = {folder.name for folder in (again.directory / "quarantine").iterdir()}
+    assert aside == {"checkpoint-10", "model"}  # which was of step 10 as it had been
+    now = again.values("train/loss")
+    assert {step: loss for step, loss in now.items() if step <= 6} == {s: loss for s, loss in before.items() if s <= 6}
+    assert now[10] != before[10]
+    weights = load_file(again.directory / "model" / "model.safetensors")
+    assert any(not torch.equal(weights[name], model[name]) for name in model)
 
 
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
@@ -254,19 +287,28 @@ def test_an_error_on_another_rank_than_the_first_is_recorded(runner):
     assert (failure["rank"], failure["message"]) == (1, "RuntimeError: rank 1 alone"), output[-2000:]
 
 
-def test_a_model_whose_loss_is_a_mean_of_its_own_is_refused_before_step_1(runner):
+@pytest.mark.parametrize(
+    ("taken", "handed_on"),
+    [
+        ("*args, num_items_in_batch=None, **kwargs", "*args, **kwargs"),
+        ("*args, shift_labels=None, **kwargs", "*args, **kwargs"),
+        ("input_ids=None, labels=None", "input_ids=input_ids, labels=labels"),
+    ],
+    ids=["a mean of its own", "labels shifted twice", "no such arguments"],
+)
+def test_a_model_whose_loss_is_another_than_it_is_told_is_refused_before_step_1(runner, taken, handed_on):
     (runner.folder / "mine.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n\n\n"
         "class OwnMeanForCausalLM(LlamaForCausalLM):\n"
-        "    def forward(self, *args, num_items_in_batch=None, **kwargs):\n"
-        "        return super().forward(*args, **kwargs)\n\n\n"
+        f"    def forward(self, {taken}):\n"
+        f"        return super().forward({handed_on})\n\n\n"
         "def own_mean(*, vocab_size, n_embd, n_head, **others):\n"
         "    sizes = {'hidden_size': n_embd, 'intermediate_size': n_embd, 'num_hidden_layers': 1}\n"
         "    return OwnMeanForCausalLM(LlamaConfig(vocab_size=vocab_size, num_attention_heads=n_head, **sizes))\n"
     )
     recipe = runner.recipe("own", "gpt2", model={"type": "mine:own_mean", "n_layer": 1, "n_embd": 32, "n_head": 2})
     refused = runner.train(recipe, status=64)
-    assert "OwnMeanForCausalLM does not divide its loss by num_items_in_batch" in refused.output
+    assert "OwnMeanForCausalLM does not give the summed loss of shift_labels over num_items_in_batch" in refused.output
     assert "Traceback" not in refused.output
 
 

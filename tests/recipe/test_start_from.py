@@ -1,5 +1,6 @@
 """What model.start_from means: resolved once, and kept by a run that has begun."""
 
+import fcntl
 import json
 
 import pytest
@@ -9,6 +10,7 @@ from pipeline.artifacts.checkpoints import whole_folder
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.model.configuration_tandem import TandemConfig
 from pipeline.recipe import dump_recipe, read_recipe
+from pipeline.recipe.sizes import sizes_from_config, sizes_of
 from pipeline.recipe.start_from import check_sizes, resolve_start
 
 SFT = """\
@@ -77,8 +79,10 @@ def test_a_newer_run_of_the_recipe_gives_the_next_stage_another_name_unless_it_h
 
 def test_a_run_with_a_name_of_its_own_keeps_the_folder_it_began_from(folder):
     make_run(folder, "a", finished=10)
-    make_run(folder, "mine", must_match={"model.start_from": "runs/a/model"})
+    mine = make_run(folder, "mine", must_match={"model.start_from": "runs/a/model"})
     make_run(folder, "b", finished=20)
+    assert resolved(folder, "latest:base", "run.name=mine").model.start_from == "runs/b/model"  # no step was made yet
+    checkpoint(mine, 1)
     assert resolved(folder, "latest:base", "run.name=mine").model.start_from == "runs/a/model"
     assert resolved(folder, "latest:base").model.start_from == "runs/b/model"
 
@@ -95,10 +99,20 @@ def test_an_unfinished_run_gives_its_newest_whole_checkpoint_and_is_not_touched(
 def test_a_checkpoint_that_the_run_began_from_stays_its_start_while_the_other_run_goes_on(folder):
     run = make_run(folder, "training")
     old = checkpoint(run, 5)
-    make_run(folder, "mine", must_match={"model.start_from": str(old)})
+    checkpoint(make_run(folder, "mine", must_match={"model.start_from": str(old)}), 1)
     newer = checkpoint(run, 10)
     assert resolved(folder, "training", "run.name=mine").model.start_from == str(old)
     assert resolved(folder, "training", "run.name=next").model.start_from == str(newer.relative_to(folder))
+
+
+def test_a_checkpoint_of_a_run_that_trains_is_refused_since_that_run_deletes_it(folder):
+    run = make_run(folder, "training")
+    checkpoint(run, 5)
+    with open(run / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputMissingError, match="may delete checkpoint-5 once it has newer ones"):
+            resolved(folder, "training")
+    assert resolved(folder, "training").model.start_from == "runs/training/checkpoints/checkpoint-5"
 
 
 def test_a_run_without_weights_is_refused(folder):
@@ -170,6 +184,50 @@ def test_what_the_recipe_itself_says_against_its_weights_is_refused(folder, over
         resolved(folder, "latest:base", override)
     assert said in str(refused.value)
     assert resolved(folder, "latest:base", "model.n_layer=2").model.n_layer == 2
+
+
+def test_the_saved_recipe_of_a_run_that_began_from_plain_gpt2_weights_reads_back(folder):
+    make_run(folder, "a", finished=10, config={"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4})
+    recipe = resolved(folder, "runs/a/model", "run.name=mine")
+    assert recipe.model.n_kv_head == 4
+    (folder / "saved.yaml").write_text(dump_recipe(recipe))
+    again = read_recipe(["saved.yaml"], stage="sft")
+    assert again.model == recipe.model
+    for wrong in ("model.n_kv_head=2", "model.n_inner=100"):
+        with pytest.raises(RecipeError, match="and what this run starts from has"):
+            resolved(folder, "runs/a/model", wrong)
+
+
+@pytest.mark.parametrize(
+    ("config", "made"),
+    [
+        (SIZES | {"window_pattern": "L", "vocab_size": 512}, TandemConfig),
+        ({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 512}, GPT2Config),
+    ],
+    ids=["tandem", "gpt2"],
+)
+def test_a_horizon_in_flops_counts_the_architecture_of_the_weights(folder, config, made):
+    config = made(**config).to_dict()
+    make_run(folder, "a", finished=10, config=config)
+    recipe = resolved(folder, "latest:base", "tokenizer.vocab_size=512")
+    assert sizes_of(recipe) == sizes_from_config(made(**config), recipe.data.row_tokens)
+    other = resolved(folder, "latest:base", "tokenizer.vocab_size=512", "train.max_steps=null", "run.flops=1e12")
+    flops = sizes_from_config(made(**config), 64).flops_per_token("nanochat")
+    assert other.train["max_steps"] == int(1e12 / flops) // 512
+
+
+def test_a_row_longer_than_the_weights_allow_is_refused_without_naming_a_key_that_is_not_there(folder):
+    make_run(folder, "a", finished=10, config=SIZES)
+    with pytest.raises(RecipeError, match=r"more than model.n_positions \(64\). Make the rows shorter\.$"):
+        resolved(folder, "latest:base", "data.row_tokens=128")
+
+
+def test_a_fork_has_another_default_name_than_its_parent(folder):
+    make_run(folder, "a", finished=10, config=SIZES)
+    names = {
+        resolved(folder, "runs/a/model", *more).run.name for more in ([], ["run.fork_from=x@5"], ["run.fork_from=x@6"])
+    }
+    assert len(names) == 3
 
 
 def test_a_model_of_the_hub_is_compared_when_it_is_loaded(folder):
