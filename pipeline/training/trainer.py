@@ -53,11 +53,10 @@ class TandemTrainer(Trainer):
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
-        self.skipped_in_a_row = self.skipped_steps = 0
+        self.start_step = self.skipped_in_a_row = self.skipped_steps = 0
         self.recorded_evaluations: set[int] = set()
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
-        self.start_step = 0
 
     # ---- data ----
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pipeline import chat
+from pipeline.artifacts.errors import TandemError
 from pipeline.tokenizer.chat import render
 
 ROOT = Path(__file__).parents[2]
