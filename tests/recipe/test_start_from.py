@@ -110,8 +110,12 @@ def test_a_checkpoint_of_a_run_that_trains_is_refused_since_that_run_deletes_it(
     checkpoint(run, 5)
     with open(run / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(InputMissingError, match="may delete checkpoint-5 once it has newer ones"):
-            resolved(folder, "training")
+        for start in ("training", "runs/training/checkpoints/checkpoint-5"):
+            with pytest.raises(InputMissingError, match="may delete checkpoint-5 once it has newer ones"):
+                resolved(folder, start)
+        begun = {"model.start_from": "runs/training/checkpoints/checkpoint-5"}
+        checkpoint(make_run(folder, "mine", must_match=begun), 1)
+        assert resolved(folder, "training", "run.name=mine").model.start_from == begun["model.start_from"]
     assert resolved(folder, "training").model.start_from == "runs/training/checkpoints/checkpoint-5"
 
 
