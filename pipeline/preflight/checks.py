@@ -16,10 +16,12 @@ from pipeline.artifacts.errors import (
     RecipeError,
     TandemError,
 )
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
+from pipeline.recipe.start_from import begun_run
 
 WASTE_WORTH_A_NOTE = 0.05
 
@@ -54,6 +56,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
     if on_this_machine:
         problems += [
             *_versions(),
+            *_start(plan),
             *_devices(plan),
             *_sharding(plan),
             *kernel_problems(plan.recipe, plan.device),
@@ -148,6 +151,21 @@ def _sharding(plan: Plan) -> list[TandemError]:
         RecipeError(
             "command line: the launcher asks for FSDP, and checkpoints and samples of a sharded model are not written yet: the run could not be "
             "continued. Launch with accelerate_configs/ddp.yaml, and train.activation_checkpointing: true where memory is short."
+        )
+    ]
+
+
+def _start(plan: Plan) -> list[TandemError]:
+    """A checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
+    recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
+    run = RunDirectory(folder.parent.parent)
+    begun = begun_run(recipe).get("model.start_from") == str(folder)
+    if begun or folder.parent != run.checkpoints or not run.in_use():
+        return []
+    return [
+        InputMissingError(
+            f"{recipe.where('model.start_from')}: run {run.path} is training, and may delete {folder.name} once it has newer ones "
+            f"(train.save_total_limit): this run could not be continued then. Wait for {run.model}, or start from a copy of the checkpoint."
         )
     ]
 

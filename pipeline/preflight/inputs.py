@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeline.artifacts.atomic import sha256_file
 from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
@@ -30,8 +28,8 @@ def record_inputs(
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
     """
 
-    def now() -> dict[str, Any]:
-        return {
+    def record() -> None:
+        now = {
             "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
             "sources": [source.describe() for source in sources[0]],
             "validation": [source.describe() for source in sources[1]],
@@ -40,15 +38,14 @@ def record_inputs(
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe.model.start_from),
         }
+        shares = rows.shares()
+        _record(run, now, shares=shares)
+        for source in sources[0] + sources[1]:
+            print(source.headline())
+        if len(shares) > 1:
+            print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
 
-    on_rank_0(lambda: _record(run, now(), shares=rows.shares()))
-    if torch.distributed.is_initialized() and torch.distributed.get_rank() != 0:
-        return
-    for source in sources[0] + sources[1]:
-        print(source.headline())
-    shares = rows.shares()
-    if len(shares) > 1:
-        print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
+    on_rank_0(record)
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

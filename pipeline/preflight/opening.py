@@ -107,7 +107,7 @@ def _record_attempt(
     write_text(directory.recipe, text)
     directory.update_manifest(
         name=recipe.run.name,
-        recipe_name=manifest.get("recipe_name") or Path(recipe.path or "recipe").stem,  # runs/x/recipe.yaml goes on too
+        recipe_name=_recipe_name(recipe, directory, manifest),
         stage=recipe.stage,
         note=recipe.run.note,
         tags=recipe.run.tags,
@@ -126,6 +126,13 @@ def _record_attempt(
     for line in changed:
         print(f"  changed: {line}", flush=True)
     return OpenRun(directory, checkpoint, attempt, False)
+
+
+def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> str:
+    """The stem of the recipe's file; of the run's own recipe.yaml that of the file it was made from."""
+    path = Path(recipe.path or "recipe")
+    own = path.resolve() == directory.recipe.resolve()
+    return manifest["recipe_name"] if own and "recipe_name" in manifest else path.stem
 
 
 def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:

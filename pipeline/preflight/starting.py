@@ -15,8 +15,8 @@ from pipeline.training.agreement import on_rank_0
 def start_process(recipe: Recipe) -> int:
     """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
 
-    On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are deterministic. `module:attr` strings of
-    the recipe are importable from its folder.
+    On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
+    deterministic. `module:attr` strings of the recipe are importable from its folder.
     """
     from accelerate import PartialState
     from transformers.utils import logging

@@ -103,10 +103,8 @@ def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> Sizes:
     missing += ["tokenizer.vocab_size"] if vocab_size is None else []
     if missing:
         raise ValueError(f"{', '.join(missing)} not known")
-    config = model.start_config or {}
     options = {
-        **config,
-        **({} if config else options_of(recipe)),
+        **(model.start_config or options_of(recipe)),
         "n_layer": model.n_layer,
         "n_embd": model.n_embd,
         "n_head": model.n_head,
@@ -115,7 +113,7 @@ def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> Sizes:
         "n_positions": model.n_positions or recipe.data.row_tokens,
         "vocab_size": vocab_size,
     }
-    return _sizes(options, config.get("model_type", model.type), recipe.data.row_tokens)
+    return _sizes(options, options.get("model_type", model.type), recipe.data.row_tokens)
 
 
 def sizes_from_config(config: Any, row_tokens: int) -> Sizes:

@@ -36,19 +36,7 @@ def resolve_start(recipe: Recipe) -> None:
                 f"{recipe.path}: model.start_from: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
             )
         recipe.model.start_from = str(folder)
-    _refuse_what_will_be_deleted(recipe, Path(str(recipe.model.start_from)))
     recipe.tokenizer.path = recipe.tokenizer.path or recipe.model.start_from
-
-
-def _refuse_what_will_be_deleted(recipe: Recipe, folder: Path) -> None:
-    """A checkpoint of a run that is training now; a run that began from it before is told when it is gone."""
-    run = RunDirectory(folder.parent.parent)
-    if folder.parent != run.checkpoints or not run.in_use() or begun_run(recipe).get("model.start_from") == str(folder):
-        return
-    raise InputMissingError(
-        f"{recipe.path}: model.start_from: run {run.path} is training, and may delete {folder.name} once it has newer ones (train.save_total_limit): "
-        f"this run could not be continued then. Wait for {run.model}, or copy the checkpoint elsewhere and start from the copy."
-    )
 
 
 def start_folder(recipe: Recipe) -> Path | None:

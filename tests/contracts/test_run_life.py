@@ -73,7 +73,8 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
 
 def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same_name(runner):
     recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
-    runner.train(recipe, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
+    other = shutil.copy(recipe, runner.folder / "other.yaml")
+    runner.train(other, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
     # One that fails after the evaluation at step 0, with another batch.
     (runner.folder / "mine.py").write_text(
         "from transformers import TrainerCallback\n\n\n"
@@ -85,10 +86,11 @@ def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same
     by_accumulation = ["data.batch_tokens=null", "train.gradient_accumulation_steps=2", "run.callbacks=[mine:Fails]"]
     runner.train(recipe, at_start, "model.n_embd=64", *by_accumulation, status=1)
     run = runner.train(recipe, at_start)
-    first = json.loads((run.directory / "run_manifest.json").read_text())["results"]["val/bpb/first"]
+    manifest = json.loads((run.directory / "run_manifest.json").read_text())
+    assert manifest["recipe_name"] == "mended"
     written = [row for row in read_rows(run.directory / "metrics.jsonl") if "val/bpb" in row and row["step"] == 0]
     assert [row["attempt"] for row in written] == [2, 3]
-    assert first == written[1]["val/bpb"] != written[0]["val/bpb"]
+    assert manifest["results"]["val/bpb/first"] == written[1]["val/bpb"] != written[0]["val/bpb"]
 
 
 @pytest.fixture
@@ -147,20 +149,26 @@ def test_a_fork_that_has_nothing_left_to_train_is_refused(runner, parent):
 
 def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(runner, parent):
     recipe, whole = parent
-    manifest = json.loads((whole.directory / "run_manifest.json").read_text())
-    del manifest["finished"]
-    (whole.directory / "run_manifest.json").write_text(json.dumps(manifest))
-    before = whole.values("train/loss")
-    model = load_file(whole.directory / "model" / "model.safetensors")
-    again = runner.train(recipe, "run.resume=5", "train.max_grad_norm=0.01")
-    assert "going on from checkpoint-5" in again.output
-    aside = {folder.name for folder in (again.directory / "quarantine").iterdir()}
-    assert aside == {"checkpoint-10", "model"}  # which was of step 10 as it had been
-    now = again.values("train/loss")
-    assert {step: loss for step, loss in now.items() if step <= 6} == {s: loss for s, loss in before.items() if s <= 6}
-    assert now[10] != before[10]
-    weights = load_file(again.directory / "model" / "model.safetensors")
-    assert any(not torch.equal(weights[name], model[name]) for name in model)
+    before, model = whole.values("train/loss"), whole.directory / "model" / "model.safetensors"
+    bytes_before = model.read_bytes()
+
+    def train_again(*overrides):
+        manifest = json.loads((whole.directory / "run_manifest.json").read_text())
+        del manifest["finished"]
+        (whole.directory / "run_manifest.json").write_text(json.dumps(manifest))
+        again = runner.train(recipe, "run.resume=5", *overrides)
+        assert "going on from checkpoint-5" in again.output
+        return again, {folder.name for folder in (again.directory / "quarantine").iterdir()}
+
+    again, aside = train_again()
+    assert aside == {"checkpoint-10", "model"}
+    assert again.values("train/loss") == before
+    assert model.read_bytes() == bytes_before
+    other, aside = train_again("train.max_grad_norm=0.01")
+    assert aside == {"checkpoint-10", "checkpoint-10.2", "model", "model.2"}
+    assert other.values("train/loss")[6] == before[6]  # before the first update that is another one
+    assert other.values("train/loss")[10] != before[10]
+    assert model.read_bytes() != bytes_before  # and not the model of the steps that were set aside
 
 
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):

@@ -1,5 +1,8 @@
 """Each check finds what it is for, in one sentence with its cure, and lets the rest pass."""
 
+import fcntl
+import json
+import shutil
 import types
 from pathlib import Path
 
@@ -82,6 +85,21 @@ def test_more_processes_than_rows_are_refused_and_padding_is_noted(quickstart):
     notes = find_notes(quickstart("train.per_device_train_batch_size=5"))
     assert any("2 rows of padding beside its 8, which costs 20 % of the time" in note for note in notes)
     assert find_notes(quickstart()) == []
+
+
+def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it(quickstart, tmp_path):
+    start, mine = tmp_path / "training" / "checkpoints" / "checkpoint-5", tmp_path / "runs" / "mine"
+    start.mkdir(parents=True)
+    plan = quickstart(f"model.start_from={start}", "run.name=mine")
+    with open(tmp_path / "training" / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (told,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
+        assert "may delete checkpoint-5 once it has newer ones" in told
+        (mine / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # one that has begun from it goes on
+        (mine / "run_manifest.json").write_text(json.dumps({"must_match": {"model.start_from": str(start)}}))
+        assert find_problems(plan, on_this_machine=True) == []
+    shutil.rmtree(mine)
+    assert find_problems(plan, on_this_machine=True) == []
 
 
 def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):

@@ -1,6 +1,5 @@
 """What model.start_from means: resolved once, and kept by a run that has begun."""
 
-import fcntl
 import json
 
 import pytest
@@ -103,20 +102,6 @@ def test_a_checkpoint_that_the_run_began_from_stays_its_start_while_the_other_ru
     newer = checkpoint(run, 10)
     assert resolved(folder, "training", "run.name=mine").model.start_from == str(old)
     assert resolved(folder, "training", "run.name=next").model.start_from == str(newer.relative_to(folder))
-
-
-def test_a_checkpoint_of_a_run_that_trains_is_refused_since_that_run_deletes_it(folder):
-    run = make_run(folder, "training")
-    checkpoint(run, 5)
-    with open(run / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for start in ("training", "runs/training/checkpoints/checkpoint-5"):
-            with pytest.raises(InputMissingError, match="may delete checkpoint-5 once it has newer ones"):
-                resolved(folder, start)
-        begun = {"model.start_from": "runs/training/checkpoints/checkpoint-5"}
-        checkpoint(make_run(folder, "mine", must_match=begun), 1)
-        assert resolved(folder, "training", "run.name=mine").model.start_from == begun["model.start_from"]
-    assert resolved(folder, "training").model.start_from == "runs/training/checkpoints/checkpoint-5"
 
 
 def test_a_run_without_weights_is_refused(folder):
