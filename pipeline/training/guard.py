@@ -170,16 +170,16 @@ class StepGuard:
 
     # ---- states and evaluations ----
 
-    def check_state(self, trainer: Any, optimizer: Mapping[str, Tensor], *, what: str) -> None:
-        """Before `what` is written: raise DivergedError for a parameter or optimizer state that is not finite. Every rank
-        calls it."""
+    def check_state(self, trainer: Any, optimizer: Mapping[str, Tensor], *, so: str) -> None:
+        """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows. so: what
+        follows. Every rank calls it."""
         step = trainer.state.global_step
         found = from_every_rank(first_nonfinite({**trainer.model.state_dict(), **optimizer}))
         if name := next(filter(None, found), None):
             facts = {"tensor": name, "ranks": [rank for rank, bad in enumerate(found) if bad]}
             self._record(trainer, "nonfinite", step=step, action="stop", **facts)
             error = DivergedError(
-                f"after {step} steps: {name} is not finite, so {what} was not written, and the checkpoints before it are good. "
+                f"after {step} steps: {name} is not finite, so {so}, and the checkpoints before it are good. "
                 f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or run the same command again where "
                 "the hardware is the cause."
             )
@@ -191,7 +191,7 @@ class StepGuard:
         the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
         bad = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
-            self.check_state(trainer, {}, what="anything from here on")
+            self.check_state(trainer, {}, so="the evaluation says nothing")
             self._record(trainer, "nonfinite", step=trainer.state.global_step, action="warn", metrics=bad)
             if trainer.is_world_process_zero():
                 print(

@@ -212,7 +212,7 @@ class TandemTrainer(Trainer):
         with self.meter.pause():
             ranks = from_every_rank((get_rng_state(), self._tr_loss.item()))
             tensors = optimizer_tensors(self.optimizer, self.model)
-            self.guard.check_state(self, tensors, what=target.name)
+            self.guard.check_state(self, tensors, so=f"{target.name} was not written")
             if self.args.should_save and not target.exists():
                 with whole_folder(
                     target,
@@ -251,7 +251,7 @@ class TandemTrainer(Trainer):
             self.start_step = state.global_step
             self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
-        self.guard.check_state(self, {}, what="the finished model")
+        self.guard.check_state(self, {}, so="the finished model was not written")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         try:
