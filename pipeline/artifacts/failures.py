@@ -96,6 +96,7 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
                 "status": status,
                 "class": type(error).__name__,
                 "message": message,
+                "facts": getattr(error, "facts", None),
                 "time": time.time(),
                 "rank": int(os.environ.get("RANK", 0)),
                 "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),

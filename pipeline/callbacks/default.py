@@ -66,7 +66,7 @@ def add_callbacks(
             writers=trackers,
         ),
         *own_callbacks(recipe),
-        Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt),
+        *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
         signals,
     ):
         trainer.add_callback(callback)
