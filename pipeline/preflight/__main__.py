@@ -1,6 +1,7 @@
 """`python -m pipeline.preflight RECIPE`: the plan of a run, and every check that can be made before step 1."""
 
 import argparse
+import importlib.util
 import os
 
 from pipeline.artifacts.errors import RecipeError, TandemError
@@ -72,28 +73,39 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
     from pipeline.preflight.checks import find_notes, find_problems, refuse
 
-    problems = find_problems(plan, on_this_machine=not planned) + _data_problems(plan.recipe)
+    recipe, notes = plan.recipe, find_notes(plan)
+    problems = find_problems(plan, on_this_machine=not planned)
+    if not planned:
+        from pipeline.preflight.services import service_findings
+
+        refused, more = service_findings(recipe)
+        problems, notes = problems + refused, notes + more
+    problems += _code_and_data(recipe)
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
-    for note in find_notes(plan):
+    for note in notes:
         print(f"note: {note}")
-    for line in _not_checked(plan.recipe, planned=planned):
+    for line in _not_checked(recipe, planned=planned):
         print(f"not checked: {line}")
     refuse(problems)
     print("nothing was found that would stop this run")
 
 
-def _data_problems(recipe: Recipe) -> list[TandemError]:
-    """What is wrong with sources that lie on this machine; those of the Hub are not asked for."""
-    if not _local(recipe):
-        return []
-    from pipeline.sources.open import open_sources
+def _code_and_data(recipe: Recipe) -> list[TandemError]:
+    """What the recipe names, as far as it can be looked up on this machine; the Hub is not asked."""
+    from pipeline.preflight.reading import reading_problems
 
-    try:
-        open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    except TandemError as error:
-        return [error]
-    return []
+    problems: list[TandemError] = []
+    if _has_torch():
+        from pipeline.preflight.named_code import named_code_problems
+
+        problems += named_code_problems(recipe)
+    here = {"sources": _local(recipe), "tokenizer": os.path.isdir(recipe.tokenizer.path or ""), "weights": True}
+    return problems + reading_problems(recipe, only=[what for what, is_here in here.items() if is_here])
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _local(recipe: Recipe) -> bool:
@@ -102,6 +114,8 @@ def _local(recipe: Recipe) -> bool:
 
 def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
     lines = []
+    if not _has_torch():
+        lines.append("callbacks, tasks and the options of the model, which need torch. Install it: pip install torch")
     if planned:
         lines.append(
             "this machine's device, disk and packages, since the plan is for run.hardware. To check them: run.hardware=null"
@@ -117,7 +131,7 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
         lines.append(f"the tokenizer {recipe.tokenizer.path}, which is not on this machine")
     if recipe.model.start_from and not os.path.isdir(recipe.model.start_from):
         lines.append(f"the weights of model.start_from: {recipe.model.start_from}")
-    if recipe.hub.id:
+    if recipe.hub.id and planned:
         lines.append(f"write access to {recipe.hub.id} on the Hub")
     return lines
 

@@ -27,27 +27,41 @@ WASTE_WORTH_A_NOTE = 0.05
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
-    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console."""
+    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console.
+
+    A run that has finished needs nothing any more: it is not checked.
+    """
     from pipeline.hardware.device import device_info
+    from pipeline.preflight.named_code import named_code_problems
+    from pipeline.preflight.reading import reading_problems
+    from pipeline.preflight.services import service_findings
     from pipeline.preflight.shared import refuse_unshared
     from pipeline.training.agreement import on_rank_0
 
     plan = make_plan(recipe, device_info(), processes=processes)
 
-    def decide() -> None:
-        refuse(find_problems(plan, on_this_machine=True))
-        for note in find_notes(plan):
+    def decide() -> bool:
+        if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
+            return False
+        refused, notes = service_findings(recipe)
+        problems = [*find_problems(plan, on_this_machine=True), *named_code_problems(recipe)]
+        refuse([*problems, *reading_problems(recipe), *refused])
+        for note in [*find_notes(plan), *notes]:
             print(f"note: {note}", flush=True)
+        return True
 
-    on_rank_0(decide)
+    if not on_rank_0(decide):
+        return
     refuse_unshared(_run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
 
 
 def refuse(problems: list[TandemError]) -> None:
-    """Raise all problems as one, with the class and status of the first."""
+    """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
     if problems:
-        raise type(problems[0])("\n".join(str(problem) for problem in problems))
+        first = min(problems, key=lambda problem: problem.status)
+        lines = dict.fromkeys(str(problem) for problem in sorted(problems, key=lambda problem: problem.status))
+        raise type(first)("\n".join(lines))
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
