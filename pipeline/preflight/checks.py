@@ -24,6 +24,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import begun_run
 
 WASTE_WORTH_A_NOTE = 0.05
+LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
@@ -233,18 +234,19 @@ def _writing(plan: Plan) -> list[TandemError]:
 
 
 def _disk(plan: Plan) -> list[TandemError]:
-    """Room for the checkpoints and the model that this run will still write."""
+    """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
+    since a checkpoint is deleted only after the next one is whole."""
     folder = _run_folder(plan.recipe)
-    if plan.run_disk_bytes is None:
+    if plan.checkpoint_bytes is None:
         return []
     there = sum(_bytes(file) for file in folder.rglob("*"))
-    needed = max(plan.run_disk_bytes - there, 0)
+    needed = max(max(plan.run_disk_bytes or 0, int(LEAST_CHECKPOINTS * plan.checkpoint_bytes)) - there, 0)
     if needed <= _free(folder):
         return []
     return [
         DiskFullError(
-            f"{folder}: checkpoints and model will take {gigabytes(needed)} more at once, and {gigabytes(_free(folder))} are free. "
-            "Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
+            f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
         )
     ]
 

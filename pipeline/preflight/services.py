@@ -43,11 +43,13 @@ def _refusal(repo_id: str, *, private: bool) -> str | None:
     """Why a push to the repository would be refused; None when it would not. Raises when the Hub does not answer."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import validate_repo_id
 
     if get_token() is None:
         return f"the model is to be pushed to {repo_id}, and there is no token of the Hub here. {LOGIN}"
     api = HfApi()
     try:
+        validate_repo_id(repo_id)
         user = api.whoami()
         owner = repo_id.split("/")[0] if "/" in repo_id else user["name"]
         full = repo_id if "/" in repo_id else f"{owner}/{repo_id}"
@@ -74,7 +76,7 @@ def _cannot_create(user: dict[str, Any], owner: str, repo_id: str) -> str | None
     token = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
     if owner not in roles:
         return (
-            f"{repo_id} does not exist, and {user['name']} cannot create it: it is no member of {owner}. Name one of {', '.join(sorted(roles))}, or log in "
+            f"{repo_id} does not exist, and {user['name']} cannot create it: it is no member of {owner}. Name one of {', '.join(sorted(name for name, role in roles.items() if role != 'read'))}, or log in "
             "as somebody else."
         )
     if roles[owner] == "read" or token == "read":
