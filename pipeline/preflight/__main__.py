@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import os
 
-from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.artifacts.errors import RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.plan import Plan, make_plan
@@ -71,7 +71,7 @@ def _planned(recipe: Recipe) -> DeviceInfo:
 
 def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
-    from pipeline.preflight.checks import find_notes, find_problems, refuse
+    from pipeline.preflight.checks import find_notes, find_problems
 
     recipe, notes = plan.recipe, find_notes(plan)
     problems = find_problems(plan, on_this_machine=not planned)

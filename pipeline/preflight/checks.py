@@ -15,6 +15,7 @@ from pipeline.artifacts.errors import (
     OutOfMemoryError,
     RecipeError,
     TandemError,
+    refuse,
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.kernels import kernel_problems
@@ -55,14 +56,6 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
         return
     refuse_unshared(_run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
-
-
-def refuse(problems: list[TandemError]) -> None:
-    """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
-    if problems:
-        first = min(problems, key=lambda problem: problem.status)
-        lines = dict.fromkeys(str(problem) for problem in sorted(problems, key=lambda problem: problem.status))
-        raise type(first)("\n".join(lines))
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:

@@ -70,4 +70,15 @@ def _model(recipe: Recipe) -> list[TandemError]:
             build_model(recipe.model.type, fields, seed=0)
     except ModelOptionsError as error:
         return [RecipeError(f"{recipe.path}: {error}")]
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        ImportError,
+    ) as error:  # a value that its config took and its layers do not
+        return [
+            RecipeError(
+                f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
+            )
+        ]
     return []
