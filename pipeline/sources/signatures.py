@@ -28,6 +28,8 @@ def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:
 
     expected: the magic bytes that the file's own ending promises.
     """
+    if not head.strip(b"\0"):
+        return "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or write it again."
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."

@@ -6,13 +6,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.sources.bad_rows import all_empty, bad_rows, reason_of, row_name
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
     BadRow,
     DamagedRow,
-    RawRow,
     jsonl_rows,
     kind_of,
     open_bytes,
@@ -25,6 +25,7 @@ from pipeline.sources.signatures import impostor
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
 TAIL_BYTES = 2**20
+EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
 
 @dataclass
@@ -33,12 +34,6 @@ class Findings:
 
     problems: list[str] = field(default_factory=list)
     bad_rows: list[str] = field(default_factory=list)
-
-
-def row_name(path: Path | str, row: int) -> str:
-    """`file:line` for files of lines, one-based as editors count; `file row n` (zero-based) for parquet."""
-    kind = kind_of(Path(path).name)
-    return f"{path}:{row + 1}" if kind == "jsonl" else f"{path} {'row' if kind == 'parquet' else 'piece'} {row}"
 
 
 def verify(path: Path, form: Format, *, column_key: str) -> Findings:
@@ -153,6 +148,8 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     ):
         return "is truncated: its footer names data beyond its end. Download it again."
     if form.column:
+        if schema.names.count(form.column) > 1:
+            return f"has {schema.names.count(form.column)} columns {form.column!r}, and which one is meant cannot be known. Write it again with one."
         reason = _column_problem(form, schema.names, column_key) or _type_problem(form, schema.field(form.column).type)
         if reason:
             return reason
@@ -163,6 +160,8 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
+    if all_empty(rows, form):
+        return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
     return None
 
@@ -224,9 +223,11 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
         return _column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
     findings.bad_rows += bad_rows(path, rows, form)
     last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
+    if all_empty([*rows, *([(0, 0, parse_json_line(last))] if last else [])], form):
+        return EMPTY
     if last and not last.isspace():
         value = parse_json_line(last)
-        problem = value.reason if isinstance(value, BadRow) else _reason(value, form)
+        problem = value.reason if isinstance(value, BadRow) else reason_of(value, form)
         if problem:
             with open_bytes(path) as file:
                 number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
@@ -255,23 +256,4 @@ def _verify_txt(path: Path, findings: Findings) -> str | None:
     if not rows:
         return "holds white space only. Write or download it again."
     findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
-    return None
-
-
-def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
-    """`file:row: reason` for each row that the format cannot read."""
-    read = form.reader()
-    named = []
-    for _, row, value in rows:
-        reason = value.reason if isinstance(value, BadRow) else _reason(value, form, read)
-        if reason:
-            named.append(f"{row_name(path, row)}: {reason}")
-    return named
-
-
-def _reason(value: Any, form: Format, read: Any = None) -> str | None:
-    try:
-        (read or form.reader())(value)
-    except Exception as error:  # An own format may raise anything; whatever it is, the row is named.
-        return str(error) if isinstance(error, ValueError) else f"{form.name} raised {type(error).__name__}: {error}"
     return None
