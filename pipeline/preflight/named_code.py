@@ -9,7 +9,7 @@ from pipeline.recipe.presets import model_fields
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
     """Each name that cannot be used. A model that starts from weights has their options."""
-    return [*_callbacks(recipe), *_tasks(recipe), *_optimizer(recipe), *_model(recipe)]
+    return [*_callbacks(recipe), *_tasks(recipe), *_optimizer(recipe), *_split_pattern(recipe), *_model(recipe)]
 
 
 def _callbacks(recipe: Recipe) -> list[TandemError]:
@@ -54,6 +54,20 @@ def _optimizer(recipe: Recipe) -> list[TandemError]:
     return []
 
 
+def _split_pattern(recipe: Recipe) -> list[TandemError]:
+    if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
+        return []
+    from tokenizers import Regex
+
+    try:
+        Regex(recipe.tokenizer.split_pattern)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        return [
+            RecipeError(f"{recipe.where('tokenizer.split_pattern')}: is no regular expression ({error}). Correct it.")
+        ]
+    return []
+
+
 def _model(recipe: Recipe) -> list[TandemError]:
     """The model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
     if recipe.model.start_from or ":" in recipe.model.type:
@@ -69,7 +83,8 @@ def _model(recipe: Recipe) -> list[TandemError]:
         with torch.device("meta"):
             build_model(recipe.model.type, fields, seed=0)
     except ModelOptionsError as error:
-        return [RecipeError(f"{recipe.path}: {error}")]
+        key = str(error).partition(":")[0]
+        return [RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}")]
     except (
         KeyError,
         ValueError,

@@ -4,6 +4,7 @@ import math
 
 from pipeline.recipe.depth import group_settings
 from pipeline.recipe.fates import FATES
+from pipeline.recipe.forms import check_forms
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import GROUPED, horizons
@@ -35,6 +36,7 @@ def check_given(recipe: Recipe, problems: Problems) -> None:
     _optimizer(recipe, problems)
     _model(recipe, problems)
     _train(recipe, problems)
+    check_forms(recipe, problems)
     if not (isinstance(recipe.run.resume, int) or recipe.run.resume in ("auto", "never")):
         problems.add(
             recipe.where("run.resume"), f"is {recipe.run.resume!r}; it must be auto, never, or the number of a step."

@@ -13,6 +13,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError,
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import format_of
+from pipeline.sources.heads import FILES_OF_A_SOURCE, head_findings
 from pipeline.sources.held_out import period_of
 from pipeline.sources.open_source import OpenSource
 from pipeline.sources.verify import Findings, verified
@@ -36,14 +37,14 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
         validation = opening.planned(recipe.data.validation, "data.validation")
     else:
         validation = opening.held_out(train)
+    seed = int(recipe.train.get("seed", 42))
+    for place, source in enumerate(train):
+        source.files = permuted(source.files, key=f"{seed} {place}")
     opening.verify_all(train + validation)
     opening.refuse()
     if recipe.data.validation is None:
         opening.split_single_files(train, validation)
     opening.refuse_overlap(train, validation)
-    seed = int(recipe.train.get("seed", 42))
-    for place, source in enumerate(train):
-        source.files = permuted(source.files, key=f"{seed} {place}")
     return train, validation
 
 
@@ -65,6 +66,7 @@ class _Opening:
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
         self.problems: list[TandemError] = []
+        self.hub_is_silent = False
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
         """The sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
@@ -145,7 +147,14 @@ class _Opening:
 
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here, and keep what is wrong with it."""
-        work = [(source, file) for source in sources for file in source.files]
+        work = [(source, file) for source in sources for file in source.files if file.path is not None]
+        for source in sources:
+            away = [
+                file
+                for file in source.files
+                if file.path is None and not self.facts.head_is_known(_reading(source, file))
+            ]
+            work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda pair: self._verify(*pair), work))
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
@@ -164,7 +173,16 @@ class _Opening:
 
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:
-            return Findings()  # Not fetched yet: verified when it is (hub_files.py).
+            ends = file.peek() if file.peek and not self.hub_is_silent else None
+            if ends is None:
+                self.hub_is_silent = True  # It would let every further file wait.
+                return Findings()  # Looked at when it is fetched (OpenSource.read).
+            findings = head_findings(
+                f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
+            )
+            if not findings.problems:
+                self.facts.keep_head(_reading(source, file))
+            return findings
         return verified(file, source.format, self.facts, column_key=source.column_key)
 
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
@@ -191,6 +209,11 @@ class _Opening:
                 _listed([f"{self.where}{line}" for line in same])
                 + "\nValidation would measure memory. Take the file out of one of the two."
             )
+
+
+def _reading(source: OpenSource, file: SourceFile) -> str:
+    """What was looked at, and as what: the same content under another name or format is another matter."""
+    return f"{file.sha256} {Path(file.label).suffixes} {source.format.identity()}"
 
 
 def _free_name(spec, sources: list[OpenSource]) -> str:

@@ -1,6 +1,7 @@
 """Things that lie where data should be: pointers, error pages, archives, binary files, told from their first bytes."""
 
 import re
+from pathlib import PurePath
 
 MAGIC = {
     b"PAR1": "a parquet file",
@@ -21,6 +22,19 @@ CURES = {
     "a zip archive": "Unpack it.",
     "bzip2 data": "Unpack it.",
 }
+
+
+BEGINNINGS = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+
+
+def wrong_beginning(name: str, head: bytes) -> str | None:
+    """Why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
+    suffix = PurePath(name).suffix.lower()
+    magic = BEGINNINGS.get(suffix)
+    reason = impostor(head, expected=magic)
+    if reason is None and magic and not head.startswith(magic):
+        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+    return reason
 
 
 def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:

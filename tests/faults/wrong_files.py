@@ -1,6 +1,6 @@
 """Every way in which a data file was found wrong: jsonl and parquet, text and conversations, and what must be said of it.
 
-`wrong_files()` gives the cases, `streamed()` the same files as datasets of a Hub. A case is told when the message names the
+`wrong_files()` gives the cases. A case is told when the message names the
 file (and the row, where one row is wrong) with the reason.
 """
 
@@ -98,11 +98,6 @@ def wrong_files() -> Iterator[WrongFile]:
     yield WrongFile(
         "text column", "chat", "bad.parquet", _table({"text": TEXTS}), "has no column 'messages'; found: text"
     )
-
-
-def streamed() -> Iterator[WrongFile]:
-    """All of them: whatever lies in a repository of a Hub."""
-    return wrong_files()
 
 
 def _jsonl_files() -> Iterator[tuple[str, bytes, str]]:

@@ -199,8 +199,9 @@ class Needs:
         (["run.callbacks=[mine_code:Absent]"], "has no attribute 'Absent'"),
         (["evals.tasks=[nowhere:task]"], "evals.tasks: nowhere:task cannot be imported"),
         (["optimizer.type=mine_code:Absent"], "optimizer.type: mine_code:Absent cannot be imported"),
-        (["model.type=lama", "model.options={}"], "model.type: lama is no causal language model of transformers. Did you mean llama"),
-        (["model.type=llama", "model.options={rope_scale: 2}"], "has no field rope_scale"),
+        (["tokenizer.split_pattern='([a-z'"], "command line: tokenizer.split_pattern: is no regular expression ("),
+        (["model.type=lama", "model.options={}"], "command line: model.type: lama is no causal language model of transformers. Did you mean llama"),
+        (["model.type=llama", "model.options={rope_scale: 2}"], "command line: model.options: LlamaConfig of model.type llama has no field rope_scale"),
     ],
 )  # fmt: skip
 def test_code_that_cannot_be_used_is_named_before_the_data_are_prepared(recipe_file, tmp_path, overrides, said):
@@ -210,7 +211,12 @@ def test_code_that_cannot_be_used_is_named_before_the_data_are_prepared(recipe_f
 
 def test_code_that_can_be_used_is_no_problem(recipe_file, tmp_path):
     (tmp_path / "mine_code.py").write_text(MINE)
-    for overrides in (["run.callbacks=[mine_code:Fine]"], ["model.type=llama"], ["model.preset=modern"]):
+    for overrides in (
+        ["run.callbacks=[mine_code:Fine]"],
+        ["tokenizer.split_pattern='[a-z]+|\\\\s'"],
+        ["model.type=llama"],
+        ["model.preset=modern"],
+    ):
         assert named_code_problems(read_recipe([recipe_file(), *overrides])) == []
 
 
