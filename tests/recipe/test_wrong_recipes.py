@@ -149,3 +149,21 @@ def test_a_wrong_recipe_is_refused_within_a_second_and_without_torch(folder):
         seconds.append(time.perf_counter() - started)
         assert done.stdout.split("\n")[:2] == ["64", "[]"]
     assert min(seconds) < 1
+
+
+COMMANDS = {
+    "pretrain": [str(ROOT / "pipeline" / "pretrain.py")],
+    "sft": [str(ROOT / "pipeline" / "sft.py")],
+    "preflight": ["-m", "pipeline.preflight"],
+    "data": ["-m", "pipeline.data"],
+    "tokenizer": ["-m", "pipeline.tokenizer"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_tells_all_mistakes_with_status_64_and_no_traceback(folder, command):
+    write(folder, changed("max_steps", "max_stepz").replace("n_layer: 2", "n_layer: two"))
+    done = subprocess.run([sys.executable, *COMMANDS[command], "recipe.yaml", "train.seed=x"], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 64, done.stderr
+    told = done.stderr.removeprefix("error: ").splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["command line", "recipe.yaml:11", "recipe.yaml:17"]
