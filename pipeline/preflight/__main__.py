@@ -78,9 +78,10 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     if not planned:
         from pipeline.preflight.services import service_findings
 
-        refused, more = service_findings(recipe)
-        problems, notes = problems + refused, notes + more
-    problems += _code_and_data(recipe)
+        refused, said = service_findings(recipe)
+        problems, notes = problems + refused, notes + said
+    for more_problems, more_notes in (_code(recipe), _data(recipe)):
+        problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
     for note in notes:
@@ -91,17 +92,20 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     print("nothing was found that would stop this run")
 
 
-def _code_and_data(recipe: Recipe) -> list[TandemError]:
-    """What the recipe names, as far as it can be looked up on this machine; the Hub is not asked."""
-    from pipeline.preflight.reading import reading_problems
+def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    if not _has_torch():
+        return [], []
+    from pipeline.preflight.named_code import named_code_problems
 
-    problems: list[TandemError] = []
-    if _has_torch():
-        from pipeline.preflight.named_code import named_code_problems
+    return named_code_problems(recipe), []
 
-        problems += named_code_problems(recipe)
+
+def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """What the run will read, as far as it lies on this machine; the Hub is not asked."""
+    from pipeline.preflight.reading import reading_findings
+
     here = {"sources": _local(recipe), "tokenizer": os.path.isdir(recipe.tokenizer.path or ""), "weights": True}
-    return problems + reading_problems(recipe, only=[what for what, is_here in here.items() if is_here])
+    return reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
 
 
 def _has_torch() -> bool:

@@ -35,7 +35,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
     """
     from pipeline.hardware.device import device_info
     from pipeline.preflight.named_code import named_code_problems
-    from pipeline.preflight.reading import reading_problems
+    from pipeline.preflight.reading import reading_findings
     from pipeline.preflight.services import service_findings
     from pipeline.preflight.shared import refuse_unshared
     from pipeline.training.agreement import on_rank_0
@@ -45,10 +45,12 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
     def decide() -> bool:
         if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
             return False
-        refused, notes = service_findings(recipe)
         problems = [*find_problems(plan, on_this_machine=True), *named_code_problems(recipe)]
-        refuse([*problems, *reading_problems(recipe), *refused])
-        for note in [*find_notes(plan), *notes]:
+        notes = find_notes(plan)
+        for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
+            problems, notes = problems + more_problems, notes + more_notes
+        refuse(problems)
+        for note in notes:
             print(f"note: {note}", flush=True)
         return True
 

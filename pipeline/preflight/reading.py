@@ -15,26 +15,32 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import start_folder
 
 
-def reading_problems(recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")) -> list[TandemError]:
-    """Everything that is wrong with what the recipe names; model.start_from is resolved by now."""
+def reading_findings(
+    recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
+) -> tuple[list[TandemError], list[str]]:
+    """(problems, notes) of what the recipe names; model.start_from is resolved by now."""
     found: list[TandemError] = []
+    notes: list[str] = []
     for what in only:
         try:
-            {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights}[what](recipe)
+            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights}[what](recipe) or []
         except TandemError as error:
             found.append(error)
-    return found
+    return found, notes
 
 
-def _sources(recipe: Recipe) -> None:
+def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
     from pipeline.sources.open import open_sources
+    from pipeline.sources.overlap import overlap_note
 
     run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     if run.has_trained():
         recipe = copy.deepcopy(recipe)
         use_revisions(recipe, run.read_manifest().get("inputs", {}))
-    open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    note = overlap_note(train, validation)
+    return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 
 def use_revisions(recipe: Recipe, inputs: dict[str, Any]) -> None:

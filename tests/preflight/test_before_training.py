@@ -16,7 +16,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.preflight.checks import check_before_training
 from pipeline.preflight.horizon import horizon_lines, settle_warmup
 from pipeline.preflight.named_code import named_code_problems
-from pipeline.preflight.reading import reading_problems
+from pipeline.preflight.reading import reading_findings
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 
@@ -62,6 +62,10 @@ def trained(tmp_path_factory):
 
     save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
     return folder
+
+
+def reading_problems(recipe, **only):
+    return reading_findings(recipe, **only)[0]
 
 
 def problems_of(recipe, kind, check=reading_problems):
@@ -132,6 +136,23 @@ def test_sources_of_a_run_that_goes_on_are_opened_at_the_commit_it_began_with(re
     assert recipe.data.sources[0].revision is None
     shutil.rmtree(run)
     assert reading_problems(recipe, only=["sources"])[0].status == 69
+
+
+def test_validation_documents_that_are_trained_on_are_counted_with_a_place(recipe_file, tmp_path, capsys):
+    def write(name, numbers):
+        (tmp_path / name).write_text("".join(json.dumps({"text": f"Document {n}."}) + "\n" for n in numbers))
+
+    write("held.jsonl", range(40))
+    write("a.jsonl", range(100, 200))
+    write("b.jsonl", [300, *range(7), 0, 301])
+    given = "data.sources=[{files: a.jsonl}, {files: b.jsonl}]", "data.validation=[{files: held.jsonl}]"
+    recipe = read_recipe([recipe_file(), *given])
+    check_before_training(recipe, processes=1)
+    said = capsys.readouterr().out
+    assert "note: command line: data.validation: 7 of the first 40 validation documents are trained on, too" in said
+    assert "(such as b.jsonl:2)" in said
+    write("b.jsonl", range(300, 310))
+    assert reading_findings(recipe, only=["sources"]) == ([], [])
 
 
 def test_a_tokenizer_with_other_ids_than_the_weights_were_trained_with_is_refused(recipe_file, trained, tmp_path):
