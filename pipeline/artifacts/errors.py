@@ -75,3 +75,10 @@ class Interrupted(TandemError):
 
     status = 130
     of_all_ranks = True
+
+
+def refuse(problems: list[TandemError]) -> None:
+    """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
+    if problems:
+        ordered = sorted(problems, key=lambda problem: problem.status)
+        raise type(ordered[0])("\n".join(dict.fromkeys(map(str, ordered))))
