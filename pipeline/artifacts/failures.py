@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
@@ -17,9 +18,14 @@ _leaving = threading.Lock()  # taken by the thread that ends the process
 
 
 def record_failures_in(run: RunDirectory) -> None:
-    """From now on a failure of this process is also written to the run's failure.json."""
+    """From now on a failure of this process is also written to the run's failure.json.
+
+    The script that waits for $TANDEM_STATUS finds the run's directory in $TANDEM_STATUS.run, also when this is killed.
+    """
     global _current_run
     _current_run = run
+    if path := os.environ.get("TANDEM_STATUS"):
+        Path(f"{path}.run").write_text(str(run.path.resolve()))
 
 
 def exit_with_status(main: Callable[[list[str]], int | None]) -> None:

@@ -49,7 +49,8 @@ class Signals:
         self._heard = [n for n in NUMBERS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup has SIGHUP ignored
         for number in self._heard:
             signal.signal(number, _leave_it_to_the_thread)
-        os.register_at_fork(after_in_child=self._forget)
+        # A forked child shares the pipe: what it gets before it has left it would be taken for ours.
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=self._forget)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def connect(self, store: Any) -> None:
@@ -67,10 +68,11 @@ class Signals:
             self._leave_at_once()
 
     def _forget(self) -> None:
-        """In a forked child, which shares the pipe: its signals are its own."""
+        """In a forked child: its signals are its own."""
         signal.set_wakeup_fd(-1)
         for number in self._heard:
             signal.signal(number, signal.SIG_DFL)
+        _unblock()
 
     def _listen(self) -> None:
         while True:
@@ -87,7 +89,9 @@ class Signals:
 
     def _hear(self, number: int) -> None:
         now = time.monotonic()
-        if is_leaving() or (self._first is not None and self.launcher is not None and now - self._first < SAME_SIGNAL_S):
+        if is_leaving() or (
+            self._first is not None and self.launcher is not None and now - self._first < SAME_SIGNAL_S
+        ):
             return
         if self._first is not None:
             os._exit(128 + number)
@@ -152,3 +156,11 @@ class Signals:
 
 def _leave_it_to_the_thread(number: int, frame: Any) -> None:
     """A handler must exist for the number to reach the pipe."""
+
+
+def _block() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)

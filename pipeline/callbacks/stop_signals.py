@@ -56,7 +56,7 @@ class StopSignals(TrainerCallback):
             self.signals.received = int(flag.item())
         return bool(self.signals.received)
 
-    def in_evaluation(self, evaluate: Callable[..., dict[str, float]]) -> Callable[[Any], dict[str, float] | None]:
+    def in_evaluation(self, evaluate: Callable[..., dict[str, float] | None]) -> Callable[..., dict[str, float] | None]:
         """The evaluation made to give up on a signal, and then to return None on every rank."""
 
         def evaluate_or_give_up(model: Any) -> dict[str, float] | None:
