@@ -51,7 +51,10 @@ def test_a_signal_ends_a_long_call_before_the_first_step(tmp_path, number, statu
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == status
-    assert output == f"{number.name} before the first step of this start; nothing is lost. Run the same command again to go on.\n"
+    assert (
+        output
+        == f"{number.name} before the first step of this start; nothing is lost. Run the same command again to go on.\n"
+    )
 
 
 def test_in_training_the_first_signal_is_kept_and_the_second_leaves_at_once(tmp_path):
@@ -92,9 +95,7 @@ def test_sighup_stays_ignored_under_nohup(tmp_path):
 
 
 def test_the_death_of_the_launcher_ends_a_long_call(tmp_path):
-    launcher = (
-        "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
-    )
+    launcher = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
     process = start(tmp_path, f"ready()\n{LONG_CALL}\n", launched=True, prefix=(sys.executable, "-c", launcher))
     process.kill()
     output, _ = process.communicate(timeout=60)  # the child holds the pipe until it ends
