@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner, runner  # noqa: F401 - a fixture
+from tests.contracts.conftest import Runner
 
 ROOT = Path(__file__).parents[2]
 # Notes forward passes in evaluation mode, of one row (sampling) or several (evaluation), and slows those of $SLOW from a step on.
@@ -41,6 +41,11 @@ def slow_text(row):
     return row["text"]
 """
 TRAIN = {"max_steps": 12, "save_steps": 1000, "eval_steps": 4, "per_device_train_batch_size": 1}
+
+
+@pytest.fixture
+def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    return Runner(tmp_path, cache, text_files, chat_files)
 
 
 def launch(kind: str, runner: Runner, recipe: Path, *overrides: str, ranks: int, **environment: str):

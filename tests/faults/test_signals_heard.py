@@ -68,7 +68,7 @@ def test_in_training_the_first_signal_is_kept_and_the_second_leaves_at_once(tmp_
 
 
 def test_what_a_launcher_hands_on_again_is_not_a_second_signal(tmp_path):
-    body = f"module.SAME_SIGNAL_S = 5.0\nsignals.training = True\nready()\nwhile not signals.received: time.sleep(0.02)\nPath(sys.argv[1], 'kept').write_text('x')\ntime.sleep(1)\nos._exit(9)\n"
+    body = "module.SAME_SIGNAL_S = 5.0\nsignals.training = True\nready()\nwhile not signals.received: time.sleep(0.02)\nPath(sys.argv[1], 'kept').write_text('x')\ntime.sleep(1)\nos._exit(9)\n"
     process = start(tmp_path, body, launched=True)
     process.terminate()
     wait_for(tmp_path / "kept")
