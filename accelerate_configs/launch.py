@@ -29,10 +29,10 @@ from pipeline.artifacts.rows import read_rows  # noqa: E402
 from pipeline.artifacts.run_directory import RunDirectory  # noqa: E402
 from pipeline.hardware.visible import visible_gpus  # noqa: E402
 
-# What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70). A rank killed by a signal that
-# was not for the run counts too; a wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
-MENDABLE = (1, 70)
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
+# wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
+MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 # glibc gives large blocks back to the system after every use and faults the pages in again, while a training step takes
 # and frees the same blocks forever: 15 to 27 % of the CPU time of a small model's step.
 CPU_ALLOCATOR = {
@@ -178,7 +178,7 @@ def progress(status_file: Path) -> tuple[int, int] | None:
 def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
     """A sentence when a run that ended with this status is to be started again: only after progress, else it would crash
     at the same place forever."""
-    if not left or not (status in MENDABLE or status > 128):
+    if not left or status not in MENDABLE:
         return None
     steps = progress(status_file)
     if steps is None or steps[1] <= steps[0]:
