@@ -24,9 +24,10 @@ import psutil
 CONFIGS = Path(__file__).parent
 sys.path[0] = str(CONFIGS.parent)
 
-from pipeline.artifacts.checkpoints import by_step, step_of  # noqa: E402 - found only from the root
+from pipeline.artifacts.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
+from pipeline.artifacts.checkpoints import by_step, step_of  # noqa: E402
 from pipeline.artifacts.rows import read_rows  # noqa: E402
-from pipeline.artifacts.run_directory import RunDirectory  # noqa: E402
+from pipeline.artifacts.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 from pipeline.hardware.visible import visible_gpus  # noqa: E402
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -170,6 +171,8 @@ def progress(status_file: Path) -> tuple[int, int] | None:
     if not told.exists():
         return None
     run = RunDirectory(told.read_text())
+    with suppress(OSError):  # a killed run's last checkpoint may still be on its way to the disk
+        take_lock(run.checkpoints, wait_s=WRITER_WAIT_S).close()
     begun = [row["step"] for row in read_rows(run.metrics) if row.get("event") == "attempt"]
     saved = [step_of(folder) or 0 for folder in by_step(run.checkpoints)]
     return (begun[-1], max(saved, default=0)) if begun else None

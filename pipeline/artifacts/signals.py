@@ -89,16 +89,14 @@ class Signals:
 
     def _hear(self, number: int) -> None:
         now = time.monotonic()
-        if is_leaving() or (
-            self._first is not None and self.launcher is not None and now - self._first < SAME_SIGNAL_S
-        ):
-            return
         if self._first is not None:
-            os._exit(128 + number)
+            if self.launcher is None or now - self._first > SAME_SIGNAL_S:
+                os._exit(128 + number)
+            return
         self._first = now
         self._take(number)
         self._tell("received", number)
-        if not self.training:
+        if not (self.training or is_leaving()):
             self._leave_at_once()
 
     def _take(self, number: int) -> None:
