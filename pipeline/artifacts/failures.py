@@ -2,21 +2,30 @@
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
+_leaving = threading.Lock()  # taken by the thread that ends the process
 
 
 def record_failures_in(run: RunDirectory) -> None:
-    """From now on a failure of this process is also written to the run's failure.json."""
+    """From now on a failure of this process is also written to the run's failure.json.
+
+    The script that waits for $TANDEM_STATUS finds the run's directory in $TANDEM_STATUS.run, also when this is killed.
+    """
     global _current_run
     _current_run = run
+    if path := os.environ.get("TANDEM_STATUS"):
+        Path(f"{path}.run").write_text(str(run.path.resolve()))
 
 
 def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
@@ -26,10 +35,22 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
     try:
-        status, message = main(sys.argv[1:]) or 0, ""
+        outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
-        status, message = _explain(error)
-    agreed = status in (0, Preempted.status, Interrupted.status)
+        outcome = error
+    leave(outcome)
+
+
+def is_leaving() -> bool:
+    return _leaving.locked()
+
+
+def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
+    """End the process from any thread; the first one to come has the word. agreed: when it is a stop, all ranks make it."""
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()
+    status, message = (outcome, "") if isinstance(outcome, int) else _explain(outcome)
+    agreed = agreed and status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -44,7 +65,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     path = os.environ.get("TANDEM_STATUS")
     if not path:
         return False
-    if not first_rank_only or int(os.environ.get("RANK", 0)) == 0:
+    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has a file of its own
         try:
             with open(path, "x") as file:
                 file.write(f"{status}\n{message}\n")

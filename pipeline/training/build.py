@@ -1,5 +1,6 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -141,8 +142,8 @@ def build_trainer(
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
     )
 
-    def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {**score(model), **score_tasks(tasks, model, tokenizer)}
+    def evaluate(model: torch.nn.Module, watched: Callable = iter) -> dict[str, float]:
+        return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
 
     return TandemTrainer(
         model=model,

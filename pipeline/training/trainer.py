@@ -31,7 +31,7 @@ from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_u
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_model: called with the bare model, gives metrics by name; meter: counts time and tokens.
+    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name, None when it gave up; meter: counts time, tokens.
     Both stages use this class; they differ in rows and evaluation only.
     """
 
@@ -50,7 +50,7 @@ class TandemTrainer(Trainer):
         run: RunDirectory,
         tokenizer: Any,
         rows: Any,
-        evaluate_model: Callable[[torch.nn.Module], dict[str, float]],
+        evaluate_model: Callable[[torch.nn.Module], dict[str, float] | None],
         meter: StepMeter,
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
@@ -147,13 +147,13 @@ class TandemTrainer(Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
-        training = self.model.training
         with self.meter.pause(), preserved_rng():
-            self.model.eval()
             metrics = self.evaluate_model(self.model)
-            self.model.train(training)
-        metrics["perf/eval_s"] = time.perf_counter() - started
         self.recorded_evaluations.add(self.state.global_step)
+        if metrics is None:  # on a signal: the step is saved, and evaluated first after the resume
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        metrics["perf/eval_s"] = time.perf_counter() - started
         self.saver.add_score(self.state.global_step, metrics)
         self.log(self.guard.check_evaluation(self, metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
