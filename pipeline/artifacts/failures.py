@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
 
@@ -25,10 +26,12 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         status, message = main(sys.argv[1:]) or 0, ""
     except BaseException as error:
         status, message = _explain(error)
+        message = redacted(message)
     agreed = status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
@@ -95,10 +98,12 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
             {
                 "status": status,
                 "class": type(error).__name__,
-                "message": message,
+                "message": redacted(message),
                 "time": time.time(),
                 "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),
+                "traceback": None
+                if isinstance(error, TandemError)
+                else [redacted(line) for line in traceback.format_exception(error)],
             },
         )
     except OSError as second:
