@@ -4,6 +4,7 @@ import netrc
 import os
 import re
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -38,15 +39,11 @@ def known_secrets() -> dict[str, bytes]:
     """Secrets this machine holds, by where they stand: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper())}
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    try:
+    with suppress(OSError, ValueError):  # no login, no secret; the same below
         found["the Hugging Face login"] = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").read_text()
-    except (OSError, ValueError):
-        pass  # not logged in
-    try:
+    with suppress(OSError, netrc.NetrcParseError):
         logins = netrc.netrc(os.environ.get("NETRC"))
         found |= {f"the login of {host} in .netrc": login[2] for host, login in logins.hosts.items() if login[2]}
-    except (OSError, netrc.NetrcParseError):
-        pass
     # A short value is a word, which stands in texts for other reasons.
     return {where: value.strip().encode() for where, value in found.items() if len(value.strip()) >= 8}
 
