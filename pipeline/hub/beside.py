@@ -41,6 +41,7 @@ class Publishing:
 
     def _start(self) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_FOR_THE_PUBLISHER}
+        environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # in a log they are noise
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-m", "pipeline.hub", "beside", str(self.run.path), "--trainer", str(os.getpid())]
         try:
