@@ -37,7 +37,8 @@ class Item:
     name: str
     step: int
     content: str
-    begun: bool = False  # an upload was begun: it may stand on the Hub although nobody lived to write it down
+    # The Hub's newest commit when an upload was begun: the model may stand there although nobody lived to write it down.
+    before: str | None = None
     error: str | None = None
     not_before: float = 0.0  # the Hub asked to be left alone until then (time.time())
 

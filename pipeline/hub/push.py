@@ -69,6 +69,8 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
 
     An upload that an earlier process had finished, and did not live to write down, is not repeated.
     """
+    from huggingface_hub import constants
+
     model = queue.folder(item)
     if private is None:
         private = (data.recipe.get("hub") or {}).get("private", True)
@@ -81,21 +83,24 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
                 + "\nRemove it, then push again."
             )
         sums = {name: sha256_file(path) for name, path in files.items()}
-        there = already_there(repo_id, model / SEAL) if item.begun else None
-        if there:
-            full_id, commit, url = there
+        last = queue.last_published(repo_id) or {}
+        message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
+        full_id, commit, found = _upload(
+            files,
+            queue=queue,
+            item=item,
+            repo_id=repo_id,
+            private=private,
+            message=message,
+            replaces=last.get("files", []),
+        )
+        if found:  # with the card and the manifest of that time
             sums = {name: sums[name] for name in read_json(model / SEAL)["files"]}
-        else:
-            queue.note(item, begun=True)
-            last = queue.last_published(repo_id) or {}
-            message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
-            full_id, commit, url = _upload(
-                files, repo_id=repo_id, private=private, message=message, replaces=last.get("files", [])
-            )
         if item.name == MODEL:
             verify(sums, repo_id=full_id, commit=commit)
         else:
             compare_sums({name: files[name] for name in sums}, repo_id=full_id, commit=commit)
+    url = f"{constants.ENDPOINT}/{full_id}"
     how = "downloaded again and equal" if item.name == MODEL else "the Hub's sums are equal"
     print(f"{url}: {item.name} of step {item.step}, {len(sums)} files, {how}", flush=True)
     queue.done(item, repo_id=repo_id, commit=commit, url=url, files=sorted(files))
@@ -121,9 +126,19 @@ def collect(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path
 
 
 def _upload(
-    files: dict[str, Path], *, repo_id: str, private: bool, message: str, replaces: list[str]
-) -> tuple[str, str, str]:
-    """One commit with these files, without those of `replaces` that are not among them. Repository, commit, address."""
+    files: dict[str, Path],
+    *,
+    queue: HubQueue,
+    item: Item,
+    repo_id: str,
+    private: bool,
+    message: str,
+    replaces: list[str],
+) -> tuple[str, str, bool]:
+    """One commit with these files, without those of `replaces` that are not among them.
+
+    Gives the repository, the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
+    """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi()
@@ -135,33 +150,37 @@ def _upload(
             "uploaded. Make it private on the Hub, name another repository, or push with --public."
         )
     left = {sibling.rfilename for sibling in info.siblings or []} & set(replaces) - set(files)
+    before = item.before
 
-    def commit():
+    def commit() -> tuple[str, bool]:
+        nonlocal before
+        if before is not None and (there := _made_since(before, created.repo_id, files[SEAL])):
+            return there, True
+        if before is None:
+            before = info.sha
+            queue.note(item, before=before)
         # Made anew for each attempt: an operation remembers what it has uploaded.
         add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
         remove = [CommitOperationDelete(path_in_repo=name) for name in sorted(left)]
-        return api.create_commit(created.repo_id, operations=[*add, *remove], commit_message=message)
+        return api.create_commit(created.repo_id, operations=[*add, *remove], commit_message=message).oid, False
 
-    done = retried(commit, what=f"uploading to {created.repo_id}")
-    return created.repo_id, done.oid, str(created)
+    return created.repo_id, *retried(commit, what=f"uploading to {created.repo_id}")
 
 
-def already_there(repo_id: str, seal: Path) -> tuple[str, str, str] | None:
-    """Repository, newest commit and address when the model on the Hub is the one that `seal` seals."""
-    from huggingface_hub import HfApi, constants, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+def _made_since(before: str, repo_id: str, seal: Path) -> str | None:
+    """The newest commit when it is not `before` and holds the model that `seal` seals."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
-    def look() -> str | None:
+    newest = HfApi().model_info(repo_id).sha
+    if newest is None or newest == before:
+        return None
+    with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
         try:
-            info = HfApi().model_info(repo_id)
-            with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
-                theirs = hf_hub_download(repo_id, SEAL, revision=info.sha, local_dir=folder)
-                return info.sha if Path(theirs).read_bytes() == seal.read_bytes() else None
-        except (EntryNotFoundError, RepositoryNotFoundError):
+            theirs = hf_hub_download(repo_id, SEAL, revision=newest, local_dir=folder)
+        except EntryNotFoundError:
             return None
-
-    commit = retried(look, what=f"reading {repo_id}")
-    return (repo_id, commit, f"{constants.ENDPOINT}/{repo_id}") if commit else None
+        return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 
 
 def verify(sums: dict[str, str], *, repo_id: str, commit: str) -> None:
