@@ -47,7 +47,7 @@ def push(run: RunDirectory, *, repo_id: str | None = None, private: bool | None 
         )
     bound_waits()
     queue = HubQueue(run)
-    with queue.hold(wait_s=5.0) as held:
+    with queue.hold(wait_s=2.0) as held:
         if not held:
             raise CannotWriteError(
                 f"{queue.path}: the run publishes by itself, and two uploads would mix. Wait until it has ended."
