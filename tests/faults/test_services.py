@@ -3,10 +3,10 @@
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -28,8 +28,8 @@ code = '''
 import os, pipeline.hub.client as c, pipeline.hub.publisher as p, pipeline.hub.retries as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.artifacts.run_directory import RunDirectory
-p.publish_beside(RunDirectory(%r), trainer=os.getppid())
-''' % sys.argv[1]
+p.publish_beside(RunDirectory(%r), trainer=%d)
+''' % (sys.argv[1], os.getpid())
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True).wait()
 """
 
@@ -51,11 +51,19 @@ def save_checkpoint(run, step):
             (folder / name).write_bytes(b"state")
 
 
-def start_trainer(run, hub_url, tmp_path):
-    return subprocess.Popen(
+@contextmanager
+def training(run, hub_url, tmp_path):
+    """A process that plays the trainer while the block runs, with a publisher beside it; then it is killed."""
+    trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER, str(run.path)],
         env={**os.environ, **environment(hub_url, tmp_path / "hf"), "PYTHONPATH": str(ROOT)},
     )
+    try:
+        yield trainer
+        assert trainer.poll() is None, "the publisher ended"
+    finally:
+        trainer.kill()
+        trainer.wait()
 
 
 def wait_for(condition, *, seconds=60):
@@ -74,8 +82,7 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
     names = [name for name in FAULTS if name != "no such host"]  # the name of a running process's Hub does not change
     queue = HubQueue(run)
     with hub_stand_in() as hub:
-        trainer = start_trainer(run, hub.url, tmp_path)
-        try:
+        with training(run, hub.url, tmp_path):
             for step, name in enumerate(names, 1):
                 with lasting(hub, name):
                     if name == "slow":
@@ -96,10 +103,6 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
                         assert min(b - a for a, b in itertools.pairwise(asked)) >= 2.0
                 wait_for(lambda step=step: step in published_steps(run))
                 assert queue.items() == []
-            assert trainer.poll() is None
-        finally:
-            trainer.kill()
-            trainer.wait()
         assert published_steps(run) == list(range(1, len(names) + 1))
         commits = [files for _, files in hub.repos[REPO].commits[1:]]
         assert [files["model.safetensors"] for files in commits] == [
@@ -112,19 +115,15 @@ def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_
     save_checkpoint(run, 5)
     with hub_stand_in() as hub:
         hub.fault = Fault(to="commit/main", lost=True, times=1)  # the Hub has it, and nobody was told
-        trainer = start_trainer(run, hub.url, tmp_path)
-        wait_for(lambda: REPO in hub.repos and len(hub.repos[REPO].commits) == 2)
-        trainer.send_signal(signal.SIGKILL)
-        trainer.wait()
+        with training(run, hub.url, tmp_path):
+            wait_for(lambda: REPO in hub.repos and len(hub.repos[REPO].commits) == 2)
         queue = HubQueue(run)
         with queue.hold(wait_s=20.0) as held:
             assert held, "the publisher outlived its trainer"
         if published_steps(run) == []:  # else it was quick enough to look at the Hub itself
             assert queue.items()[0].before == "0" * 40
-        trainer = start_trainer(run, hub.url, tmp_path)
-        wait_for(lambda: published_steps(run) == [5])
-        trainer.kill()
-        trainer.wait()
+        with training(run, hub.url, tmp_path):
+            wait_for(lambda: published_steps(run) == [5])
         assert len(hub.repos[REPO].commits) == 2
 
 
@@ -175,16 +174,14 @@ def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
     queue = HubQueue(run)
     with hub_stand_in() as hub:
         hub.fault = Fault(status=503, retry_after=3600)
-        trainer = start_trainer(run, hub.url, tmp_path)
-        item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
-        assert time.time() + 3500 < item.not_before < time.time() + 3700
-        asked = len(hub.calls)
-        save_checkpoint(run, 10)
-        wait_for(lambda: [item.name for item in queue.items()] == ["checkpoint-10"])
-        time.sleep(1.0)
-        assert len(hub.calls) == asked
-        trainer.kill()
-        trainer.wait()
+        with training(run, hub.url, tmp_path):
+            item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
+            assert time.time() + 3500 < item.not_before < time.time() + 3700
+            asked = len(hub.calls)
+            save_checkpoint(run, 10)
+            wait_for(lambda: [item.name for item in queue.items()] == ["checkpoint-10"])
+            time.sleep(1.0)
+            assert len(hub.calls) == asked
 
 
 def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_finishes_it(tmp_path, cache, text_files):
@@ -213,7 +210,7 @@ from types import SimpleNamespace
 
 def follow(kind, url, folder):
     os.environ |= {"WANDB_BASE_URL": url, "WANDB_MODE": "offline" if kind == "killed" else "online"}
-    w.INIT_S, w.FINISH_S = 2, 40.0
+    w.INIT_S, w.FINISH_S = 2, 3.0 if kind == "killed" else 40.0
     tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, notes=None, tags=[])
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     tracker.on_train_begin(None, state, None)
