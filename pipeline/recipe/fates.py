@@ -140,7 +140,7 @@ FATES: dict[str, Fate] = {
     # Checkpoints
     "save_strategy": default(Literal["steps", "no"], "steps", "no: no checkpoint while training; a run that stops is lost."),
     "save_steps": passed(int, 500, "Optimizer steps between checkpoints; the last step is always saved.", minimum=1),
-    "save_total_limit": default(int | None, 2, "Checkpoints kept; null keeps all. The last whole one is never deleted.", minimum=1),
+    "save_total_limit": default(int | None, 2, "The newest checkpoints that are kept, beside run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
     "save_only_model": refused("a checkpoint without the optimizer cannot be continued from"),
     "save_on_each_node": refused("all nodes share one run directory"),
     "enable_jit_checkpoint": refused("SIGTERM, SIGHUP and Ctrl-C always save a whole checkpoint here, agreed on by all ranks"),
