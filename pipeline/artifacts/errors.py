@@ -36,6 +36,7 @@ class ServiceError(TandemError):
     """A service that this run cannot start without is away."""
 
     status = 69
+    wait_s = 0.0  # how long it asked to be left alone
 
 
 class OutOfMemoryError(TandemError):

@@ -12,6 +12,7 @@ from typing import NoReturn
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -34,6 +35,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
@@ -50,6 +52,7 @@ def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
     status, message = (outcome, "") if isinstance(outcome, int) else _explain(outcome)
+    message = redacted(message)
     agreed = agreed and status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
@@ -116,11 +119,13 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
             {
                 "status": status,
                 "class": type(error).__name__,
-                "message": message,
+                "message": redacted(message),
                 "facts": getattr(error, "facts", None),
                 "time": time.time(),
                 "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),
+                "traceback": None
+                if isinstance(error, TandemError)
+                else [redacted(line) for line in traceback.format_exception(error)],
             },
         )
     except OSError as second:

@@ -19,6 +19,7 @@ from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingE
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redacted
 from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
@@ -115,7 +116,7 @@ def _record_attempt(
         must_match=manifest["must_match"] if begun else must_match(recipe),
         attempts=attempt,
         status="running",
-        command=sys.argv,
+        command=[redacted(argument) for argument in sys.argv],
         **environment(),
     )
     step = (step_of(checkpoint) or 0) if checkpoint else 0

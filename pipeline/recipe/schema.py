@@ -214,9 +214,11 @@ class Monitor:
 class Hub:
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
-    id: str | None = key(None, "Repository to push the finished model to; none: nothing is pushed.")
+    id: str | None = key(None, "Repository to publish to; none: nothing is published.")
+    strategy: Literal["end", "every_save"] = key("end", "What is published: the finished model; or also each checkpoint's model (fp32, no optimizer state) while training goes on, the newest when several wait.")
+    wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0)
     private: bool = key(True, "Create the repository as private.")
-    dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, which is what gets pushed.")
+    dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, the one published at the end.")
 
 
 @dataclass(kw_only=True)
