@@ -130,7 +130,9 @@ class StepGuard:
             f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
         )
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-        self._leave_out(trainer, model, "spike", said=said, advice=advice, skip=True, events=[s | {"rows": rows} for s in spikes])
+        self._leave_out(
+            trainer, model, "spike", said=said, advice=advice, skip=True, events=[s | {"rows": rows} for s in spikes]
+        )
 
     def _leave_out(
         self,
