@@ -46,7 +46,9 @@ class Spikes(TrainerCallback):
             row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
             append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
         if self.policy == "stop":
-            raise DivergedError(
+            error = DivergedError(
                 f"{told}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
                 f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
+            error.facts = {"step": state.global_step, "name": name, "value": value, "highest_usual": highest}
+            raise error

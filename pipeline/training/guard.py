@@ -18,7 +18,7 @@ from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe.schema import Monitor
 from pipeline.training.agreement import from_every_rank
-from pipeline.training.cause import find_cause
+from pipeline.training.cause import find_cause, rows_of
 from pipeline.training.finite import first_nonfinite
 from pipeline.training.recent import RecentValues
 
@@ -125,11 +125,14 @@ class StepGuard:
                 spikes.append({"name": name, "value": value, "highest_usual": highest})
         if not spikes:
             return
+        rows = rows_of(trainer, trainer.state.global_step)
         said = " and ".join(
             f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
         )
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
-        self._leave_out(trainer, model, "spike", said=said, advice=advice, skip=True, events=spikes)
+        self._leave_out(
+            trainer, model, "spike", said=said, advice=advice, skip=True, events=[s | {"rows": rows} for s in spikes]
+        )
 
     def _leave_out(
         self,
@@ -189,7 +192,8 @@ class StepGuard:
     def check_evaluation(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
         the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
-        bad = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        bad = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
         if bad:
             self.check_state(trainer, {}, so="the evaluation says nothing")
             self._record(trainer, "nonfinite", step=trainer.state.global_step, action="warn", metrics=bad)

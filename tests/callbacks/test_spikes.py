@@ -14,5 +14,13 @@ def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_va
     about = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerState(), TrainerControl()
     for norm in [1.0] * ENOUGH + [float("inf"), float("nan")] * ENOUGH:
         spikes.on_log(*about, logs={"optim/grad_norm": norm})
-    with pytest.raises(DivergedError, match=rf"is 2, above 1.1, the highest usual by its last {ENOUGH} values"):
+    with pytest.raises(
+        DivergedError, match=rf"is 2, above 1.1, the highest usual by its last {ENOUGH} values"
+    ) as raised:
         spikes.on_log(*about, logs={"optim/grad_norm": 2.0})
+    assert raised.value.facts == {
+        "step": 0,
+        "name": "optim/grad_norm",
+        "value": 2.0,
+        "highest_usual": pytest.approx(1.1),
+    }

@@ -255,6 +255,7 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
     for kind in ("spike", "nonfinite"):
         a, b = ([{**e, "time": 0, "attempt": 0} for e in events(run, kind)] for run in (whole, cut))
         assert a == b
+        assert {len(e["rows"]) for e in a} == ({8} if kind == "spike" else {2 * ranks})
         assert {e["step"] for e in a} >= ({23, 28} if kind == "spike" else {6, 26})
     assert values(cut, "train/loss") == values(whole, "train/loss")
     assert values(cut, "optim/skipped_steps") == values(whole, "optim/skipped_steps")
