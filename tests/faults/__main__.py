@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--page", action="store_true", help="write the figures to docs/reliability.md")
     asked = parser.parse_args(argv)
     if injector.compiler() is None:
-        print("a C compiler (cc) is needed: the faults in file calls come from a small preloaded library", file=sys.stderr)
+        print(
+            "a C compiler (cc) is needed: the faults in file calls come from a small preloaded library", file=sys.stderr
+        )
         return 69
     folder = asked.folder.resolve()
     if not injector.is_preloaded():
@@ -48,7 +50,7 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     campaign = importlib.import_module(f"tests.faults.campaigns.{name}")
     kept = results.Results(lab.folder / "results" / f"{name}.jsonl")
     done = {} if asked.again else {row["trial"]: row for row in kept.rows()}
-    keys = campaign.trials(asked.times, asked.seed)
+    keys = campaign.trials(lab, asked.times, asked.seed)
     for number, key in enumerate(keys, 1):
         if key in done:
             continue
@@ -60,12 +62,14 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
         row = {"trial": key, **row, "seconds": round(time.monotonic() - started, 1), "date": results.today()}
         kept.add(row)
         done[key] = row
-        print(f"{name} {key} ({number} of {len(keys)}): {'ok' if row['ok'] else 'FAILED'}, {row['seconds']} s", flush=True)
+        print(
+            f"{name} {key} ({number} of {len(keys)}): {'ok' if row['ok'] else 'FAILED'}, {row['seconds']} s", flush=True
+        )
         for line in row["wrong"]:
             print(f"  {line}", flush=True)
         if row["ok"]:  # what failed stays to be looked at
             shutil.rmtree(lab.trials / f"{name}-{key}", ignore_errors=True)
-    rows = [row for row in done.values() if "kept" not in row]
+    rows = list(done.values())
     complete = [row for row in rows if set(row) > {"trial", "ok", "wrong", "seconds", "date"}]
     print(f"{name}: {campaign.figure(complete) if complete else 'no trial came to its end'}")
     if asked.page and complete:

@@ -23,7 +23,18 @@ def build(folder: Path) -> Path:
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
-        command = [str(compiler()), "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", str(made), str(SOURCE)]
+        command = [
+            str(compiler()),
+            "-shared",
+            "-fPIC",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-o",
+            str(made),
+            str(SOURCE),
+        ]
         subprocess.run([*command, "-ldl"], check=True)
         made.rename(library)
     return library

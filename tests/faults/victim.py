@@ -15,7 +15,7 @@ from tests.runner import Runner
 
 SAVE_STEPS, MAX_STEPS = 4, 24
 WAIT_S = 300  # for one start; the machine may be busy
-SLOW_US = 4000  # a slow disk: what makes most of a run's time the writing of checkpoints
+SLOW_US = 8000  # a slow disk: what makes most of a run's time the writing of checkpoints
 
 MODELS = {
     "modern": {
@@ -40,7 +40,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        return f"{self.stage}-{self.model}-{self.ranks}ranks-{self.accumulation}acc-{self.max_steps}steps-keep{self.keep}"
+        return (
+            f"{self.stage}-{self.model}-{self.ranks}ranks-{self.accumulation}acc-{self.max_steps}steps-keep{self.keep}"
+        )
 
     def with_ranks(self, ranks: int) -> "Setting":
         return replace(self, ranks=ranks, accumulation=max(1, self.accumulation * self.ranks // ranks))
@@ -94,19 +96,25 @@ class Lab:
         cold: bool = False,
         cache: Path | None = None,
         environment: dict[str, str] | None = None,
+        log: Path | None = None,
     ) -> Run:
-        """Start the command for the run `directory`; a further call is the same command again."""
+        """Start the command for the run `directory`; a further call is the same command again. log: takes what it prints."""
         where = [f"run.directory={directory.parent}", f"run.name={directory.name}"]
         where += [f"data.cache_dir={cache or self.cache}", *overrides]
         environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
         if setting.ranks == 1:
             environment["LOCAL_WORLD_SIZE"] = "2"  # one thread: two that meet on a busy core wait for each other
         directory.parent.mkdir(parents=True, exist_ok=True)
-        log = directory.parent / f"{directory.name}.log"
+        log = log or directory.parent / f"{directory.name}.log"
         arguments = [str(self.recipe(setting)), *where]
         if not cold:
             return ForkedRun(
-                arguments, stage=setting.stage, ranks=setting.ranks, environment=environment, folder=self.folder, log=log
+                arguments,
+                stage=setting.stage,
+                ranks=setting.ranks,
+                environment=environment,
+                folder=self.folder,
+                log=log,
             )
         command = self.runner.command(
             Path(arguments[0]), *where, stage=setting.stage, ranks=setting.ranks, launcher=setting.ranks > 1
@@ -114,11 +122,13 @@ class Lab:
         environment["NPROC"] = str(setting.ranks)
         return ColdRun(command, environment=environment, folder=self.folder, log=log)
 
-    def finish(self, setting: Setting, directory: Path, *overrides: str, **how) -> tuple[int | None, str]:
+    def finish(
+        self, setting: Setting, directory: Path, *overrides: str, log: Path | None = None, **how
+    ) -> tuple[int | None, str]:
         """Start it and wait for the end: status and what this start printed. One that hangs is ended, its status is None."""
-        log = directory.parent / f"{directory.name}.log"
+        log = log or directory.parent / f"{directory.name}.log"
         before = log.stat().st_size if log.exists() else 0
-        run = self.start(setting, directory, *overrides, **how)
+        run = self.start(setting, directory, *overrides, log=log, **how)
         status = run.wait(WAIT_S)
         if status is None:
             run.kill_everything()

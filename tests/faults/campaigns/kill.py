@@ -12,10 +12,11 @@ from tests.faults.victim import SAVE_STEPS, SLOW_US, Lab, Setting
 
 WHAT = "`kill -9` at random moments, then the same command"
 COLD_EVERY = 10  # trials by the cold, real command; the others are forked
+SAVE_S = 150 * SLOW_US / 1e6  # a save and its rotation are about 150 file calls
 OTHERS_END_S = 60  # in which the ranks that were not killed have to end by themselves
 
 
-def trials(times: int, seed: int) -> list[str]:
+def trials(lab: Lab, times: int, seed: int) -> list[str]:
     return [str(number) for number in range(seed, seed + times)]
 
 
@@ -55,12 +56,15 @@ def trial(lab: Lab, key: str) -> dict:
 def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, how: dict) -> dict | None:
     begun = len(evidence.attempts(run))
     process = lab.start(setting, run, **how)
-    target = chance.randint(1, setting.max_steps - 1)
-    later = chance.random()
-    while process.poll() is None and not _has_trained(run, begun, target):
+    # Three of four while something is written under a temporary name, at a moment of that time; one at any moment.
+    in_save = chance.random() < 0.75
+    target = SAVE_STEPS * chance.randint(1, setting.max_steps // SAVE_STEPS) if in_save else chance.randint(1, 23)
+    later = chance.random() * SAVE_S
+    while process.poll() is None and not (
+        _has_trained(run, begun, target) and (evidence.left_over(run) or not in_save)
+    ):
         time.sleep(0.002)
-    # Then at some moment until the next save ends; its time is not known beforehand on a busy machine.
-    time.sleep(later * chance.choice((0.1, 0.5, 1.0)))
+    time.sleep(later)
     victims = {"everything": process.everything, "ranks": process.ranks}.get(
         whom, lambda: [chance.choice(process.ranks() or process.own() or [0])]
     )()
@@ -76,9 +80,7 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
         if process.wait(OTHERS_END_S) is None:
             wrong.append(f"after the kill of {whom}, others were still there after {OTHERS_END_S} s")
         others_s = round(time.monotonic() - killed, 1)
-    if whom == "everything":
-        process.kill_everything()
-    elif process.poll() is None:
+    if whom == "everything" or process.poll() is None:
         process.kill_everything()
     return {
         "whom": whom,
