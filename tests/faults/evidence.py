@@ -53,6 +53,13 @@ def logged_step(run: Path) -> int:
     return max((row["step"] for row in metrics(run) if "train/loss" in row), default=0)
 
 
+def has_trained(run: Path, begun: int, step: int) -> bool:
+    """Whether the start that came after `begun` others has trained, and has come to that step."""
+    rows = metrics(run)
+    starts = [i for i, row in enumerate(rows) if row.get("event") == "attempt"]
+    return len(starts) > begun and any(row["step"] >= step for row in rows[starts[begun] :] if "train/loss" in row)
+
+
 def attempts(run: Path) -> list[tuple[int, int]]:
     """For each attempt the step that it went on from, and the steps trained before that it had to make again."""
     found, trained = [], 0

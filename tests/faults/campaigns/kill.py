@@ -61,7 +61,7 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
     target = SAVE_STEPS * chance.randint(1, setting.max_steps // SAVE_STEPS) if in_save else chance.randint(1, 23)
     later = chance.random() * SAVE_S
     while process.poll() is None and not (
-        _has_trained(run, begun, target) and (evidence.left_over(run) or not in_save)
+        evidence.has_trained(run, begun, target) and (evidence.left_over(run) or not in_save)
     ):
         time.sleep(0.002)
     time.sleep(later)
@@ -90,13 +90,6 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
         "whole": evidence.whole_steps(run),
         "wrong": wrong,
     }
-
-
-def _has_trained(run, begun: int, step: int) -> bool:
-    """Whether this start (there were `begun` before) has trained, and has come to that step."""
-    rows = evidence.metrics(run)
-    starts = [i for i, row in enumerate(rows) if row.get("event") == "attempt"]
-    return len(starts) > begun and any(row["step"] >= step for row in rows[starts[begun] :] if "train/loss" in row)
 
 
 def _check_end(run, kills: list[dict], reference: dict[str, str]) -> list[str]:
