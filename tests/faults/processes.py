@@ -60,10 +60,13 @@ class Run:
         marked = [pid for pid, environ, _ in _processes() if f"{MARK}={self.mark}".encode() in environ]
         return sorted({*marked, *self.own()})
 
-    def kill(self, pids: list[int]) -> None:
+    def send(self, number: int, pids: list[int]) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
+
+    def kill(self, pids: list[int]) -> None:
+        self.send(signal.SIGKILL, pids)
 
     def kill_everything(self) -> None:
         self.kill(self.everything())
