@@ -25,6 +25,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("campaign", choices=[*CAMPAIGNS, "all"])
     parser.add_argument("--times", type=int, default=20, help="trials; of the soak: minutes")
     parser.add_argument("--seed", type=int, default=0, help="number of the first trial")
+    parser.add_argument("--only", nargs="+", metavar="TRIAL", help="these trials, by their names, and no others")
     parser.add_argument("--folder", type=Path, default=default_folder(), help="where runs and results lie")
     parser.add_argument("--again", action="store_true", help="make trials again that were made")
     parser.add_argument("--page", action="store_true", help="write the figures to docs/reliability.md")
@@ -50,7 +51,7 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     campaign = importlib.import_module(f"tests.faults.campaigns.{name}")
     kept = results.Results(lab.folder / "results" / f"{name}.jsonl")
     done = {} if asked.again else {row["trial"]: row for row in kept.rows()}
-    keys = campaign.trials(lab, asked.times, asked.seed)
+    keys = asked.only or campaign.trials(lab, asked.times, asked.seed)
     tried = []
     for number, key in enumerate(keys, 1):
         tried.append(key)

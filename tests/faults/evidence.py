@@ -16,10 +16,10 @@ def is_whole(folder: Path) -> bool:
     """Whether exactly the files of MANIFEST.json are there, each with its hash."""
     try:
         listed = json.loads((folder / "MANIFEST.json").read_text())["files"]
-    except (OSError, ValueError, KeyError):
+        found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"MANIFEST.json"}
+        return found == set(listed) and all(sha256(folder / name) == about["sha256"] for name, about in listed.items())
+    except (OSError, ValueError, KeyError):  # also one that a rotation removes while it is read
         return False
-    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"MANIFEST.json"}
-    return found == set(listed) and all(sha256(folder / name) == about["sha256"] for name, about in listed.items())
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
