@@ -1,6 +1,8 @@
 """How an entry ends: its exit status, its one sentence, and failure.json."""
 
+import errno
 import os
+import re
 import sys
 import threading
 import time
@@ -10,7 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
+from pipeline.artifacts.errors import (
+    CannotWriteError,
+    DiskFullError,
+    Interrupted,
+    OutOfMemoryError,
+    Preempted,
+    TandemError,
+)
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redact_output, redacted
 
@@ -100,9 +109,18 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    if isinstance(error, OSError) and error.errno in (28, 122):
+    # safetensors has the system's error in its words only.
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
+    where = getattr(error, "filename2", None) or getattr(error, "filename", None) or "disk"
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
-            f"{error.filename or 'disk'}: no space is left. Free some or move run.directory; then run the same command again."
+            f"{where}: no space is left. Free some or move run.directory; then run the same command again."
+        )
+    if number in (errno.EIO, errno.EROFS):
+        return CannotWriteError(
+            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
+            "after the disk or move run.directory; then run the same command again."
         )
     if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
         return OutOfMemoryError(

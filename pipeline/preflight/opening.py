@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.checkpoints import by_step, problems, step_of
+from pipeline.artifacts.checkpoints import by_step, clean, problems, step_of
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
@@ -83,6 +83,7 @@ def _open(recipe: Recipe) -> OpenRun:
                 f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
                 f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
             )
+        clean(directory.checkpoints)  # what a rotation could not remove; nobody writes there any more
         print(
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
