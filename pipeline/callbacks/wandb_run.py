@@ -68,7 +68,10 @@ class WandbRun(TrainerCallback):
                 run.log({k: wandb.Html(v) if isinstance(v, str) else v for k, v in message.items()})
             run.finish()
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
-            print(f"W&B stopped taking numbers ({error}); the run goes on without it. {self._later()}", flush=True)
+            print(
+                f"W&B stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. {self._later()}",
+                flush=True,
+            )
 
     def _start(self, wandb: Any) -> Any:
         """The W&B run, offline when the server does not take it: its files can be sent later."""

@@ -23,6 +23,7 @@ from tests.hub.hub_stand_in import Fault, StandIn, hub_stand_in
 HF_TOKEN = "hf_" + "aBcD1234" * 4 + "eF"
 WANDB_API_KEY = "0123456789abcdef0123456789abcdef01234567"
 NO_SUCH_HOST = "http://tandem-hub.invalid"
+TEN_STEPS = {"max_steps": 10, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 5, "eval_steps": 100, "seed": 7}  # fmt: skip
 # The ten of the issue. refused and dns are not answers: the port is closed, the name does not exist.
 FAULTS: dict[str, Fault | None] = {
     "connection refused": None,
@@ -94,11 +95,10 @@ def trial(folder: Path, name: str | None, *, steps: int = 60, wait_at_end_s: flo
         files.append(folder / f"part-{number}.jsonl")
         files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[number::3]))
     runner = Runner(folder, folder / "cache", files, [])
-    train = {"max_steps": steps, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 5, "eval_steps": 100, "seed": 7}  # fmt: skip
     hub_section = {"id": "somebody/model", "strategy": "every_save", "wait_at_end_s": wait_at_end_s}
     wrong = []
     with hub_stand_in() as hub:
-        recipe = runner.recipe("services", "modern", train=train, hub=hub_section)
+        recipe = runner.recipe("services", "modern", train={**TEN_STEPS, "max_steps": steps}, hub=hub_section)
         with lasting(hub, name) as url:
             started = time.monotonic()
             run = runner.train(recipe, **environment(url, folder / "hf"))

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.artifacts.rows import read_rows
 from tests.contracts.conftest import ROOT, Runner
-from tests.faults.services import HF_TOKEN, WANDB_API_KEY, environment
+from tests.faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 
 TALKATIVE = '''
@@ -23,7 +23,7 @@ class Talkative(TrainerCallback):
         said = f"token={os.environ['HF_TOKEN']} and key={os.environ['WANDB_API_KEY']}"
         if state.global_step == 3:
             print(said, flush=True)
-        if state.global_step == 12 and not os.path.exists("failed"):
+        if state.global_step == 6 and not os.path.exists("failed"):
             open("failed", "w").close()
             try:
                 raise ValueError(said)
@@ -48,11 +48,13 @@ def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_pa
     recipe = runner.recipe(
         "secrets",
         "gpt2",
+        train=TEN_STEPS,
         run={"directory": str(tmp_path / "runs"), "name": "secrets", "callbacks": ["talkative:Talkative"]},
         hub={"id": "somebody/secrets", "strategy": "every_save", "wait_at_end_s": 30.0},
         monitor={"trackers": ["wandb"]},
     )
     status = tmp_path / "status"
+    planted = (HF_TOKEN, WANDB_API_KEY)
     with hub_stand_in() as hub, hub_stand_in() as wandb:
         wandb.fault = Fault(html=True)
         hub.fault = Fault(status=503)
@@ -63,20 +65,20 @@ def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_pa
         assert "the request failed" in failed.output
         assert "token=[secret] and key=[secret]" in failed.output
         assert "the request failed" in (failed.directory / "failure.json").read_text()
-        failure = (failed.directory / "failure.json").read_bytes()
-        status_file = status.read_text()
-        assert "the request failed" in status_file
+        assert "the request failed" in status.read_text()
+        for secret in planted:
+            assert secret not in failed.output + status.read_text()
+        assert files_with(planted, failed.directory) == []
         hub.fault = None
         finished = runner.train(recipe, **secrets)
         assert [row["item"] for row in read_rows(finished.directory / "hub_queue" / "published.jsonl")][-1] == "model"
         uploaded = [data for _, files in hub.repos["somebody/secrets"].commits for data in files.values()]
         bodies = [*hub.received, *wandb.received]
-    planted = (HF_TOKEN, WANDB_API_KEY)
     assert len(hub.received) > 10
     assert len(wandb.received) > 1
     for secret in planted:
-        assert secret not in failed.output + finished.output + status_file
-        assert not [data for data in [*uploaded, *bodies, failure] if secret.encode() in data]
+        assert secret not in finished.output
+        assert not [data for data in [*uploaded, *bodies] if secret.encode() in data]
     assert files_with(planted, failed.directory, cache, tmp_path / "hf") == []
 
 
@@ -110,3 +112,17 @@ def test_what_a_process_prints_holds_no_secret(text, tmp_path):
         assert hidden not in done.stdout + done.stderr
     assert done.stdout.count("[secret]") == 1
     assert done.stderr.count("[secret]") == 2
+
+
+def test_an_entry_that_fails_with_a_secret_tells_it_to_nobody(tmp_path):
+    code = (
+        "import os; from pipeline.artifacts.failures import exit_with_status\n"
+        "def main(argv): raise RuntimeError('the request failed: ' + os.environ['HF_TOKEN'])\n"
+        "exit_with_status(main)"
+    )
+    known = {"HF_TOKEN": HF_TOKEN, "TANDEM_STATUS": str(tmp_path / "status"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **known}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "RuntimeError: the request failed: [secret]" in done.stderr
+    assert HF_TOKEN not in done.stderr
+    assert (tmp_path / "status").read_text() == "1\nRuntimeError: the request failed: [secret]\n"
