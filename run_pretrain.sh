@@ -5,6 +5,8 @@
 #
 # An active virtual or conda environment is used instead of .venv. NPROC=n sets the number of processes; the default is
 # one for each GPU that is visible, and one on a CPU. Signals reach the run, which saves and ends; its status is handed on.
+# MAX_RESTARTS=n starts a run that crashed again, at most n times and only when it has made progress. Several machines:
+# NNODES, NODE_RANK and MASTER_ADDR, on each of them (docs/cluster.md).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/accelerate_configs/launch.sh"
 

@@ -5,6 +5,9 @@
 `accelerate launch` hands on neither signals nor exit statuses: a signal for the launcher would kill it or the ranks
 before they have saved. Here the launcher lives in a session of its own, signals go to the ranks alone, and the status
 and message come from the file that the ranks find in $TANDEM_STATUS (line 1: status; the rest: message).
+
+In the environment: NPROC, processes of this machine. MAX_RESTARTS, how often a run that crashed is started again.
+NNODES, NODE_RANK, MASTER_ADDR (and MASTER_PORT): several machines, each of which runs this with its own NODE_RANK.
 """
 
 import ctypes
@@ -21,9 +24,16 @@ import psutil
 CONFIGS = Path(__file__).parent
 sys.path[0] = str(CONFIGS.parent)
 
-from pipeline.hardware.visible import visible_gpus  # noqa: E402 - found only from the root
+from pipeline.artifacts.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
+from pipeline.artifacts.checkpoints import by_step, step_of  # noqa: E402
+from pipeline.artifacts.rows import read_rows  # noqa: E402
+from pipeline.artifacts.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
+from pipeline.hardware.visible import visible_gpus  # noqa: E402
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
+# wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
+MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 # glibc gives large blocks back to the system after every use and faults the pages in again, while a training step takes
 # and frees the same blocks forever: 15 to 27 % of the CPU time of a small model's step.
 CPU_ALLOCATOR = {
@@ -57,19 +67,44 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
     return [default_recipe, *arguments]
 
 
-def launch_command(config: str, processes: int, entry: str, arguments: list[str]) -> list[str]:
+def number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    """A whole number of the environment. Raises ValueError with a sentence for the user."""
+    text = environ.get(name, str(default))
+    if not (text.isdecimal() and int(text) >= least):
+        raise ValueError(f"{name} is {text!r}; it must be a whole number, {least} or more. Unset it or write a number.")
+    return int(text)
+
+
+def machines(environ: Mapping[str, str]) -> list[str]:
+    """The launcher's arguments for several machines, none for one. Raises ValueError with a sentence for the user."""
+    nodes = number(environ, "NNODES", 1, least=1)
+    if nodes == 1:
+        return []
+    if "NODE_RANK" not in environ or "MASTER_ADDR" not in environ:
+        raise ValueError(
+            f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (the first one's name)."
+        )
+    rank = number(environ, "NODE_RANK", 0, least=0)
+    return [
+        *("--num_machines", str(nodes), "--machine_rank", str(rank), "--main_process_ip", environ["MASTER_ADDR"]),
+        *("--main_process_port", environ.get("MASTER_PORT", "29500")),
+    ]
+
+
+def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, nodes: list[str]) -> list[str]:
+    """processes: those of all machines; nodes: what `machines` gives."""
     # --quiet: a status that is not 0 is told by the run itself, not by a traceback of the launcher.
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
-    launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes)]
+    launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes), *nodes]
     launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
     return [*launcher, entry, *arguments]
 
 
 class Supervisor:
-    """One `accelerate launch` and the ranks it started, which are its children."""
+    """One `accelerate launch` and the ranks it started on this machine, which are its children. signals: what came so far."""
 
-    def __init__(self, command: list[str], environ: Mapping[str, str]):
-        self.signals: list[int] = []
+    def __init__(self, command: list[str], environ: Mapping[str, str], *, processes: int, signals: list[int]):
+        self.processes, self.signals = processes, signals
         self.ranks: list[psutil.Process] = []
         # A session of its own keeps the terminal's Ctrl-C away from the launcher, which would kill the ranks.
         self.launcher = psutil.Popen(command, env=dict(environ), start_new_session=True, preexec_fn=_end_with_parent)
@@ -78,24 +113,27 @@ class Supervisor:
                 signal.signal(number, self.forward)
 
     def find_ranks(self) -> None:
+        self.ranks = [rank for rank in self.ranks if rank.is_running()]  # the launcher also asks short-lived tools
         with suppress(psutil.NoSuchProcess):  # the launcher has ended; ranks found before are waited for all the same
             self.ranks += [child for child in self.launcher.children() if child not in self.ranks]
 
     def forward(self, number: int, _frame: object) -> None:
         self.signals.append(number)
         self.find_ranks()
-        for process in self.ranks or [self.launcher]:  # without a rank there is nothing to save either
+        # While ranks are missing nothing has been trained, and one that is being started would not hear of it.
+        starting = [self.launcher] if len(self.ranks) < self.processes else []
+        for process in self.ranks + starting:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def wait(self, processes: int) -> int:
+    def wait(self) -> int:
         """The launcher's exit status, once it and all ranks are gone."""
-        while len(self.ranks) < processes:
+        while True:
             try:
-                return self.launcher.wait(timeout=0.1)
+                status = self.launcher.wait(timeout=0.1 if len(self.ranks) < self.processes else 1.0)
+                break
             except psutil.TimeoutExpired:
                 self.find_ranks()
-        status = self.launcher.wait()
         psutil.wait_procs(self.ranks)
         return status
 
@@ -114,11 +152,65 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
         return int(status), message.strip()
     if signals:
         name = signal.Signals(signals[-1]).name
-        return 128 + signals[-1], f"{name} came before training could answer it; this call saved nothing. Run it again."
+        if len(signals) > 1:
+            return (
+                128 + signals[-1],
+                f"a second signal ({name}) ended the run at once. Run the same command again to go on from its newest checkpoint.",
+            )
+        status = 130 if signals[0] == signal.SIGINT else 75
+        return status, f"{name} came before training could answer it; nothing is lost. Run the same command again."
     if launcher_status < 0:
         name = signal.Signals(-launcher_status).name
         return 128 - launcher_status, f"the launcher was ended by {name}. Run the same command again to continue."
     return launcher_status, ""
+
+
+def progress(status_file: Path) -> tuple[int, int] | None:
+    """(step at which the run began this time, step of its newest checkpoint), None when it never came to begin."""
+    told = Path(f"{status_file}.run")
+    if not told.exists():
+        return None
+    run = RunDirectory(told.read_text())
+    with suppress(OSError):  # a killed run's last checkpoint may still be on its way to the disk
+        take_lock(run.checkpoints, wait_s=WRITER_WAIT_S).close()
+    begun = [row["step"] for row in read_rows(run.metrics) if row.get("event") == "attempt"]
+    saved = [step_of(folder) or 0 for folder in by_step(run.checkpoints)]
+    return (begun[-1], max(saved, default=0)) if begun else None
+
+
+def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
+    """A sentence when a run that ended with this status is to be started again: only after progress, else it would crash
+    at the same place forever."""
+    if not left or status not in MENDABLE:
+        return None
+    steps = progress(status_file)
+    if steps is None or steps[1] <= steps[0]:
+        print(
+            f"status {status}: not started again, because it came to no new checkpoint since its last start.",
+            file=sys.stderr,
+        )
+        return None
+    return f"status {status}, but the run came from step {steps[0]} to checkpoint-{steps[1]}: starting it again"
+
+
+def run(command: list[str], environ: dict[str, str], *, processes: int, restarts: int) -> int:
+    """The status of the last start."""
+    signals: list[int] = []
+    for left in range(restarts, -1, -1):
+        with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+            status_file = Path(folder) / "status"
+            supervisor = Supervisor(
+                command, {**environ, "TANDEM_STATUS": str(status_file)}, processes=processes, signals=signals
+            )
+            status, message = final_status(status_file, supervisor.wait(), signals)
+            # One rank's message still stands on the screen; of several the launcher's own report has pushed it away.
+            if message and (processes > 1 or not status_file.exists()):
+                print(message, file=sys.stderr)
+            again = None if signals else worth_another_start(status, status_file, left=left)
+            if again is None:
+                return status
+            print(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})", file=sys.stderr, flush=True)
+    raise AssertionError("the last start is never worth another one")
 
 
 def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
@@ -126,6 +218,7 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     gpus = len(visible_gpus(environ))
     try:
         config, processes = choose(environ.get("NPROC"), gpus)
+        nodes, restarts = machines(environ), number(environ, "MAX_RESTARTS", 0, least=0)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 64
@@ -134,18 +227,13 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     if not gpus:
         environ = {**CPU_ALLOCATOR, **environ}
     arguments = with_recipe(arguments, default_recipe)
-    count = "1 process" if processes == 1 else f"{processes} processes"
+    if nodes:
+        config = "multi_node"
+    count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if nodes else "")
     print(f"accelerate_configs/{config}.yaml, {count}: {Path(entry).name} {' '.join(arguments)}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        status_file = Path(folder) / "status"
-        environ["TANDEM_STATUS"] = str(status_file)
-        supervisor = Supervisor(launch_command(config, processes, entry, arguments), environ)
-        launcher_status = supervisor.wait(processes)
-        status, message = final_status(status_file, launcher_status, supervisor.signals)
-        # One rank's message still stands on the screen; of several the launcher's own report has pushed it away.
-        if message and (processes > 1 or not status_file.exists()):
-            print(message, file=sys.stderr)
-    return status
+    everywhere = processes * number(environ, "NNODES", 1, least=1)
+    command = launch_command(config, everywhere, entry, arguments, nodes=nodes)
+    return run(command, environ, processes=processes, restarts=restarts)
 
 
 if __name__ == "__main__":

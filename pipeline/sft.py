@@ -7,6 +7,7 @@ if not __package__:  # started as a file: `pipeline/` stands first on the path a
     sys.path[0] = str(Path(__file__).parents[1])
 
 from pipeline.artifacts.failures import exit_with_status
+from pipeline.artifacts.signals import Signals
 from pipeline.recipe import help_text, read_recipe
 
 
@@ -14,11 +15,12 @@ def main(argv: list[str]) -> int:
     if not argv or "-h" in argv or "--help" in argv:
         print(help_text("sft"))
         return 0
+    signals = Signals()
     recipe = read_recipe(argv, stage="sft")
 
     # Only now: a mistake in the recipe is told before torch is imported.
     from pipeline.callbacks.default import add_callbacks
-    from pipeline.callbacks.stop_signals import StopSignals
+    from pipeline.hub.beside import Publishing
     from pipeline.preflight.checks import check_before_training
     from pipeline.preflight.closing import finish_run
     from pipeline.preflight.inputs import keep_revisions, record_inputs
@@ -28,10 +30,11 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.starting import start_process
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
+    from pipeline.training.agreement import store_of_ranks
     from pipeline.training.build import build_from_recipe, build_trainer
 
-    signals = StopSignals()
     processes = start_process(recipe)
+    signals.connect(store_of_ranks())
     check_before_training(recipe, processes=processes)
     run = open_run(recipe)
     if run.finished:
@@ -46,9 +49,10 @@ def main(argv: list[str]) -> int:
     say_shape(run, trainer)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
+    publishing = Publishing(recipe, run.directory)
     trainer.resume(run.checkpoint)
-    signals.raise_if_stopped(step=trainer.state.global_step, max_steps=trainer.state.max_steps)
-    finish_run(recipe, run, trainer)
+    signals.raise_if_stopped(step=trainer.state.global_step)
+    finish_run(recipe, run, trainer, publishing)
     return 0
 
 

@@ -59,28 +59,35 @@ def sha256_file(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder that appears under its name only when the block has ended well.
-
-    Yields a temporary folder beside `path`. Afterwards every file is fsynced and the folder renamed. If `path` exists by
-    then (another process was first), the temporary one is discarded; after an error it is removed.
-    """
+def temporary_folder(path: str | Path) -> Path:
+    """A new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never counts as whole."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
     temporary.mkdir()
+    return temporary
+
+
+def publish_folder(temporary: Path, path: Path) -> None:
+    """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is discarded."""
+    for folder, _, names in os.walk(temporary, topdown=False):
+        for name in names:
+            fsync_file(Path(folder, name))
+        fsync_folder(Path(folder))
+    if path.exists():
+        shutil.rmtree(temporary)
+    else:
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that appears under its name only when the block has ended well; yields the temporary one, which is removed after an error."""
+    temporary = temporary_folder(path)
     try:
         yield temporary
-        for folder, _, names in os.walk(temporary, topdown=False):
-            for name in names:
-                fsync_file(Path(folder, name))
-            fsync_folder(Path(folder))
-        if path.exists():
-            shutil.rmtree(temporary)
-        else:
-            os.rename(temporary, path)
-            fsync_folder(path.parent)
+        publish_folder(temporary, Path(path))
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -1,6 +1,8 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use."""
 
+import math
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +21,12 @@ def whole_folder(path: str | Path, **facts) -> Iterator[Path]:
         seal(temporary, **facts)
 
 
-def seal(folder: Path, **facts) -> None:
-    """Write MANIFEST.json over everything that is in the folder now."""
+def seal(folder: Path, *, sums: dict[str, str] | None = None, **facts) -> None:
+    """Write MANIFEST.json over everything that is in the folder now. sums: sha256 by name of files whose hash is known."""
     files = {
-        str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256_file(p)}
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and p.name != SEAL
+        name: {"bytes": path.stat().st_size, "sha256": (sums or {}).get(name) or sha256_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (name := str(path.relative_to(folder))) != SEAL
     }
     write_json(folder / SEAL, {**facts, "files": files})
 
@@ -89,18 +91,28 @@ def quarantined(folder: Path, quarantine: Path) -> Path:
     return target
 
 
-def rotate(checkpoints: Path, *, keep: int | None) -> None:
-    """Delete the oldest whole checkpoints beyond the `keep` newest; called only after a new one is sealed."""
+def rotate(
+    checkpoints: Path, *, keep: int | None, every: int | None = None, scores: dict[int, float] | None = None
+) -> None:
+    """Delete checkpoints beyond the `keep` newest; called only after a new one is sealed.
+
+    Those stay whose step is a multiple of `every`, and the one with the lowest of `scores` (by step; of those that lie
+    here). keep=None deletes nothing.
+    """
     if keep is None:
         return
-    for folder in by_step(checkpoints)[: -max(keep, 1)]:
-        remove_folder(folder)
+    folders = {step_of(folder) or 0: folder for folder in by_step(checkpoints)}
+    scored = {step: score for step, score in (scores or {}).items() if step in folders and math.isfinite(score)}
+    kept = set(list(folders)[-max(keep, 1) :]) | {step for step in folders if every and step % every == 0}
+    if scored:
+        kept.add(min(scored, key=lambda step: (scored[step], -step)))
+    for step, folder in folders.items():
+        if step not in kept:
+            remove_folder(folder)
 
 
 def clean(checkpoints: Path) -> None:
     """Remove what an interrupted save or rotation left behind."""
-    import shutil
-
     if checkpoints.is_dir():
         for folder in checkpoints.iterdir():
             if folder.name.startswith((".tmp-", ".trash-")):

@@ -10,6 +10,7 @@ class TandemError(Exception):
 
     status = 1
     of_all_ranks = False  # whether every rank raises it, so that the first one's word is enough
+    facts: dict | None = None  # what the sentence says, for programs: failure.json holds it
 
 
 class RecipeError(TandemError):
@@ -35,6 +36,7 @@ class ServiceError(TandemError):
     """A service that this run cannot start without is away."""
 
     status = 69
+    wait_s = 0.0  # how long it asked to be left alone
 
 
 class OutOfMemoryError(TandemError):
@@ -63,7 +65,7 @@ class Preempted(TandemError):
 
 
 class DivergedError(TandemError):
-    """The loss or a gradient stopped being a finite number; the last good checkpoint was kept."""
+    """A loss, gradient or parameter is no finite number, or spiked; the last good checkpoint was kept."""
 
     status = 76
     of_all_ranks = True

@@ -1,22 +1,41 @@
 """How an entry ends: its exit status, its one sentence, and failure.json."""
 
+import errno
 import os
+import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
+from pipeline.artifacts.errors import (
+    CannotWriteError,
+    DiskFullError,
+    Interrupted,
+    OutOfMemoryError,
+    Preempted,
+    TandemError,
+)
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
+_leaving = threading.Lock()  # taken by the thread that ends the process
 
 
 def record_failures_in(run: RunDirectory) -> None:
-    """From now on a failure of this process is also written to the run's failure.json."""
+    """From now on a failure of this process is also written to the run's failure.json.
+
+    The script that waits for $TANDEM_STATUS finds the run's directory in $TANDEM_STATUS.run, also when this is killed.
+    """
     global _current_run
     _current_run = run
+    if path := os.environ.get("TANDEM_STATUS"):
+        Path(f"{path}.run").write_text(str(run.path.resolve()))
 
 
 def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
@@ -25,11 +44,25 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
-        status, message = main(sys.argv[1:]) or 0, ""
+        outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
-        status, message = _explain(error)
-    agreed = status in (0, Preempted.status, Interrupted.status)
+        outcome = error
+    leave(outcome)
+
+
+def is_leaving() -> bool:
+    return _leaving.locked()
+
+
+def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
+    """End the process from any thread; the first one to come has the word. agreed: when it is a stop, all ranks make it."""
+    if not _leaving.acquire(blocking=False):
+        threading.Event().wait()
+    status, message = (outcome, "") if isinstance(outcome, int) else _explain(outcome)
+    message = redacted(message)
+    agreed = agreed and status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -44,7 +77,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     path = os.environ.get("TANDEM_STATUS")
     if not path:
         return False
-    if not first_rank_only or int(os.environ.get("RANK", 0)) == 0:
+    if not first_rank_only or int(os.environ.get("LOCAL_RANK", 0)) == 0:  # each machine has a file of its own
         try:
             with open(path, "x") as file:
                 file.write(f"{status}\n{message}\n")
@@ -76,9 +109,18 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    if isinstance(error, OSError) and error.errno in (28, 122):
+    # safetensors has the system's error in its words only.
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
+    where = getattr(error, "filename2", None) or getattr(error, "filename", None) or "disk"
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
-            f"{error.filename or 'disk'}: no space is left. Free some or move run.directory; then run the same command again."
+            f"{where}: no space is left. Free some or move run.directory; then run the same command again."
+        )
+    if number in (errno.EIO, errno.EROFS):
+        return CannotWriteError(
+            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
+            "after the disk or move run.directory; then run the same command again."
         )
     if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
         return OutOfMemoryError(
@@ -95,10 +137,13 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
             {
                 "status": status,
                 "class": type(error).__name__,
-                "message": message,
+                "message": redacted(message),
+                "facts": getattr(error, "facts", None),
                 "time": time.time(),
                 "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),
+                "traceback": None
+                if isinstance(error, TandemError)
+                else [redacted(line) for line in traceback.format_exception(error)],
             },
         )
     except OSError as second:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.checkpoints import SEAL, by_step, clean, newest_whole, problems, quarantined, step_of
 from pipeline.artifacts.errors import CannotWriteError
 from pipeline.artifacts.rows import read_rows
@@ -93,9 +94,27 @@ class RunDirectory:
             raise CannotWriteError(
                 f"{self.path}: the run directory cannot be written ({error.strerror}). Set run.directory to a folder that can."
             ) from None
+        self._wait_for_writer()
         clean(self.checkpoints)
         clean(self.path)  # model/
 
+    def _wait_for_writer(self) -> None:
+        """A checkpoint that a killed attempt was writing is nearly there: it is this start's best one."""
+        try:
+            try:
+                take_lock(self.checkpoints).close()
+            except BlockingIOError:
+                print(f"{self.path}: waiting for the checkpoint that the last attempt was writing", flush=True)
+                take_lock(self.checkpoints, wait_s=WRITER_WAIT_S).close()
+        except BlockingIOError:
+            raise CannotWriteError(
+                f"{self.path}: another process has been writing a checkpoint for {WRITER_WAIT_S:.0f} s, and two would damage the run. "
+                "Look whether its disk still answers; end that process (pipeline/artifacts/checkpoint_writer.py), then start again."
+            ) from None
+
+
+# Seconds that a start waits for the writer of a checkpoint that an earlier, killed attempt left behind.
+WRITER_WAIT_S = 600.0
 
 # Open files of the locks this process holds: closing one would release it.
 _locks: list[IO[str]] = []

@@ -8,6 +8,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.signals import Signals
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.metrics_file import MetricsFile
 from pipeline.callbacks.samples import Samples
@@ -22,10 +23,11 @@ from pipeline.training.trainer import TandemTrainer
 
 
 def add_callbacks(
-    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, signals: StopSignals
+    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, signals: Signals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens = trainer.meter.batch_tokens
+    batch_tokens, stop = trainer.meter.batch_tokens, StopSignals(signals)
+    trainer.evaluate_model = stop.in_evaluation(trainer.evaluate_model)
     trackers: list[Any] = []
     if "tensorboard" in recipe.monitor.trackers:
         trackers.append(TensorBoard(run.tensorboard, start_step=start_step))
@@ -56,6 +58,7 @@ def add_callbacks(
                 top_k=samples.top_k,
                 top_p=samples.top_p,
                 seed=samples.seed,
+                watched=stop.on_this_rank,
             ),
             prompts=samples.prompts,
             every_steps=samples.every_steps,
@@ -66,8 +69,8 @@ def add_callbacks(
             writers=trackers,
         ),
         *own_callbacks(recipe),
-        Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt),
-        signals,
+        *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
+        stop,
     ):
         trainer.add_callback(callback)
 

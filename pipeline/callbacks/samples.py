@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.rows import append_row
+from pipeline.artifacts.rows import append_row, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.stop_signals import LeftEarly
 from pipeline.training.meter import StepMeter
 from pipeline.training.rng import preserved_rng
 
@@ -16,7 +17,8 @@ from pipeline.training.rng import preserved_rng
 class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
-    complete(model, prompts) -> texts. writers: the trackers that take text (`add_text(step, name, text)`).
+    complete(model, prompts) -> texts; on a signal it raises LeftEarly, and the samples are made first after the resume.
+    writers: the trackers that take text (`add_text(step, name, text)`).
     """
 
     def __init__(
@@ -35,6 +37,19 @@ class Samples(TrainerCallback):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
         self.attempt, self.batch_tokens, self.meter, self.writers = attempt, batch_tokens, meter, writers
 
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if state.is_world_process_zero and state.global_step and self._owed(state.global_step):
+            self.sample(state, model)
+
+    def _owed(self, step: int) -> bool:
+        """Whether the samples of the checkpoint's step are missing; those of an evaluation that is due come with it."""
+        if any(row["step"] == step for row in read_rows(self.run.samples)):
+            return False
+        if self.every_steps is not None:
+            return self.every_steps > 0 and step % self.every_steps == 0
+        rows = (row for row in read_rows(self.run.metrics) if row.get("step") == step)
+        return any(name.startswith(("val/", "sft/")) for row in rows for name in row)
+
     def on_evaluate(self, args, state, control, model=None, **kwargs):
         if self.every_steps is None:
             self.sample(state, model)
@@ -47,9 +62,13 @@ class Samples(TrainerCallback):
         if not state.is_world_process_zero or not self.prompts or self.every_steps == 0:
             return
         training = model.training
-        with self.meter.pause(), preserved_rng(), torch.no_grad():
-            model.eval()
-            texts = self.complete(model, self.prompts)
+        try:
+            with self.meter.pause(), preserved_rng(), torch.no_grad():
+                model.eval()
+                texts = self.complete(model, self.prompts)
+        except LeftEarly:
+            return
+        finally:
             model.train(training)
         for prompt, text in zip(self.prompts, texts, strict=True):
             print(f"  {prompt!r} -> {text!r}")

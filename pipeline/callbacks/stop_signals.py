@@ -1,66 +1,85 @@
-"""SIGTERM, SIGHUP and Ctrl-C: all ranks agree on the step, save one whole checkpoint there, and leave."""
+"""A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave."""
 
-import os
-import signal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
+from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.artifacts.errors import Interrupted, Preempted, TandemError
+from pipeline.artifacts.signals import Signals
+
+Item = TypeVar("Item")
+
+
+class LeftEarly(Exception):
+    """A signal came in the middle of an evaluation or of sampling, which is given up."""
 
 
 class StopSignals(TrainerCallback):
-    """Install before anything long. Before training and after it a signal ends the process at once (nothing can be lost);
-    while it trains, the step is finished and a checkpoint written. A second signal leaves at once.
+    """Comes last, so that what the step owes is done, or given up, when the ranks agree.
 
-    `accelerate launch` hands signals on to nobody: the death of the launcher counts as SIGTERM.
+    An evaluation and the samples that are given up are due still, and done first after the resume.
     """
 
-    def __init__(self) -> None:
-        self.received = 0
-        self.training = False
-        self.where = "before the first step; nothing was trained"
-        # `accelerate launch` leaves its variables behind; started without it, the shell may end and the run goes on.
-        self.launcher = os.getppid() if any(name.startswith("ACCELERATE_") for name in os.environ) else None
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
         self.group = None
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame) -> None:
-        if self.received:
-            os._exit(128 + number)
-        self.received = number
-        if not self.training:
-            raise self.outcome(self.where)
-
-    def outcome(self, where: str) -> TandemError:
-        orphaned = self.launcher is not None and os.getppid() != self.launcher
-        name = "the end of the launcher" if orphaned else signal.Signals(self.received).name
-        kind = Interrupted if self.received == signal.SIGINT else Preempted
-        return kind(f"{name} {where}. Run the same command again to go on.")
+        compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))
+        compilations.on_compile_end(lambda _: setattr(signals, "compiling", False))
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.training = True
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             # Its own CPU group: asking the accelerator every step would wait for it.
             self.group = torch.distributed.new_group(backend="gloo")
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.launcher is not None and os.getppid() != self.launcher and not self.received:
-            self.received = signal.SIGTERM
-        if self.group is not None:
-            flag = torch.tensor([self.received])
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
-            self.received = int(flag.item())
-        if self.received:
-            # Also when no save was due; evaluations wait for the next start.
-            control.should_save = state.global_step < state.max_steps or control.should_save
-            control.should_evaluate = control.should_evaluate and state.global_step >= state.max_steps
-            control.should_training_stop = True
+        agreed = self.agreed()
+        self.signals.training = True  # only now: until the first step is made a start has nothing to save
+        if agreed:
+            self._stop(control)
 
-    def raise_if_stopped(self, *, step: int, max_steps: int) -> None:
-        """After training: leave with the signal's status unless the run had come to its end anyway."""
-        self.training = False
-        self.where = "after the last step, while the finished model was being written; every checkpoint is whole"
-        if self.received and step < max_steps:
-            raise self.outcome(f"at step {step}; checkpoint-{step} is whole")
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.agreed():  # The step ends here, before the next one: what was given up is this step's.
+            self._stop(control)
+
+    def _stop(self, control) -> None:
+        control.should_save = True  # also when no save was due
+        control.should_evaluate = False
+        control.should_training_stop = self.signals.stopping = True
+
+    def agreed(self) -> bool:
+        """Whether any rank was signalled; every rank asks at the same places."""
+        if self.group is not None:
+            flag = torch.tensor([self.signals.received])
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
+            self.signals.received = int(flag.item())
+        return bool(self.signals.received)
+
+    def in_evaluation(self, evaluate: Callable[..., dict[str, float] | None]) -> Callable[..., dict[str, float] | None]:
+        """The evaluation made to give up on a signal, and then to return None on every rank."""
+
+        def evaluate_or_give_up(model: Any) -> dict[str, float] | None:
+            try:
+                return evaluate(model, watched=self.on_every_rank)
+            except LeftEarly:
+                self.signals.stopping = True
+                return None
+
+        return evaluate_or_give_up
+
+    def on_every_rank(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
+        unequal numbers of them, and each gives up where it stands."""
+        for item in items:
+            if self.signals.received:
+                break
+            yield item
+        if self.agreed():
+            raise LeftEarly
+
+    def on_this_rank(self, items: Iterable[Item]) -> Iterator[Item]:
+        for item in items:
+            if self.signals.received:
+                raise LeftEarly
+            yield item

@@ -1,5 +1,6 @@
 """The validation numbers of a run by name, the same on every rank and for any batch size."""
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,16 @@ def score_validation(
     world_size: int,
     device: torch.device,
     autocast_dtype: torch.dtype | None,
+    watched: Callable[[Iterable], Iterable] = iter,
 ) -> dict[str, float]:
     """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
 
     validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
-    text rows then carry their targets' bytes, and of conversations only the loss is known.
+    text rows then carry their targets' bytes, and of conversations only the loss is known. watched: what batches go through.
     """
 
     def score(batches, lengths_V=byte_lengths_V):
-        return bits_per_byte(model, batches, lengths_V, device=device, autocast_dtype=autocast_dtype)
+        return bits_per_byte(model, watched(batches), lengths_V, device=device, autocast_dtype=autocast_dtype)
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
     if stage == "sft" and byte_lengths_V is None:

@@ -1,6 +1,6 @@
 """The user's own evaluations: functions named module:attr, called as task(model, tokenizer) -> numbers by metric name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,18 +27,21 @@ def load_tasks(names: list[str], *, folder: str | None, where: str) -> dict[str,
     return tasks
 
 
-def score_tasks(tasks: dict[str, Task], model, tokenizer) -> dict[str, float]:
+def score_tasks(
+    tasks: dict[str, Task], model, tokenizer, *, watched: Callable[[Iterable], Iterable] = iter
+) -> dict[str, float]:
     """The numbers of all tasks by name, the same on every rank: those of rank 0.
 
     Every rank calls every task, as a sharded model needs; without gradients and in evaluation mode. Raises RecipeError
     when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups by.
+    watched: what the tasks go through.
     """
     numbers: dict[str, float] = {}
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            for name, task in tasks.items():
+            for name, task in watched(tasks.items()):
                 numbers |= _checked(name, task(model, tokenizer))
     finally:
         model.train(training)

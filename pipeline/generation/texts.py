@@ -1,7 +1,7 @@
 """Texts that a model writes for a list of prompts."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -27,12 +27,14 @@ def complete(
     seed: int = 0,
     system: str | None = None,
     batch_size: int = 1,
+    watched: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> list[str]:
     """What the model writes after each prompt, up to an end token; control tokens are left out of the text.
 
     chat: a prompt is the user's first message (after `system`), rendered by the chat template; else it is a document's
     beginning. Each prompt has its own seed (seed + its place), so that its text does not depend on the other prompts.
-    batch_size: prompts that are generated together, padded on the left. No global random state moves.
+    batch_size: prompts that are generated together, padded on the left. No global random state moves. watched: what the
+    tokens of a single prompt go through, for a caller who may want to end early.
     """
     ids = [_chat_ids(tokenizer, prompt, system) if chat else document_ids(tokenizer, prompt) for prompt in prompts]
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -40,9 +42,8 @@ def complete(
     for first in range(0, len(ids), batch_size):
         some = ids[first : first + batch_size]
         if len(some) == 1:
-            found.append(
-                list(stream(model, tokenizer, some[0], max_new_tokens=max_new_tokens, seed=seed + first, **sampling))
-            )
+            one = stream(model, tokenizer, some[0], max_new_tokens=max_new_tokens, seed=seed + first, **sampling)
+            found.append(list(watched(one)))
         else:
             found += continue_together(
                 model, tokenizer, some, max_new_tokens=max_new_tokens, seed=seed + first, **sampling

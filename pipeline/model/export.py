@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from .configuration_tandem import TandemConfig
 from .native import native_class, native_config, to_native_name
@@ -29,15 +31,17 @@ def save_model(
     one carries its code and loads with trust_remote_code=True. dtype: of the weights written, default as they are.
     state_dict: the whole weights, where the model holds only a shard. The model itself is not changed.
     """
-    folder = Path(folder)
-    state = model.state_dict() if state_dict is None else state_dict
-    if dtype is not None:
-        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    form = saved_form(model, Path(folder))
+    _assign(form, model, model.state_dict() if state_dict is None else state_dict, dtype=dtype)
+    form.save_pretrained(folder)
+
+
+def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model as the class and config that are written, without weights; its code files go into the folder."""
     config, model_class = copy.deepcopy(model.config), type(model)
     if isinstance(config, TandemConfig):
         if (native := native_config(config)) is not None:
             config, model_class = native, native_class(native)
-            state = {to_native_name(name, native.model_type): value for name, value in state.items()}
         else:
             config.auto_map = AUTO_MAP
             folder.mkdir(parents=True, exist_ok=True)
@@ -45,12 +49,25 @@ def save_model(
                 shutil.copyfile(file, folder / file.name)
     config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
     with torch.device("meta"):
-        shell = model_class(config)
-    shell.load_state_dict(state, assign=True)
-    shell.tie_weights()
+        form = model_class(config)
     if model.generation_config is not None:
-        shell.generation_config = copy.deepcopy(model.generation_config)
-    shell.save_pretrained(folder)
+        form.generation_config = copy.deepcopy(model.generation_config)
+    return form
+
+
+def saved_weights(form: PreTrainedModel, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it."""
+    _assign(form, model, model.state_dict())
+    return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
+
+
+def _assign(form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype: torch.dtype | None = None) -> None:
+    if dtype is not None:
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
+    if isinstance(model.config, TandemConfig) and not isinstance(form.config, TandemConfig):
+        state = {to_native_name(name, form.config.model_type): value for name, value in state.items()}
+    form.load_state_dict(state, assign=True)
+    form.tie_weights()
 
 
 def load_weights(model: PreTrainedModel, folder) -> None:

@@ -1,5 +1,6 @@
 """How much memory and disk a run takes, by arithmetic from its sizes. Bytes everywhere."""
 
+import math
 from dataclasses import dataclass
 
 from pipeline.recipe import Recipe
@@ -99,13 +100,15 @@ def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
 
 
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:
-    """Checkpoints that lie there at the fullest moment: those kept and the one being written. None when all are kept
-    and their number is not known."""
-    limit = recipe.train.get("save_total_limit")
-    saves = None if steps is None else max(1, -(-steps // int(recipe.train["save_steps"])))
+    """Checkpoints that lie there at the fullest moment: those kept and the one being written. None when their number
+    depends on a horizon that is not known."""
+    limit, every, save_steps = recipe.train["save_total_limit"], recipe.run.keep_every_steps, recipe.train["save_steps"]
+    if steps is None:
+        return None if limit is None or every else limit + 1 + recipe.run.keep_best
+    saves = max(1, -(-steps // save_steps))
     if limit is None:
         return saves
-    return limit + 1 if saves is None else min(limit + 1, saves)
+    return min(saves, limit + 1 + recipe.run.keep_best + (steps // math.lcm(every, save_steps) if every else 0))
 
 
 def row_bytes(recipe: Recipe, vocab_size: int | None) -> int:

@@ -140,7 +140,7 @@ FATES: dict[str, Fate] = {
     # Checkpoints
     "save_strategy": default(Literal["steps", "no"], "steps", "no: no checkpoint while training; a run that stops is lost."),
     "save_steps": passed(int, 500, "Optimizer steps between checkpoints; the last step is always saved.", minimum=1),
-    "save_total_limit": default(int | None, 2, "Checkpoints kept; null keeps all. The last whole one is never deleted.", minimum=1),
+    "save_total_limit": default(int | None, 2, "The newest checkpoints that are kept, beside run.keep_best and run.keep_every_steps; null keeps all.", minimum=1),
     "save_only_model": refused("a checkpoint without the optimizer cannot be continued from"),
     "save_on_each_node": refused("all nodes share one run directory"),
     "enable_jit_checkpoint": refused("SIGTERM, SIGHUP and Ctrl-C always save a whole checkpoint here, agreed on by all ranks"),
@@ -156,9 +156,9 @@ FATES: dict[str, Fate] = {
     "hub_model_id": ours("hub.id"),
     "hub_private_repo": ours("hub.private"),
     "hub_token": refused("a token never stands in a recipe; set HF_TOKEN or run `hf auth login`"),
-    "hub_strategy": ours("hub.id (the finished model is pushed)"),
-    "hub_always_push": ours("hub.id (the finished model is pushed)"),
-    "hub_revision": ours("hub.id (the finished model is pushed)"),
+    "hub_strategy": ours("hub.strategy"),
+    "hub_always_push": ours("hub.strategy"),
+    "hub_revision": ours("hub.id (the main branch is published to)"),
     # Randomness and data
     "seed": passed(int, 42, "Of weights, data order and dropout.", minimum=0, must_match=True),
     "data_seed": ours("train.seed"),

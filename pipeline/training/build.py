@@ -1,5 +1,6 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
+from pipeline.training.finite import refuse_nonfinite
 from pipeline.training.meter import StepMeter
 from pipeline.training.trainer import TandemTrainer
 
@@ -66,6 +68,8 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
             ) from error
         check_sizes(recipe, model.config)
+        where = f"{recipe.where('model.start_from')}: {start}"
+        refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
         return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(
         recipe,
@@ -138,8 +142,8 @@ def build_trainer(
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
     )
 
-    def evaluate(model: torch.nn.Module) -> dict[str, float]:
-        return {**score(model), **score_tasks(tasks, model, tokenizer)}
+    def evaluate(model: torch.nn.Module, watched: Callable = iter) -> dict[str, float]:
+        return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
 
     return TandemTrainer(
         model=model,

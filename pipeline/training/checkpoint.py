@@ -9,38 +9,61 @@ position.json                       what the next step reads, the meter, and wha
 MANIFEST.json                       sha256 of all, written last (artifacts/checkpoints.py)
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.errors import DataError
+from pipeline.model.export import saved_form, saved_weights
 
-OPTIMIZER, SCHEDULER, POSITION = "optimizer.safetensors", "scheduler.json", "position.json"
+MODEL, OPTIMIZER, SCHEDULER, POSITION = "model.safetensors", "optimizer.safetensors", "scheduler.json", "position.json"
 
 
 def rng_file(rank: int) -> str:
     return f"rng-{rank}.safetensors"
 
 
+class ModelFiles:
+    """What from_pretrained loads, but for the weights: config, code, tokenizer. Made once: it never changes in a run."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.form: Any = None
+        self.contents: dict[str, bytes] = {}
+
+    def write(self, model: Any, folder: Path) -> dict[str, torch.Tensor]:
+        """Write the files into the empty folder, and give the weights for model.safetensors."""
+        if self.form is None:
+            self.form = saved_form(model, folder)
+            self.form.save_pretrained(folder, state_dict={})
+            self.tokenizer.save_pretrained(folder)
+            self.contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+        else:
+            for name, content in self.contents.items():
+                (folder / name).write_bytes(content)
+        return saved_weights(self.form, model)
+
+
 def write_training_state(
     folder: Path,
     *,
-    optimizer: dict[str, torch.Tensor],
     settings: Any,
     schedule: dict,
     scaler: dict | None,
     rng: list[dict[str, torch.Tensor]],
     position: dict,
 ) -> None:
-    """Write everything beside the model; rng: one state per rank, in rank order."""
-    save_file(optimizer, folder / OPTIMIZER)
-    write_json(folder / SCHEDULER, {"schedule": schedule, "scaler": scaler, "optimizer": settings})
+    """Write everything beside the model and the optimizer's tensors; rng: one state per rank, in rank order."""
+    (folder / SCHEDULER).write_text(
+        json.dumps({"schedule": schedule, "scaler": scaler, "optimizer": settings}, indent=2)
+    )
     for rank, state in enumerate(rng):
         save_file(state, folder / rng_file(rank))
-    write_json(folder / POSITION, position)
+    (folder / POSITION).write_text(json.dumps(position, indent=2))
 
 
 def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:

@@ -1,7 +1,9 @@
 """The one Trainer of both stages: rows by step number, true losses, whole checkpoints, exact resume."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +11,27 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from pipeline.artifacts.checkpoints import rotate, whole_folder
-from pipeline.artifacts.errors import DataError, DivergedError
+from pipeline.artifacts.errors import DataError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.model.export import load_weights, save_model
+from pipeline.model.export import load_weights
 from pipeline.training import checkpoint as files
 from pipeline.training.agreement import from_every_rank, on_rank_0
+from pipeline.training.finite import refuse_nonfinite
+from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
-from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
-from pipeline.training.rng import get_rng_state, preserved_rng, set_rng_state
+from pipeline.training.optimizer_state import optimizer_tensors
+from pipeline.training.rng import get_rng_state, preserved_rng
+from pipeline.training.saver import CheckpointSaver
 from pipeline.training.schedules import StepSchedule
-
-# After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
-MAX_SKIPPED_STEPS = 20
+from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
 
 
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_model: called with the bare model, gives metrics by name; meter: counts time and tokens.
+    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name, None when it gave up; meter: counts time, tokens.
     Both stages use this class; they differ in rows and evaluation only.
     """
 
@@ -48,13 +50,17 @@ class TandemTrainer(Trainer):
         run: RunDirectory,
         tokenizer: Any,
         rows: Any,
-        evaluate_model: Callable[[torch.nn.Module], dict[str, float]],
+        evaluate_model: Callable[[torch.nn.Module], dict[str, float] | None],
         meter: StepMeter,
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
-        self.start_step = self.skipped_in_a_row = self.skipped_steps = 0
+        self.guard = StepGuard(run, recipe.monitor)
+        self.start_step = 0
         self.recorded_evaluations: set[int] = set()
+        keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
+        self.saver = CheckpointSaver(run, **keep)
+        self.model_files = files.ModelFiles(tokenizer)
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
 
@@ -78,6 +84,7 @@ class TandemTrainer(Trainer):
     ) -> tuple[list, torch.Tensor]:
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
+        self.guard.begin(self._tr_loss)
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
@@ -91,41 +98,32 @@ class TandemTrainer(Trainer):
         inputs: dict[str, torch.Tensor],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
+        loss = self.forward_backward(model, inputs, num_items_in_batch)
+        self.guard.losses.append(loss)
+        return loss
+
+    def forward_backward(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
         """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        self.accelerator.backward(loss)
-        return loss.detach()
+        value = loss.detach()
+        # 1, or NaN where the loss is not finite: its gradients then say so on every rank, and nobody has to ask.
+        self.accelerator.backward(loss, gradient=1 + (value - value))
+        return value
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """The norm before clipping. A non-finite one ends the run here, before the update."""
+        """The norm before clipping; without a return when the guard ends the run here, before the update."""
         norm = super()._get_grad_norm(model, grad_norm)
-        finite = bool(torch.isfinite(norm)) if isinstance(norm, torch.Tensor) else norm == norm
-        if finite:
-            self.skipped_in_a_row = 0
-            return norm
-        step = self.state.global_step
-        if self.accelerator.scaler is not None and self.accelerator.scaler.is_enabled():
-            self.skipped_in_a_row, self.skipped_steps = self.skipped_in_a_row + 1, self.skipped_steps + 1
-            if self.skipped_in_a_row < MAX_SKIPPED_STEPS:
-                return norm
-        bad = [
-            name for name, p in self.model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()
-        ]
-        rows = ", ".join(
-            f"{source} file {file} row group {group} row {row}"
-            for source, file, group, row in self.rows.origins(step)[:8]
-        )
-        raise DivergedError(
-            f"step {step}: the gradient is not a finite number (first in {bad[0] if bad else 'the loss'}; rows: {rows} ...), so the update "
-            "was not made and the last checkpoint is good. Lower the learning rates or look at those rows, then run the same command again."
-        )
+        self.guard.judge(self, model, norm)
+        return norm
 
     # ---- optimizer ----
 
@@ -149,14 +147,15 @@ class TandemTrainer(Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
-        training = self.model.training
         with self.meter.pause(), preserved_rng():
-            self.model.eval()
             metrics = self.evaluate_model(self.model)
-            self.model.train(training)
-        metrics["perf/eval_s"] = time.perf_counter() - started
         self.recorded_evaluations.add(self.state.global_step)
-        self.log(dict(metrics))
+        if metrics is None:  # on a signal: the step is saved, and evaluated first after the resume
+            self.control.should_save = self.control.should_training_stop = True
+            return {}
+        metrics["perf/eval_s"] = time.perf_counter() - started
+        self.saver.add_score(self.state.global_step, metrics)
+        self.log(self.guard.check_evaluation(self, metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -169,10 +168,11 @@ class TandemTrainer(Trainer):
         if "loss" in logs:
             row["train/loss"] = logs["loss"]
             row |= self.meter.read(step=step, loss=logs["loss"], wait_s=(self.loader.wait_s if self.loader else 0.0))
-            row["optim/grad_norm"] = logs.get("grad_norm")
+            norm = logs.get("grad_norm")
+            row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
             row |= self._rates(logs["learning_rate"])
-            if self.accelerator.scaler is not None:
-                row["optim/skipped_steps"] = self.skipped_steps
+            if self.accelerator.scaler is not None or self.guard.can_skip:
+                row["optim/skipped_steps"] = self.guard.skipped_steps
             row |= self._position(step)
         self.control = self.callback_handler.on_log(
             self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
@@ -204,58 +204,46 @@ class TandemTrainer(Trainer):
         self.control.should_log = self.control.should_log or last
         evaluate, self.control.should_evaluate = self.control.should_evaluate or last, False
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._note_written(self.saver.check())  # only now: a row that is logged takes should_log away
         if evaluate and self.state.global_step not in self.recorded_evaluations:
             self.control.should_evaluate = False
             self.evaluate()
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Write checkpoint-<step> whole or not at all, then rotate. All ranks take part; the first one writes."""
-        step = self.state.global_step
-        target = self.run.checkpoint(step)
+        """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes."""
         started = time.perf_counter()
+        step = self.state.global_step
         with self.meter.pause():
             ranks = from_every_rank((get_rng_state(), self._tr_loss.item()))
-            tensors = optimizer_tensors(self.optimizer, self.model)
-            if self.args.should_save and not target.exists():
-                with whole_folder(
-                    target,
-                    step=step,
-                    run=self.run.name,
-                    tokens=step * self.meter.batch_tokens,
-                    world_size=self.args.world_size,
-                ) as folder:
-                    save_model(self.accelerator.unwrap_model(self.model), folder)
-                    self.processing_class.save_pretrained(folder)
-                    self.state.save_to_json(str(folder / "trainer_state.json"))
-                    files.write_training_state(
-                        folder,
-                        optimizer=tensors,
-                        settings=optimizer_settings(self.optimizer),
-                        schedule=self.lr_scheduler.state_dict(),
-                        scaler=self.accelerator.scaler.state_dict() if self.accelerator.scaler is not None else None,
-                        rng=[state for state, _ in ranks],
-                        position={
-                            "step": step,
-                            "rows": self.rows.position(step),
-                            "meter": self.meter.state_dict(),
-                            "unlogged": {"since": self._globalstep_last_logged, "losses": [loss for _, loss in ranks]},
-                            "skipped": [self.skipped_steps, self.skipped_in_a_row],
-                        },
-                    )
-                rotate(self.run.checkpoints, keep=self.args.save_total_limit)
-            self.accelerator.wait_for_everyone()
+            optimizer = optimizer_tensors(self.optimizer, self.model)
+            self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
+
+            def write_small(folder: Path) -> dict:
+                return write_state(self, folder, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
+
+            facts = {"tokens": step * self.meter.batch_tokens, "world_size": self.args.world_size}
+            on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 
+    def _note_written(self, seconds: float | None) -> None:
+        if seconds is not None:
+            self.log({"ckpt/write_s": seconds})
+
     def resume(self, checkpoint: Path | None) -> None:
         """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
-        if checkpoint is None:
-            self.train()
-            return
-        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        self.start_step = state.global_step
-        self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
-        self.train(resume_from_checkpoint=str(checkpoint))
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            self.start_step = state.global_step
+            self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
+        try:
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        except BaseException:
+            with suppress(TandemError):  # what ended the training is the thing to tell
+                self.saver.wait()
+            raise
+        self._note_written(on_rank_0(self.saver.wait))
+        self.guard.check_state(self, {}, so="the finished model was not written")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         try:
@@ -264,17 +252,11 @@ class TandemTrainer(Trainer):
             raise DataError(
                 f"{error} The recipe describes another model than the checkpoint; give this run another name."
             ) from error
+        refuse_nonfinite(self.model.state_dict(), where=resume_from_checkpoint, instead=ANOTHER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        tensors, saved = files.read_optimizer(Path(checkpoint))
-        # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
-        settings = saved["optimizer"] if self.recipe.optimizer.type == "trainer" else None
-        load_optimizer_state(self.optimizer, self.model, tensors, settings=settings)
-        self.lr_scheduler.load_state_dict(saved["schedule"])
-        if saved["scaler"] and self.accelerator.scaler is not None:
-            self.accelerator.scaler.load_state_dict(saved["scaler"])
+        if checkpoint is not None:
+            load_optimizer_and_schedule(self, Path(checkpoint))
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Done with the optimizer."""
@@ -283,18 +265,5 @@ class TandemTrainer(Trainer):
         """Callbacks keep no state: what they need is in the run directory."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        state = files.read_rng(Path(checkpoint), self.args.process_index)
-        if state is not None:
-            set_rng_state(state)
-        self._take_up(files.read_position(Path(checkpoint)))
-
-    def _take_up(self, position: dict[str, Any]) -> None:
-        """The sums that were open at the checkpoint: the next logged loss is then that of the uncut run."""
-        if unlogged := position.get("unlogged"):
-            losses, rank = unlogged["losses"], self.args.process_index
-            same_ranks = len(losses) == self.args.world_size
-            self._tr_loss.fill_(losses[rank] if same_ranks else sum(losses) / len(losses))
-            self._globalstep_last_logged = unlogged["since"]
-        self.skipped_steps, self.skipped_in_a_row = position.get("skipped", (0, 0))
+        if checkpoint is not None:
+            take_up(self, Path(checkpoint))

@@ -30,7 +30,8 @@ def clone(tmp_path):
     shutil.copytree(ROOT / "accelerate_configs", folder / "accelerate_configs")
     for name in ("run_pretrain.sh", "run_sft.sh", "run_tests.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(ROOT / "pipeline" / "hardware", folder / "pipeline" / "hardware")
+    for room in ("artifacts", "hardware"):
+        shutil.copytree(ROOT / "pipeline" / room, folder / "pipeline" / room)
     shutil.copy(ROOT / "pipeline" / "__init__.py", folder / "pipeline")
     (folder / "pipeline" / "sft.py").write_text("import sys\nprint('entry got', *sys.argv[1:])\n")
     (folder / "pipeline" / "pretrain.py").write_text(

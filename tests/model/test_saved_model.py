@@ -8,9 +8,12 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_models import random_ids, tiny
+from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
 
+from pipeline.model.build import build_model
 from pipeline.model.export import save_model
+from pipeline.training.checkpoint import ModelFiles
+from pipeline.training.file_image import FileImage
 
 READ_WITHOUT_US = """
 import json, sys
@@ -77,3 +80,35 @@ def test_the_finished_model_can_be_written_in_bf16_and_stays_fp32_in_memory(mode
 def test_tied_heads_are_written_once(tmp_path, change):
     save_model(tiny("modern", **change), tmp_path)
     assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not bool(change)
+
+
+# Fields of a Tandem, or None for a type that is transformers' own.
+TYPES = {"gpt2": GPT2, "modern": MODERN, "nanochat": NANOCHAT, "llama": None, "mixtral": None}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_weights_that_are_written_apart_are_those_of_save_pretrained(name, tmp_path):
+    fields = TYPES[name]
+    model = foreign(name) if fields is None else build_model("tandem", fields, seed=1)
+    save_model(model, tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    weights = ModelFiles(NoTokenizer()).write(model, tmp_path / "two")
+    image = FileImage(weights, metadata={"format": "pt"})
+    image.fill(weights)
+    (tmp_path / "two" / "model.safetensors").write_bytes(image.memory[:])
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / at).iterdir()} for at in ("one", "two"))
+    assert one == two
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder):
+        pass
+
+
+def foreign(name):
+    """A type that transformers has; mixtral's experts are written under other names than they train under."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = AutoConfig.for_model(name, vocab_size=99, num_key_value_heads=2, **sizes, tie_word_embeddings=True)
+    return AutoModelForCausalLM.from_config(config)

@@ -96,9 +96,19 @@ def test_activation_checkpointing_and_rows_change_the_estimate():
 
 
 @pytest.mark.parametrize(
-    ("limit", "steps", "save_steps", "count"),
-    [("2", 1000, 100, 3), ("2", 100, 100, 1), ("null", 1000, 100, 10), ("2", None, 100, 3), ("null", None, 100, None)],
+    ("limit", "best", "every", "steps", "count"),
+    [
+        ("2", "false", "null", 1000, 3),
+        ("2", "true", "null", 1000, 4),
+        ("2", "true", "250", 1000, 6),  # a checkpoint every 100 steps: those of 500 and 1000
+        ("2", "true", "null", 100, 1),
+        ("null", "true", "null", 1000, 10),
+        ("2", "true", "null", None, 4),
+        ("2", "true", "250", None, None),
+        ("null", "true", "null", None, None),
+    ],
 )
-def test_checkpoints_at_the_fullest_moment(limit, steps, save_steps, count):
-    recipe = read_recipe([QUICKSTART, f"train.save_total_limit={limit}", f"train.save_steps={save_steps}"])
+def test_checkpoints_at_the_fullest_moment(limit, best, every, steps, count):
+    kept = [f"train.save_total_limit={limit}", f"run.keep_best={best}", f"run.keep_every_steps={every}"]
+    recipe = read_recipe([QUICKSTART, *kept, "train.save_steps=100"])
     assert checkpoints_on_disk(recipe, steps) == count

@@ -1,0 +1,77 @@
+"""A safetensors file in memory: training copies its tensors in and goes on, another process writes it to the disk."""
+
+import json
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# https://github.com/huggingface/safetensors#format
+NAMES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
+
+
+class FileImage:
+    """Bytes equal to what safetensors would write for tensors of these names, types and shapes.
+
+    The memory is taken once and used for every checkpoint. It has no name, so that it is gone with the last process that
+    has it open, and does not count against /dev/shm, which containers often limit to 64 MB.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], *, metadata: dict[str, str] | None = None):
+        self.layout = layout_of(tensors)
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        offset = 0
+        # The wider types first, then by name: then every tensor is aligned.
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+            size = tensors[name].numel() * tensors[name].element_size()
+            dtype, shape = self.layout[name]
+            header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        self.start = 8 + len(text)
+        self.bytes = self.start + offset
+        self.descriptor = unnamed_file()
+        os.ftruncate(self.descriptor, self.bytes)
+        self.memory = mmap.mmap(self.descriptor, self.bytes)
+        self.memory[: self.start] = len(text).to_bytes(8, "little") + text
+        self.views = {name: self._view(header[name]["data_offsets"], *self.layout[name]) for name in tensors}
+
+    def _view(self, offsets: list[int], dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        if offsets[0] == offsets[1]:
+            return torch.empty(shape, dtype=dtype)
+        data = torch.frombuffer(
+            self.memory, dtype=torch.uint8, offset=self.start + offsets[0], count=offsets[1] - offsets[0]
+        )
+        return data.view(dtype).view(shape)
+
+    def fill(self, tensors: dict[str, Tensor]) -> None:
+        """Copy the tensors, of the same layout, from wherever they are."""
+        for name, view in self.views.items():
+            view.copy_(tensors[name])
+
+
+def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def unnamed_file() -> int:
+    """The descriptor of an empty file without a name, in memory where the system has that."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("checkpoint")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

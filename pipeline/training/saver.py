@@ -1,0 +1,137 @@
+"""Checkpoints on the disk without waiting for the disk: copied here, written by a process of its own."""
+
+import errno
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.artifacts import checkpoint_writer
+from pipeline.artifacts.atomic import temporary_folder
+from pipeline.artifacts.errors import CannotWriteError, DiskFullError, TandemError
+from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.training.file_image import FileImage, layout_of
+
+Tensors = dict[str, Tensor]
+
+
+# The validation result that makes a checkpoint the best one: the first that the stage has; lower is better.
+BEST_BY = ("val/bpb", "sft/assistant_bpb", "val/loss")
+
+
+class CheckpointSaver:
+    """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only.
+
+    keep, every: what `rotate` leaves; best: also the checkpoint with the lowest validation result.
+    """
+
+    def __init__(self, run: RunDirectory, *, keep: int | None, every: int | None, best: bool):
+        self.run, self.keep, self.every, self.best = run, keep, every, best
+        self.scores: dict[int, float] = {}
+        if best:
+            for row in last_attempts(read_rows(run.metrics)):
+                self.add_score(row.get("step", 0), row)
+        self.images: dict[str, FileImage] = {}
+        self.job: checkpoint_writer.Job | None = None
+        self.process: subprocess.Popen | None = None
+        self.started = 0.0
+
+    def add_score(self, step: int, metrics: dict[str, float]) -> None:
+        """Remember the validation result of a step, where the metrics hold one."""
+        name = next((name for name in BEST_BY if name in metrics), None)
+        if self.best and name is not None:
+            self.scores[step] = metrics[name]
+
+    def save(
+        self, step: int, *, write_small: Callable[[Path], dict[str, tuple[Tensors, dict | None]]], **facts
+    ) -> None:
+        """Copy checkpoint-<step> and begin to write it. Waits for the one before; raises what made that one fail.
+
+        write_small: writes the small files into a folder and gives the large ones, name -> (tensors, metadata).
+        """
+        self.wait()
+        target = self.run.checkpoint(step)
+        if target.exists():
+            return
+        try:
+            temporary = temporary_folder(target)
+        except OSError as error:
+            raise not_written(target, error) from error
+        try:
+            large = write_small(temporary)
+            for name, (tensors, metadata) in large.items():
+                self._image(name, tensors, metadata).fill(tensors)
+        except BaseException as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise (not_written(target, error) if isinstance(error, OSError) else error) from error
+        self.job = checkpoint_writer.Job(
+            temporary=str(temporary),
+            target=str(target),
+            facts={"step": step, "run": self.run.name, **facts},
+            images={name: (self.images[name].descriptor, self.images[name].bytes) for name in large},
+            keep=self.keep,
+            every=self.every,
+            scores=self.scores,
+        )
+        self.started = time.perf_counter()
+        self.process = checkpoint_writer.start(self.job)
+
+    def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> FileImage:
+        image = self.images.get(name)
+        if image is None or image.layout != layout_of(tensors):  # an optimizer gets its state at the first step
+            image = self.images[name] = FileImage(tensors, metadata=metadata)
+        return image
+
+    def check(self) -> float | None:
+        """Seconds that the checkpoint took, once after it was written; None before. Does not wait; raises its failure."""
+        if self.process is None or self.process.poll() is None:
+            return None
+        return self._end()
+
+    def wait(self) -> float | None:
+        """As `check`, after waiting for it."""
+        return None if self.process is None else self._end()
+
+    def _end(self) -> float:
+        assert self.process is not None
+        assert self.job is not None
+        _, told = self.process.communicate()
+        status, target = self.process.returncode, Path(self.job.target)
+        if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
+            self.process = checkpoint_writer.start(self.job)
+            _, told = self.process.communicate()
+            status = self.process.returncode
+        self.process = None
+        if status != 0 and not target.exists():  # else it was killed while it deleted old ones
+            raise failure(self.job, status, told)
+        return time.perf_counter() - self.started
+
+
+def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
+    """What the writer says of its end, as the exception that it would have been here."""
+    shutil.rmtree(job.temporary, ignore_errors=True)
+    try:
+        error: dict[str, Any] = json.loads(told)
+    except ValueError:
+        text = told.decode(errors="replace").strip().rpartition("\n")[2]
+        return CannotWriteError(
+            f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), so it does not exist. "
+            "The checkpoints before it are whole: run the same command again."
+        )
+    return not_written(Path(job.target), OSError(error["errno"], error["strerror"], error["filename"]))
+
+
+def not_written(target: Path, error: OSError) -> TandemError:
+    """A checkpoint that the disk refused, for the user."""
+    where = f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it are whole."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFullError(
+            f"{where} Free some space (or inodes) or move the run directory, then run the same command again."
+        )
+    return CannotWriteError(f"{where} Mend that, then run the same command again.")

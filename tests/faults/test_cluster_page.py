@@ -1,0 +1,214 @@
+"""The scripts of docs/cluster.md, taken from the page and run until the run has finished: against a stand-in for Slurm, and
+against a local server that gives a provider's notice."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.artifacts.checkpoints import by_step, problems
+from pipeline.artifacts.rows import read_rows
+from tests.contracts.conftest import Runner
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
+TRAIN = {"max_steps": 20, "save_steps": 1000, "eval_steps": 1000, "per_device_train_batch_size": 4}
+# Starts the command once for every node and hands SIGTERM on; its status is the highest of the tasks', as srun's is.
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+nodes = range(int(os.environ["SLURM_NNODES"]))
+tasks = [subprocess.Popen(sys.argv[1:], env={{**os.environ, "SLURM_NODEID": str(node)}}) for node in nodes]
+signal.signal(signal.SIGTERM, lambda number, frame: [task.send_signal(number) for task in tasks])
+sys.exit(max(task.wait() for task in tasks))
+"""
+SCONTROL = """#!/bin/bash
+case "$1" in
+  show) echo 127.0.0.1 ;;
+  requeue) echo "$2" >>"$STAND_IN/requeued" ;;
+esac
+"""
+
+
+@pytest.fixture
+def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    return Runner(tmp_path, cache, text_files, chat_files)
+
+
+def script(heading: str, **changed: str) -> str:
+    """The page's script under a heading, with other values for its variables."""
+    text = re.search(r"```bash\n(.*?)```", PAGE[PAGE.index(f"## {heading}") :], re.DOTALL)[1]
+    for name, value in changed.items():
+        text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+        assert count == 1, f"{name} is not set once"
+    return text
+
+
+def environment(**more: str) -> dict[str, str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    own = {"VIRTUAL_ENV": sys.prefix, "NPROC": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return environ | own | more
+
+
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen):
+    ends = time.monotonic() + 120
+    while not any(r.get("step", 0) >= step and "event" not in r for r in read_rows(directory / "metrics.jsonl")):
+        assert process.poll() is None, process.communicate()[0][-4000:]
+        assert time.monotonic() < ends, "waited too long"
+        time.sleep(0.01)
+
+
+def on_one_core() -> None:
+    """Threads that wait for each other on a busy machine make a step of milliseconds one of seconds."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def equal_models(first: Path, second: Path) -> bool:
+    one, other = (load_file(path / "model" / "model.safetensors") for path in (first, second))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Slurm:
+    """Plays the scheduler: runs the batch script, signals its shell as --signal=B:TERM@120 asks, notes what is requeued."""
+
+    def __init__(self, folder: Path, *, nodes: int):
+        self.folder = folder
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL)):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        self.environ = environment(
+            PATH=f"{programs}:{os.environ['PATH']}",
+            STAND_IN=str(folder),
+            SLURM_JOB_ID="7",
+            SLURM_NNODES=str(nodes),
+            SLURM_JOB_NODELIST=f"node[1-{nodes}]",
+            MASTER_PORT=str(free_port()),
+        )
+
+    def run(self, recipe: Path, *, until: int | None) -> tuple[int, str]:
+        """The job's status and output; until: the step at which its time is nearly up."""
+        job = subprocess.Popen(
+            ["bash", "-c", script("Slurm", recipe=str(recipe))],
+            cwd=ROOT,
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=on_one_core,
+        )
+        if until is not None:
+            wait_for_step(self.folder / "runs" / recipe.stem, until, job)
+            job.send_signal(signal.SIGTERM)
+        output, _ = job.communicate(timeout=120)
+        return job.returncode, output
+
+    def requeued(self) -> list[str]:
+        path = self.folder / "requeued"
+        return path.read_text().split() if path.exists() else []
+
+
+@pytest.mark.parametrize(("nodes", "cuts"), [(1, [5]), pytest.param(2, [5, 12], marks=pytest.mark.slow)])
+def test_the_slurm_script_is_requeued_until_the_run_has_finished(runner, nodes, cuts):
+    recipe, slurm = runner.recipe("slurm", "gpt2", train=TRAIN), Slurm(runner.folder, nodes=nodes)
+    directory = runner.folder / "runs" / "slurm"
+    batch = script("Slurm")
+    assert re.findall(r"^#SBATCH --signal=(\S+)$", batch, re.MULTILINE) == ["B:TERM@120"]
+    assert "#SBATCH --requeue\n" in batch
+    for attempt, until in enumerate(cuts, start=1):
+        status, output = slurm.run(recipe, until=until)
+        assert status == 75, output[-4000:]
+        assert slurm.requeued() == ["7"] * attempt
+        newest = by_step(directory / "checkpoints")[-1]
+        assert problems(newest) == []
+        assert len(list(newest.glob("rng-*"))) == nodes
+        assert f"{newest.name} is whole" in output
+    status, output = slurm.run(recipe, until=None)
+    assert status == 0, output[-4000:]
+    assert ("accelerate_configs/multi_node.yaml, 1 process on each machine" in output) == (nodes > 1)
+    uncut = shutil.copy(recipe, runner.folder / "uncut.yaml")
+    uncut.write_text(uncut.read_text().replace("name: slurm", "name: uncut"))
+    assert slurm.run(uncut, until=None)[0] == 0
+    assert slurm.requeued() == ["7"] * len(cuts)
+    assert equal_models(directory, runner.folder / "runs" / "uncut")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Provider(BaseHTTPRequestHandler):
+    """A machine's own address: no notice is status 404, and nothing is told without a token."""
+
+    taken = threading.Event()
+    asked: list[str]
+
+    def do_PUT(self):
+        self.answer(200, b"a-token")
+
+    def do_GET(self):
+        assert self.path == "/latest/meta-data/spot/instance-action"
+        allowed = self.headers["X-aws-ec2-metadata-token"] == "a-token"
+        self.answer(200 if allowed and self.taken.is_set() else 404 if allowed else 401, b"{}")
+
+    def answer(self, status: int, body: bytes):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def provider():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Provider)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Provider.taken.clear()
+    yield f"http://127.0.0.1:{server.server_port}/latest"
+    server.shutdown()
+
+
+def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_finished(runner, provider):
+    recipe = runner.recipe("spot", "gpt2", train=TRAIN)
+    directory = runner.folder / "runs" / "spot"
+    loop = script("Spot", recipe=str(recipe), metadata=provider).replace("sleep 5", "sleep 0.2")
+    process = subprocess.Popen(
+        ["bash", "-c", loop],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=on_one_core,
+    )
+    wait_for_step(directory, 5, process)
+    Provider.taken.set()
+    ends = time.monotonic() + 60
+    while not by_step(directory / "checkpoints"):
+        assert process.poll() is None
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+    Provider.taken.clear()  # another machine
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output[-4000:]
+    stops = re.findall(r"SIGTERM at step (\d+); checkpoint-\1 is whole", output)
+    assert len(stops) == 1
+    assert f"going on from checkpoint-{stops[0]}" in output
+    uncut = ["bash", "run_pretrain.sh", str(recipe), "run.name=uncut"]
+    subprocess.run(uncut, cwd=ROOT, env=environment(), preexec_fn=on_one_core, check=True, capture_output=True)
+    assert equal_models(directory, runner.folder / "runs" / "uncut")

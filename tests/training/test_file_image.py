@@ -1,0 +1,42 @@
+"""A file in memory has the very bytes that safetensors writes, and is filled again without being made anew."""
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from pipeline.training.file_image import FileImage
+
+TENSORS = {
+    "h.1.weight": torch.randn(3, 5),
+    "h.0.weight": torch.randn(5, 3).t(),  # not contiguous
+    "half": torch.randn(7).bfloat16(),
+    "bits": torch.tensor([True, False, True]),
+    "step": torch.tensor(3.0),
+    "count": torch.tensor(3),
+    "nothing": torch.empty(0),
+    "überschrift/exp_avg": torch.randn(2, 2).double(),
+}
+
+
+def content(image):
+    return os.pread(image.descriptor, image.bytes + 1, 0)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_the_image_has_the_bytes_that_safetensors_writes(metadata):
+    image = FileImage(TENSORS, metadata=metadata)
+    image.fill(TENSORS)
+    assert content(image) == save({name: t.contiguous() for name, t in TENSORS.items()}, metadata=metadata)
+
+
+def test_a_filled_image_keeps_its_bytes_while_the_tensors_go_on_changing():
+    weight = torch.ones(4)
+    image = FileImage({"weight": weight})
+    image.fill({"weight": weight})
+    before = content(image)
+    weight.zero_()
+    assert content(image) == before
+    image.fill({"weight": weight})
+    assert content(image) == save({"weight": weight})
