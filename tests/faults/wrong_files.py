@@ -50,7 +50,8 @@ def good_row(n: int, kind: str) -> dict:
 
 
 def good_file(kind: str, *, first: int = 1000, rows: int = 20) -> bytes:
-    return _lines([good_row(first + n, kind) for n in range(rows)])
+    """That many documents, and one of white space, which is no document and no mistake."""
+    return _lines([good_row(first + n, kind) for n in range(rows)] + [{"text": " "}] * (kind == "text"))
 
 
 def _lines(rows: list) -> bytes:

@@ -82,7 +82,7 @@ for number, kind in enumerate(json.loads(sys.stdin.read())):
                 items += [item.text if kind == "text" else item.messages for item in block.items]
     except TandemError as error:
         told.append(str(error))
-    print(json.dumps([when, told, sum(not item for item in items)]))
+    print(json.dumps([when, told, sum(not str(item).strip() for item in items)]))
 """
 
 

@@ -14,7 +14,7 @@ class HubServer(ThreadingHTTPServer):
     """A dataset, and further ones in `others`.
 
     failures: how many requests for whole files are answered by 503 first. asked: paths of what was fetched whole;
-    peeked: in part, which `ranges` allows.
+    peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
     """
 
     def __init__(self):
@@ -27,6 +27,7 @@ class HubServer(ThreadingHTTPServer):
         self.failures = 0
         self.status = 200
         self.ranges = True
+        self.hung_up = 0
         self.asked: list[str] = []
         self.peeked: list[str] = []
 
@@ -56,7 +57,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(content)
+            try:
+                self.wfile.write(content)
+            except ConnectionError:
+                self.server.hung_up += 1
 
     def do_HEAD(self):
         self.do_GET()

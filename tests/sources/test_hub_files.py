@@ -123,7 +123,6 @@ PAGE = b"<html><head><title>Too many requests</title></head></html>"
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_page_among_the_files_is_named_before_step_1_whichever_file_it_is(hub, tmp_path, ranges):
-    """Where the server gives no ranges, as much is read of the whole as a look needs."""
     hub.ranges = ranges
     for name in list(hub.files):
         content = hub.files[name]
@@ -135,6 +134,13 @@ def test_a_page_among_the_files_is_named_before_step_1_whichever_file_it_is(hub,
         if name.endswith("00001-of-00004.jsonl"):
             break
     assert not ranges or hub.asked == []
+
+
+def test_of_a_server_without_ranges_no_more_is_read_than_a_look_needs(hub, tmp_path):
+    hub.ranges = False
+    hub.files["data/train-00001-of-00004.jsonl"] = PAGE + b" " * 50_000_000
+    assert read(hub, tmp_path)["status"] == 65
+    assert hub.hung_up == 1
 
 
 def test_ends_that_were_found_sound_are_not_asked_for_again(hub, tmp_path):
