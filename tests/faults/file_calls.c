@@ -115,15 +115,20 @@ static void path_of_fd(int fd, char *path) {
     path[length > 0 ? length : 0] = 0;
 }
 
+/* The path with its folder's links and dots resolved; what it names itself need not exist. */
 static void path_at(int folder, const char *name, char *path) {
-    char base[PATH_MAX];
-    if (name[0] == '/') {
-        snprintf(path, PATH_MAX, "%s", name);
-        return;
+    char base[PATH_MAX] = "", joined[2 * PATH_MAX + 2], real[PATH_MAX];
+    if (name[0] != '/') {
+        if (folder != AT_FDCWD) path_of_fd(folder, base);
+        else if (!getcwd(base, sizeof base)) base[0] = 0;
     }
-    if (folder != AT_FDCWD) path_of_fd(folder, base);
-    else if (!getcwd(base, sizeof base)) base[0] = 0;
-    if (snprintf(path, PATH_MAX, "%s/%s", base, name) >= PATH_MAX) path[0] = 0;
+    snprintf(joined, sizeof joined, "%s%s%s", base, name[0] == '/' ? "" : "/", name);
+    size_t length = strlen(joined);
+    while (length > 1 && joined[length - 1] == '/') joined[--length] = 0;
+    char *last = strrchr(joined, '/');
+    *last = 0;
+    if (!realpath(*joined ? joined : "/", real)) snprintf(real, sizeof real, "%s", joined);
+    if (snprintf(path, PATH_MAX, "%s/%s", real, last + 1) >= PATH_MAX) path[0] = 0;
 }
 
 /* Count the call and carry out what the rules say of it; an error number to fail with, or 0. */

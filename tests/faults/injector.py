@@ -30,7 +30,6 @@ def build(folder: Path) -> Path:
             "-O2",
             "-Wall",
             "-Wextra",
-            "-Werror",
             "-o",
             str(made),
             str(SOURCE),

@@ -20,7 +20,7 @@ def cut_after_first_save(lab: Lab, setting: Setting = SETTING) -> Path:
         making = lab.trial(f"base-{setting.name}")
         slow = injector.faults(slow_us=20_000, slow_under=making)
         process = lab.start(setting, making / "run", environment=slow)
-        while process.poll() is None and evidence.logged_step(making / "run") <= SAVE_STEPS:
+        while process.poll() is None and not evidence.whole_steps(making / "run"):
             time.sleep(0.002)
         process.kill_everything()
         assert evidence.whole_steps(making / "run") == [SAVE_STEPS], process.output
