@@ -58,8 +58,7 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
 
 
 def launch_command(config: str, processes: int, entry: str, arguments: list[str]) -> list[str]:
-    # --quiet: a status that is not 0 is told by the run itself, not by a traceback of the launcher.
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    launcher = [sys.executable, str(CONFIGS / "launcher.py")]
     launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes)]
     launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
     return [*launcher, entry, *arguments]

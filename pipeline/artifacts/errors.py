@@ -37,6 +37,12 @@ class ServiceError(TandemError):
     status = 69
 
 
+class HangError(TandemError):
+    """A rank made no progress for run.hang_timeout, or is lost: run the same command again."""
+
+    status = 70
+
+
 class OutOfMemoryError(TandemError):
     """The device has too little memory for the micro-batch."""
 

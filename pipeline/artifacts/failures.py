@@ -2,15 +2,18 @@
 
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
+_ending = threading.Lock()  # taken once, by the thread that ends the process
 
 
 def record_failures_in(run: RunDirectory) -> None:
@@ -19,16 +22,27 @@ def record_failures_in(run: RunDirectory) -> None:
     _current_run = run
 
 
-def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
+def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Run an entry and leave the process with the status of how it ended.
 
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
     try:
-        status, message = main(sys.argv[1:]) or 0, ""
+        status = main(sys.argv[1:]) or 0
     except BaseException as error:
-        status, message = _explain(error)
+        end_with(error)
+    _ending.acquire()
+    _leave(status, "")
+
+
+def end_with(error: BaseException) -> NoReturn:
+    """End the process with the status of an error, from any thread; the first thread that comes has the word."""
+    _ending.acquire()
+    _leave(*_explain(error))
+
+
+def _leave(status: int, message: str) -> NoReturn:
     agreed = status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
@@ -80,11 +94,28 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return DiskFullError(
             f"{error.filename or 'disk'}: no space is left. Free some or move run.directory; then run the same command again."
         )
-    if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
+    if is_out_of_memory(error):
         return OutOfMemoryError(
-            f"the device ran out of memory ({error}). Lower train.per_device_train_batch_size; the global batch stays the same."
+            f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
+            "or take a device with more memory."
         )
     return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, torch's allocator on the CPU, or Python found no more memory."""
+    if isinstance(error, TandemError):
+        return False
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, which this room does not import
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text: torch appends advice and C++ frames."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:
