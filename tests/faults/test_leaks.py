@@ -43,7 +43,7 @@ def test_memory_and_descriptors_stay_where_they_are(tmp_path, cache, text_files,
     )
     # One shard a source: open shards are descriptors too, up to eight of each source.
     overrides = ["data.row_tokens=32", "data.batch_tokens=256", "data.shard_rows=4096", "evals.bpb.tokens=1024"]
-    process = runner.start(recipe, *overrides)
+    process = runner.start(recipe, *overrides, OMP_WAIT_POLICY="passive")  # threads that spin would starve other tests
     output, _ = process.communicate(timeout=3000)
     assert process.returncode == 0, output[-3000:]
     notes = [json.loads(line) for line in (tmp_path / "notes.jsonl").read_text().splitlines()]
