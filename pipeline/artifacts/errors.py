@@ -39,6 +39,12 @@ class ServiceError(TandemError):
     wait_s = 0.0  # how long it asked to be left alone
 
 
+class HangError(TandemError):
+    """A rank made no progress for run.hang_timeout, or is lost: run the same command again."""
+
+    status = 70
+
+
 class OutOfMemoryError(TandemError):
     """The device has too little memory for the micro-batch."""
 

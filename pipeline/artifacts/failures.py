@@ -38,7 +38,7 @@ def record_failures_in(run: RunDirectory) -> None:
         Path(f"{path}.run").write_text(str(run.path.resolve()))
 
 
-def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
+def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Run an entry and leave the process with the status of how it ended.
 
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
@@ -122,11 +122,28 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
             "after the disk or move run.directory; then run the same command again."
         )
-    if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
+    if is_out_of_memory(error):
         return OutOfMemoryError(
-            f"the device ran out of memory ({error}). Lower train.per_device_train_batch_size; the global batch stays the same."
+            f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
+            "or take a device with more memory."
         )
     return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, torch's allocator on the CPU, or Python found no more memory."""
+    if isinstance(error, TandemError):
+        return False
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, which this room does not import
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text: torch appends advice and C++ frames."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:

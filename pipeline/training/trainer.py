@@ -16,15 +16,18 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights
 from pipeline.training import checkpoint as files
 from pipeline.training.agreement import from_every_rank, on_rank_0
+from pipeline.training.explained import explained_errors
 from pipeline.training.finite import refuse_nonfinite
 from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.optimizer_state import optimizer_tensors
+from pipeline.training.own_time import OwnTime
+from pipeline.training.ranks import Ranks
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.saver import CheckpointSaver
-from pipeline.training.schedules import StepSchedule
+from pipeline.training.schedules import StepSchedule, logged_rates
 from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
 
 
@@ -61,6 +64,7 @@ class TandemTrainer(Trainer):
         keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
         self.saver = CheckpointSaver(run, **keep)
         self.model_files = files.ModelFiles(tokenizer)
+        self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
 
@@ -85,6 +89,7 @@ class TandemTrainer(Trainer):
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
         self.guard.begin(self._tr_loss)
+        self.own_time.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
@@ -112,6 +117,7 @@ class TandemTrainer(Trainer):
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         value = loss.detach()
+        self.own_time.before_backward(loss)
         # 1, or NaN where the loss is not finite: its gradients then say so on every rank, and nobody has to ask.
         self.accelerator.backward(loss, gradient=1 + (value - value))
         return value
@@ -168,26 +174,21 @@ class TandemTrainer(Trainer):
         if "loss" in logs:
             row["train/loss"] = logs["loss"]
             row |= self.meter.read(step=step, loss=logs["loss"], wait_s=(self.loader.wait_s if self.loader else 0.0))
+            row |= self.own_time.read()
             norm = logs.get("grad_norm")
             row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
-            row |= self._rates(logs["learning_rate"])
+            row |= logged_rates(
+                self.lr_scheduler,
+                trainer_rate=logs["learning_rate"],
+                peak=self.args.learning_rate,
+                skipped=self.accelerator.optimizer_step_was_skipped,
+            )
             if self.accelerator.scaler is not None or self.guard.can_skip:
                 row["optim/skipped_steps"] = self.guard.skipped_steps
             row |= self._position(step)
         self.control = self.callback_handler.on_log(
             self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
         )
-
-    def _rates(self, trainer_rate: float) -> dict[str, float]:
-        """optim/lr is the first group's rate; lrm the multiplier of the step just made."""
-        if not isinstance(self.lr_scheduler, StepSchedule):
-            peak = self.args.learning_rate
-            return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
-        # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-        just_made = self.lr_scheduler.next_step - (0 if self.accelerator.optimizer_step_was_skipped else 1)
-        multiplier = self.lr_scheduler.multiplier(just_made)
-        rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
-        return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}
 
     def _position(self, step: int) -> dict[str, Any]:
         position = self.rows.position(step)
@@ -237,7 +238,8 @@ class TandemTrainer(Trainer):
             self.start_step = state.global_step
             self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
         try:
-            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with explained_errors(self):
+                self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell
                 self.saver.wait()
