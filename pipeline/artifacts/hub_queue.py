@@ -91,7 +91,7 @@ class HubQueue:
                 if self._is_new(item, repo_id):
                     self._link(folder, item, {"step": seal["step"], "run": seal["run"], "files": files})
                     self._add(item)
-                    self._remove(older for older in self.items() if older.name != item.name)
+                    self._remove(other for other in self.items() if _order(other) < _order(item))
 
     def _save(self, item: Item) -> None:
         write_json(self.path / f"{item.name}.json", asdict(item))

@@ -17,6 +17,13 @@ INIT_S = 20  # then the run is kept offline
 FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
 
 
+class Text(str):
+    """A generated text on its way to W&B, where it is shown as it is."""
+
+    def shown(self, wandb: Any) -> Any:
+        return wandb.Html(f"<pre>{html.escape(self)}</pre>")
+
+
 class WandbRun(TrainerCallback):
     """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
 
@@ -49,7 +56,7 @@ class WandbRun(TrainerCallback):
 
     def add_text(self, step: int, name: str, text: str) -> None:
         if self.sender is not None:
-            self.messages.put({name: f"<pre>{html.escape(text)}</pre>", "step": step})
+            self.messages.put({name: Text(text), "step": step})
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.sender is None:
@@ -64,8 +71,9 @@ class WandbRun(TrainerCallback):
         try:
             run = self._start(wandb)
             while (message := self.messages.get()) is not None:
-                # A text is the only value that is not a number.
-                run.log({k: wandb.Html(v) if isinstance(v, str) else v for k, v in message.items()})
+                run.log(
+                    {name: value.shown(wandb) if isinstance(value, Text) else value for name, value in message.items()}
+                )
             run.finish()
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
             print(

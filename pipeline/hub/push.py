@@ -74,7 +74,7 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
     model = queue.folder(item)
     if private is None:
         private = (data.recipe.get("hub") or {}).get("private", True)
-    with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=queue.path) as folder:
         files = collect(data, model=model, step=item.step, repo_id=repo_id, folder=Path(folder))
         if lines := refusals(files):
             raise DataError(
@@ -97,7 +97,7 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
         if found:  # with the card and the manifest of that time
             sums = {name: sums[name] for name in read_json(model / SEAL)["files"]}
         if item.name == MODEL:
-            verify(sums, repo_id=full_id, commit=commit)
+            verify(sums, repo_id=full_id, commit=commit, within=queue.path)
         else:
             compare_sums({name: files[name] for name in sums}, repo_id=full_id, commit=commit)
     url = f"{constants.ENDPOINT}/{full_id}"
@@ -183,12 +183,15 @@ def _made_since(before: str, repo_id: str, seal: Path) -> str | None:
         return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 
 
-def verify(sums: dict[str, str], *, repo_id: str, commit: str) -> None:
-    """Download every file of the commit into an empty folder and compare; ServiceError names those that differ."""
+def verify(sums: dict[str, str], *, repo_id: str, commit: str, within: Path) -> None:
+    """Download every file of the commit into an empty folder and compare; ServiceError names those that differ.
+
+    within: where the folder is made; in the queue, what a killed process leaves behind is cleared away.
+    """
     from huggingface_hub import hf_hub_download
 
     wrong = []
-    with tempfile.TemporaryDirectory(prefix="tandem-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=within) as folder:
         for name, expected in sums.items():
             download = partial(hf_hub_download, repo_id, name, revision=commit, local_dir=folder)
             path = retried(download, what=f"downloading {name}")

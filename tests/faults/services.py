@@ -114,7 +114,8 @@ def trial(folder: Path, name: str | None, *, steps: int = 60, wait_at_end_s: flo
                 wrong.append(f"the push afterwards ended with {pushed.returncode}: {pushed.stderr[-300:]}")
             elif left := differences(run.directory, hub, "somebody/model"):
                 wrong.append(f"other bytes on the Hub: {left}")
-        commits = [commit[1].get(SEAL) for commit in hub.repos["somebody/model"].commits[1:]]
+        repository = hub.repos.get("somebody/model")
+        commits = [files.get(SEAL) for _, files in repository.commits[1:]] if repository else []
         if len(set(commits)) < len(commits) - 1:  # the last checkpoint and model/ are the same model
             wrong.append("a model was published twice")
     return {"fault": name or "none", "ok": not wrong, "wrong": wrong, "listed": listed, "commits": len(commits),

@@ -158,6 +158,18 @@ def test_a_queued_model_outlives_its_checkpoint_and_gives_way_to_a_newer_one(run
     assert [item.name for item in queue.items()] == ["checkpoint-10"]
 
 
+def test_a_checkpoint_found_late_does_not_displace_the_finished_model(run):
+    queue = HubQueue(run)
+    save_checkpoint(run, 10)
+    with whole_folder(run.model, step=10, run=run.name) as folder:
+        (folder / "model.safetensors").write_bytes(b"weights")
+    queue.add_model(REPO)  # the trainer, while the publisher looks for checkpoints
+    queue.add_newest_checkpoint(REPO)
+    assert [item.name for item in queue.items()] == ["checkpoint-10", "model"]
+    queue.done(queue.items()[-1], repo_id=REPO)
+    assert queue.items() == []
+
+
 def test_every_file_of_a_checkpoint_that_only_training_reads_stays_out_of_the_queue(run):
     from pipeline.artifacts.hub_queue import _is_training_state
     from pipeline.training import checkpoint
