@@ -17,8 +17,8 @@ from pipeline.artifacts.checkpoints import SEAL
 from pipeline.artifacts.rows import read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from tests.conftest import docstrings
-from tests.contracts.conftest import ROOT, Runner
 from tests.hub.hub_stand_in import Fault, StandIn, hub_stand_in
+from tests.runner import ROOT, Runner
 
 HF_TOKEN = "hf_" + "aBcD1234" * 4 + "eF"
 WANDB_API_KEY = "0123456789abcdef0123456789abcdef01234567"

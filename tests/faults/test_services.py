@@ -16,7 +16,6 @@ from pipeline.artifacts.checkpoints import problems, whole_folder
 from pipeline.artifacts.hub_queue import HubQueue
 from pipeline.artifacts.rows import read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from tests.contracts.conftest import ROOT, Runner
 from tests.faults.services import (
     FAULTS,
     NO_SUCH_HOST,
@@ -28,6 +27,7 @@ from tests.faults.services import (
     push,
 )
 from tests.hub.hub_stand_in import Fault, hub_stand_in
+from tests.runner import ROOT, Runner
 
 REPO = "somebody/quick"
 # The publisher as a run starts it, with shorter waits. Its parent plays the trainer.
