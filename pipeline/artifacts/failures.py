@@ -109,8 +109,9 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    # safetensors has the system's error in its words only.
-    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    # safetensors and tokenizers have the system's error in their words only.
+    from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
+    said = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
     number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
     where = getattr(error, "filename2", None) or getattr(error, "filename", None) or "disk"
     if number in (errno.ENOSPC, errno.EDQUOT):
