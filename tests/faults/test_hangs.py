@@ -67,6 +67,7 @@ def script(runner, recipe, *overrides, processes, **environment) -> subprocess.P
     """`bash run_pretrain.sh` in the environment that these tests run in."""
     environ = {name: value for name, value in os.environ.items() if name != "CONDA_PREFIX"}
     environ |= {"VIRTUAL_ENV": sys.prefix, "CUDA_VISIBLE_DEVICES": "", "NPROC": str(processes), **environment}
+    environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin would starve other tests
     command = ["bash", str(ROOT / "run_pretrain.sh"), str(recipe), *overrides]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, **pipes, env=environ, cwd=runner.folder, start_new_session=True)
