@@ -43,6 +43,6 @@ def store_of_ranks() -> Any:
     """Where a rank leaves word for the others without waiting for them; None for one rank alone."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return None
-    store = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
+    store: Any = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
     # A connection of its own: the other one is held for as long as somebody waits for a key on it.
     return store.clone()
