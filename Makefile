@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check lint test bench docs
+.PHONY: check lint test bench docs faults
 
 check: lint test
 
@@ -18,3 +18,8 @@ bench:
 
 docs:
 	$(PYTHON) -m pipeline.recipe
+
+# The fault campaigns, N trials each (of the soak: minutes): hours for N=200. Can be stopped and started again.
+N ?= 20
+faults:
+	$(PYTHON) -m tests.faults all --times $(N) --page

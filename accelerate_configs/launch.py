@@ -93,8 +93,7 @@ def machines(environ: Mapping[str, str]) -> list[str]:
 
 def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, nodes: list[str]) -> list[str]:
     """processes: those of all machines; nodes: what `machines` gives."""
-    # --quiet: a status that is not 0 is told by the run itself, not by a traceback of the launcher.
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    launcher = [sys.executable, str(CONFIGS / "launcher.py")]
     launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes), *nodes]
     launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
     return [*launcher, entry, *arguments]

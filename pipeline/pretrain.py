@@ -20,6 +20,7 @@ def main(argv: list[str]) -> int:
 
     # Only now: a mistake in the recipe is told before torch is imported.
     from pipeline.callbacks.default import add_callbacks
+    from pipeline.hub.beside import Publishing
     from pipeline.preflight.checks import check_before_training
     from pipeline.preflight.closing import finish_run
     from pipeline.preflight.inputs import keep_revisions, record_inputs
@@ -48,9 +49,10 @@ def main(argv: list[str]) -> int:
     say_shape(run, trainer)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
+    publishing = Publishing(recipe, run.directory)
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step)
-    finish_run(recipe, run, trainer)
+    finish_run(recipe, run, trainer, publishing)
     return 0
 
 

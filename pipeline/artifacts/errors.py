@@ -10,6 +10,7 @@ class TandemError(Exception):
 
     status = 1
     of_all_ranks = False  # whether every rank raises it, so that the first one's word is enough
+    facts: dict | None = None  # what the sentence says, for programs: failure.json holds it
 
 
 class RecipeError(TandemError):
@@ -35,6 +36,13 @@ class ServiceError(TandemError):
     """A service that this run cannot start without is away."""
 
     status = 69
+    wait_s = 0.0  # how long it asked to be left alone
+
+
+class HangError(TandemError):
+    """A rank made no progress for run.hang_timeout, or is lost: run the same command again."""
+
+    status = 70
 
 
 class OutOfMemoryError(TandemError):
@@ -63,7 +71,7 @@ class Preempted(TandemError):
 
 
 class DivergedError(TandemError):
-    """The loss or a gradient stopped being a finite number; the last good checkpoint was kept."""
+    """A loss, gradient or parameter is no finite number, or spiked; the last good checkpoint was kept."""
 
     status = 76
     of_all_ranks = True
@@ -74,3 +82,10 @@ class Interrupted(TandemError):
 
     status = 130
     of_all_ranks = True
+
+
+def refuse(problems: list[TandemError]) -> None:
+    """Raise all problems as one, each once, with the class of the lowest status: the recipe's before the data's."""
+    if problems:
+        ordered = sorted(problems, key=lambda problem: problem.status)
+        raise type(ordered[0])("\n".join(dict.fromkeys(map(str, ordered))))

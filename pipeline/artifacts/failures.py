@@ -1,6 +1,8 @@
 """How an entry ends: its exit status, its one sentence, and failure.json."""
 
+import errno
 import os
+import re
 import sys
 import threading
 import time
@@ -10,8 +12,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.errors import DiskFullError, Interrupted, OutOfMemoryError, Preempted, TandemError
+from pipeline.artifacts.errors import (
+    CannotWriteError,
+    DiskFullError,
+    Interrupted,
+    OutOfMemoryError,
+    Preempted,
+    TandemError,
+)
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -28,12 +38,13 @@ def record_failures_in(run: RunDirectory) -> None:
         Path(f"{path}.run").write_text(str(run.path.resolve()))
 
 
-def exit_with_status(main: Callable[[list[str]], int | None]) -> None:
+def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Run an entry and leave the process with the status of how it ended.
 
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
@@ -50,6 +61,7 @@ def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
     status, message = (outcome, "") if isinstance(outcome, int) else _explain(outcome)
+    message = redacted(message)
     agreed = agreed and status in (0, Preempted.status, Interrupted.status)
     reported = _report_status(status, message, first_rank_only=agreed)
     sys.stdout.flush()
@@ -97,15 +109,41 @@ def _explain(error: BaseException) -> tuple[int, str]:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
-    if isinstance(error, OSError) and error.errno in (28, 122):
+    # safetensors has the system's error in its words only.
+    said = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
+    where = getattr(error, "filename2", None) or getattr(error, "filename", None) or "disk"
+    if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
-            f"{error.filename or 'disk'}: no space is left. Free some or move run.directory; then run the same command again."
+            f"{where}: no space is left. Free some or move run.directory; then run the same command again."
         )
-    if type(error).__name__ == "OutOfMemoryError" and not isinstance(error, TandemError):
+    if number in (errno.EIO, errno.EROFS):
+        return CannotWriteError(
+            f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
+            "after the disk or move run.directory; then run the same command again."
+        )
+    if is_out_of_memory(error):
         return OutOfMemoryError(
-            f"the device ran out of memory ({error}). Lower train.per_device_train_batch_size; the global batch stays the same."
+            f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
+            "or take a device with more memory."
         )
     return error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, torch's allocator on the CPU, or Python found no more memory."""
+    if isinstance(error, TandemError):
+        return False
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # torch's, which this room does not import
+        or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text: torch appends advice and C++ frames."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:
@@ -116,10 +154,13 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
             {
                 "status": status,
                 "class": type(error).__name__,
-                "message": message,
+                "message": redacted(message),
+                "facts": getattr(error, "facts", None),
                 "time": time.time(),
                 "rank": int(os.environ.get("RANK", 0)),
-                "traceback": None if isinstance(error, TandemError) else traceback.format_exception(error),
+                "traceback": None
+                if isinstance(error, TandemError)
+                else [redacted(line) for line in traceback.format_exception(error)],
             },
         )
     except OSError as second:

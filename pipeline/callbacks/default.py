@@ -10,10 +10,12 @@ from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.signals import Signals
 from pipeline.callbacks.console import Console
+from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.metrics_file import MetricsFile
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.spikes import Spikes
 from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.callbacks.stragglers import Stragglers
 from pipeline.callbacks.tensorboard_writer import TensorBoard
 from pipeline.callbacks.wandb_run import WandbRun
 from pipeline.generation.texts import complete
@@ -44,6 +46,7 @@ def add_callbacks(
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
+        HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
         Console(run.console),
         *trackers,
@@ -69,7 +72,8 @@ def add_callbacks(
             writers=trackers,
         ),
         *own_callbacks(recipe),
-        Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt),
+        *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
+        Stragglers(run, attempt=attempt),
         stop,
     ):
         trainer.add_callback(callback)

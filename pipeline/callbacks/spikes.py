@@ -1,9 +1,7 @@
 """A loss or a gradient norm far outside its recent values: said, recorded, and by recipe the end of the run."""
 
 import math
-import statistics
 import time
-from collections import deque
 from typing import Literal
 
 from transformers import TrainerCallback
@@ -11,19 +9,19 @@ from transformers import TrainerCallback
 from pipeline.artifacts.errors import DivergedError
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-
-WATCHED = ("train/loss", "optim/grad_norm")
-WINDOW = 128  # logged values that are remembered
-ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
-DEVIATIONS = 6.0
+from pipeline.training.guard import WATCHED
+from pipeline.training.recent import RecentValues
 
 
 class Spikes(TrainerCallback):
-    """Compares what is logged anyway: no step waits for it. Every rank sees the same numbers, so that all stop as one."""
+    """Compares what is logged anyway: no step waits for it. Every rank sees the same numbers, so that all stop as one.
+
+    monitor.on_spike: skip needs every step's numbers before its update: that is the guard's (training/guard.py).
+    """
 
     def __init__(self, run: RunDirectory, *, policy: Literal["warn", "stop"], attempt: int):
         self.run, self.policy, self.attempt = run, policy, attempt
-        self.recent: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in WATCHED}
+        self.recent = {name: RecentValues() for name in WATCHED}
 
     def on_train_begin(self, args, state, control, **kwargs):
         for row in last_attempts(read_rows(self.run.metrics)):
@@ -36,7 +34,7 @@ class Spikes(TrainerCallback):
             value = (logs or {}).get(name, math.nan)
             if not math.isfinite(value):  # not logged, or a step that the fp16 loss scaler skipped: optim/skipped_steps
                 continue
-            highest = highest_usual(self.recent[name])
+            highest = self.recent[name].highest_usual()
             if highest is not None and value > highest:
                 self._report(name, value, highest, state)
             self.recent[name].append(value)
@@ -48,17 +46,9 @@ class Spikes(TrainerCallback):
             row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
             append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
         if self.policy == "stop":
-            raise DivergedError(
+            error = DivergedError(
                 f"{told}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
                 f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
-
-
-def highest_usual(values: deque[float]) -> float | None:
-    """The median and DEVIATIONS robust standard deviations (1.4826 x median absolute deviation), at least a tenth above
-    the median; None while there are too few values."""
-    if len(values) < ENOUGH:
-        return None
-    middle = statistics.median(values)
-    spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
-    return middle + max(DEVIATIONS * spread, 0.1 * abs(middle))
+            error.facts = {"step": state.global_step, "name": name, "value": value, "highest_usual": highest}
+            raise error

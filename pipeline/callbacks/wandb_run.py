@@ -1,68 +1,103 @@
 """Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a run."""
 
 import html
+import queue
+import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output
+
+INIT_S = 20  # then the run is kept offline
+# What the end of a run waits for W&B to take the rest: little where a signal ends it, since the machine may be going away.
+FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
 
 
 class WandbRun(TrainerCallback):
     """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
 
     Rows carry `step`, the axis of every chart. W&B's own counter only grows, and rows at or below it are dropped: those
-    that a restart makes again after an unplanned end.
+    that a restart makes again after an unplanned end. A thread does the talking: starting takes seconds, and a server
+    that hangs takes as long as it likes.
     """
 
     def __init__(self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str]):
         self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
-        self.wandb_run: Any = None
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.sender: threading.Thread | None = None
+        self.run_id = ""
 
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        import wandb
+        import wandb  # here, not in the thread: it patches the output streams
 
-        run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
-        try:
-            self.wandb_run = wandb.init(
-                project=self.project,
-                name=self.run.name,
-                id=run_id,
-                resume="allow",
-                config=self.config,
-                notes=self.notes,
-                tags=self.tags,
-                dir=str(self.run.path),
-                settings=wandb.Settings(init_timeout=20),
-            )
-            self.wandb_run.define_metric("*", step_metric="step")
-        except Exception as error:  # wandb raises many kinds; none of them is worth a training run
-            print(f"W&B could not start ({error}); the run goes on without it. metrics.jsonl has every number.")
-            return
-        self.run.update_manifest(wandb_id=run_id)
+        redact_output()
+        self.run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
+        self.run.update_manifest(wandb_id=self.run_id)
+        # A daemon: what it waits for must not hold the process.
+        self.sender = threading.Thread(target=self._send, args=(wandb,), name="wandb", daemon=True)
+        self.sender.start()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        self._try(lambda: self.wandb_run.log({**logs, "step": state.global_step}) if logs else None)
+        if logs and self.sender is not None:
+            self.messages.put({**logs, "step": state.global_step})
 
     def add_text(self, step: int, name: str, text: str) -> None:
-        def send():
-            import wandb
-
-            self.wandb_run.log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>"), "step": step})
-
-        self._try(send)
+        if self.sender is not None:
+            self.messages.put({name: f"<pre>{html.escape(text)}</pre>", "step": step})
 
     def on_train_end(self, args, state, control, **kwargs):
-        self._try(lambda: self.wandb_run.finish())
-
-    def _try(self, send) -> None:
-        if self.wandb_run is None:
+        if self.sender is None:
             return
+        self.messages.put(None)
+        wait_s = FINISH_S if state.global_step >= state.max_steps else FINISH_AFTER_SIGNAL_S
+        self.sender.join(wait_s)
+        if self.sender.is_alive():
+            print(f"W&B did not take everything within {wait_s:.0f} s. {self._later()}", flush=True)
+
+    def _send(self, wandb: Any) -> None:
         try:
-            send()
-        except Exception as error:  # a service that goes away mid-run must not end it
-            print(f"W&B stopped taking numbers ({error}); the run goes on without it. metrics.jsonl has every number.")
-            self.wandb_run = None
+            run = self._start(wandb)
+            while (message := self.messages.get()) is not None:
+                # A text is the only value that is not a number.
+                run.log({k: wandb.Html(v) if isinstance(v, str) else v for k, v in message.items()})
+            run.finish()
+        except Exception as error:  # wandb raises many kinds; none of them is worth a training run
+            print(
+                f"W&B stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. {self._later()}",
+                flush=True,
+            )
+
+    def _start(self, wandb: Any) -> Any:
+        """The W&B run, offline when the server does not take it: its files can be sent later."""
+        try:
+            run = self._init(wandb, self.run_id, mode=None)
+        except Exception as error:
+            print(f"W&B could not start ({error}); the run is kept offline. {self._later()}", flush=True)
+            # Another id: W&B's service still holds the first one, and letting go of it asks the server.
+            run = self._init(wandb, uuid.uuid4().hex[:8], mode="offline")
+        run.define_metric("*", step_metric="step")
+        return run
+
+    def _init(self, wandb: Any, run_id: str, *, mode: str | None) -> Any:
+        return wandb.init(
+            project=self.project,
+            name=self.run.name,
+            id=run_id,
+            resume="allow",
+            mode=mode,
+            config=self.config,
+            notes=self.notes,
+            tags=self.tags,
+            dir=str(self.run.path),
+            settings=wandb.Settings(init_timeout=INIT_S, login_timeout=INIT_S),
+        )
+
+    def _later(self) -> str:
+        folder = Path(self.run.path) / "wandb"
+        return f"metrics.jsonl has every number; send W&B's later with: wandb sync --id {self.run_id} {folder}/*run-*"

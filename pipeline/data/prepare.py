@@ -23,6 +23,7 @@ from pipeline.artifacts.cache import file_lock
 from pipeline.artifacts.errors import DataError
 from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder
 from pipeline.data.work import Workshop, damaged_shards, next_shard, streams_of
+from pipeline.monitor.heartbeat import beat
 
 POLL_S = 0.05
 LINE_EVERY_S = 10.0
@@ -131,7 +132,9 @@ class Preparation:
             if now - said >= LINE_EVERY_S and int(os.environ.get("RANK", 0)) == 0:
                 said = now
                 print(f"data: waited {now - started:.0f} s for {what}; {self.progress()}", file=sys.stderr, flush=True)
-            if not self.is_running() and not there():
+            if self.is_running():
+                beat()  # it may fetch a large file for long; this rank does not hang
+            elif not there():
                 self._go_on_or_raise(what)
         self.waited_s += time.monotonic() - started
 

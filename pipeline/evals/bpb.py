@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from pipeline.monitor.heartbeat import beat
+
 IGNORED = -100
 # Logits of a foreign model that are held at once, in elements of (rows, T, V): 1 GiB in fp32.
 LOGITS_AT_ONCE = 2**28
@@ -63,6 +65,7 @@ def bits_per_byte(
     try:
         with torch.no_grad():
             for batch in batches:
+                beat()
                 batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
                 nll_BT = per_token_nll(model, batch, autocast_dtype=autocast_dtype)
                 is_target_BT = batch["shift_labels"] != IGNORED

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.monitor.heartbeat import beat
 from pipeline.sources.formats import import_attribute
 
 Task = Callable[[Any, Any], dict[str, float]]
@@ -42,6 +43,7 @@ def score_tasks(
     try:
         with torch.no_grad():
             for name, task in watched(tasks.items()):
+                beat()
                 numbers |= _checked(name, task(model, tokenizer))
     finally:
         model.train(training)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pipeline.generation.sampling import generator_of, next_token
+from pipeline.monitor.heartbeat import beat
 
 # Letters: B sequences, T positions, V vocabulary.
 
@@ -54,6 +55,7 @@ def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torc
     Written as one call and no context around the whole generation: a generator that is left half-way would leave the
     caller without gradients.
     """
+    beat()
     known = inspect.signature(model.forward).parameters
     if "logits_to_keep" in known:
         inputs["logits_to_keep"] = 1  # The head for the prompt's other positions would cost T x V numbers.

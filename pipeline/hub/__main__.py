@@ -23,7 +23,16 @@ def main(argv: list[str]) -> int:
     pull_arguments.add_argument("id", metavar="ID", help="NAMESPACE/NAME of the repository")
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
     pull_arguments.add_argument("--runs", default="runs", help="folder of the run directories")
+    beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
+    beside_arguments.add_argument("run", metavar="RUN")
+    beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)
+    if arguments.command == "beside":
+        from pipeline.artifacts.run_directory import RunDirectory
+        from pipeline.hub.publisher import publish_beside
+
+        publish_beside(RunDirectory(arguments.run), trainer=arguments.trainer)
+        return 0
     if arguments.command == "pull":
         from pipeline.hub.pull import pull
 

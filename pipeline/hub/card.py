@@ -10,9 +10,12 @@ from pipeline.report.run_data import RunData, Score
 from pipeline.report.tables import code, number, table
 
 
-def model_card(data: RunData, *, repo_id: str) -> str:
-    """README.md of the repository: metadata for the Hub's index, then Markdown. What the run does not record is left out."""
-    config = read_json(data.run.model / "config.json")
+def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: int | None = None) -> str:
+    """README.md of the repository: metadata for the Hub's index, then Markdown. What the run does not record is left out.
+
+    model, step: of a checkpoint's model; default the finished one.
+    """
+    config = read_json((model or data.run.model) / "config.json")
     own_code = bool(config.get("auto_map"))
     front = yaml.safe_dump(_metadata(data, repo_id, own_code), sort_keys=False, allow_unicode=True)
     sections = [
@@ -20,7 +23,7 @@ def model_card(data: RunData, *, repo_id: str) -> str:
         f"# {repo_id.split('/')[-1]}\n",
         _about(data, config),
         "## Use\n\n" + _use(data, repo_id, own_code),
-        "## Training\n\n" + table(["what", "value"], _training(data)),
+        "## Training\n\n" + table(["what", "value"], _training(data, data.step() if step is None else step)),
         _scores(data),
         "## Files\n\n`recipe.yaml` is the resolved recipe of the run and can be run again; `run_manifest.json` holds versions, "
         "code state, data and tokenizer identities"
@@ -104,13 +107,13 @@ def _use(data: RunData, repo_id: str, own_code: bool) -> str:
     return why + code("\n".join(lines), "python")
 
 
-def _training(data: RunData) -> list[list[Any]]:
+def _training(data: RunData, step: int) -> list[list[Any]]:
     texts = [str(s.get("id") or s.get("files")) for s in _sources(data)]
     git = data.manifest.get("git") or {}
     rows: list[list[Any]] = [
         ["stage", data.stage],
         ["text", ", ".join(Path(text).name if Path(text).is_absolute() else text for text in texts) or None],
-        ["optimizer steps", number(data.step())],
+        ["optimizer steps", number(step)],
         ["tokens (row positions)", number(data.tokens())],
         ["optimizer", (data.recipe.get("optimizer") or {}).get("type")],
         ["last train/loss_ema", number(data.last("train/loss_ema"), 5)],

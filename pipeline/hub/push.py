@@ -1,5 +1,7 @@
-"""Publish a finished run, and look afterwards whether what stands on the Hub is what was sent."""
+"""Publish a model of a run, and look afterwards whether what stands on the Hub is what was sent."""
 
+import dataclasses
+import hashlib
 import shutil
 import tempfile
 import time
@@ -7,11 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pipeline.artifacts.atomic import sha256_file, write_text
-from pipeline.artifacts.checkpoints import problems
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.atomic import read_json, sha256_file, write_text
+from pipeline.artifacts.checkpoints import SEAL, problems
+from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.card import model_card
+from pipeline.hub.client import bound_waits
 from pipeline.hub.retries import retried
 from pipeline.hub.secrets import refusals
 from pipeline.report.run_data import RunData, read_run
@@ -28,22 +32,50 @@ class Pushed:
 
 
 def push(run: RunDirectory, *, repo_id: str | None = None, private: bool | None = None) -> Pushed:
-    """Create the repository when it is new, upload in one commit, download again and compare.
+    """Publish the finished model, or the newest checkpoint's model that waits for it; older ones are superseded.
 
     repo_id, private: default the recipe's hub.id and hub.private. Raises RecipeError when no repository is named,
-    InputMissingError without a finished model, DataError when the model is damaged or a byte must not leave this machine,
-    ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
+    InputMissingError without a model, CannotWriteError while the run publishes by itself, DataError when the model is
+    damaged or a byte must not leave this machine, ServiceError when the Hub refuses, stays away, or gives back other
+    bytes than it was sent.
     """
     data = read_run(str(run.path))
-    hub = data.recipe.get("hub") or {}
-    repo_id = repo_id or hub.get("id")
-    private = hub.get("private", True) if private is None else private
+    repo_id = repo_id or (data.recipe.get("hub") or {}).get("id")
     if not repo_id:
         raise RecipeError(
             f"{run.recipe}: hub.id names no repository, so there is nowhere to push. Give --id NAMESPACE/NAME."
         )
+    bound_waits()
+    queue = HubQueue(run)
+    with queue.hold(wait_s=2.0) as held:
+        if not held:
+            raise CannotWriteError(
+                f"{queue.path}: the run publishes by itself, and two uploads would mix. Wait until it has ended."
+            )
+        if (run.model / SEAL).exists():
+            queue.add_model(repo_id, again=True)  # with the report and the scores as they are now
+        if not (items := queue.items()):
+            raise InputMissingError(
+                f"{run.model}: there is no finished model, so there is nothing to push. Let the run end: start its command again."
+            )
+        pushed = publish(queue, items[-1], data=data, repo_id=repo_id, private=private)
+    if items[-1].name == MODEL:
+        run.update_manifest(hub={"id": pushed.repo_id, "commit": pushed.commit, "time": time.time()})
+    return pushed
+
+
+def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private: bool | None = None) -> Pushed:
+    """Publish one item in one commit, verify it and write it down.
+
+    An upload that an earlier process had finished, and did not live to write down, is not repeated.
+    """
+    from huggingface_hub import constants
+
+    model = queue.folder(item)
+    if private is None:
+        private = (data.recipe.get("hub") or {}).get("private", True)
     with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
-        files = collect(data, repo_id=repo_id, folder=Path(folder))
+        files = collect(data, model=model, step=item.step, repo_id=repo_id, folder=Path(folder))
         if lines := refusals(files):
             raise DataError(
                 f"{data.run.path}: nothing was uploaded, because it would leave this machine:\n  "
@@ -51,21 +83,32 @@ def push(run: RunDirectory, *, repo_id: str | None = None, private: bool | None 
                 + "\nRemove it, then push again."
             )
         sums = {name: sha256_file(path) for name, path in files.items()}
-        repo_id, commit, url = _upload(files, repo_id=repo_id, private=private, run=data.name)
-    verify(sums, repo_id=repo_id, commit=commit)
-    print(f"{url}: {len(sums)} files, downloaded again and equal")
-    pushed = Pushed(repo_id=repo_id, commit=commit, url=url, files=sums)
-    data.run.update_manifest(hub={"id": repo_id, "commit": commit, "time": time.time()})
-    return pushed
-
-
-def collect(data: RunData, *, repo_id: str, folder: Path) -> dict[str, Path]:
-    """What is published, name in the repository -> file: model/, recipe, manifest, report, and the card made in `folder`."""
-    model = data.run.model
-    if not (model / "config.json").exists():
-        raise InputMissingError(
-            f"{model}: there is no finished model, so there is nothing to push. Let the run end: start its command again."
+        last = queue.last_published(repo_id) or {}
+        message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
+        full_id, commit, found = _upload(
+            files,
+            queue=queue,
+            item=item,
+            repo_id=repo_id,
+            private=private,
+            message=message,
+            replaces=last.get("files", []),
         )
+        if found:  # with the card and the manifest of that time
+            sums = {name: sums[name] for name in read_json(model / SEAL)["files"]}
+        if item.name == MODEL:
+            verify(sums, repo_id=full_id, commit=commit)
+        else:
+            compare_sums({name: files[name] for name in sums}, repo_id=full_id, commit=commit)
+    url = f"{constants.ENDPOINT}/{full_id}"
+    how = "downloaded again and equal" if item.name == MODEL else "the Hub's sums are equal"
+    print(f"{url}: {item.name} of step {item.step}, {len(sums)} files, {how}", flush=True)
+    queue.done(item, repo_id=repo_id, commit=commit, url=url, files=sorted(files))
+    return Pushed(repo_id=full_id, commit=commit, url=url, files=sums)
+
+
+def collect(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path) -> dict[str, Path]:
+    """What is published, name in the repository -> file: the model, recipe, manifest, report, and the card made in `folder`."""
     if found := problems(model):
         raise DataError(
             f"{model}: the model is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training command again: it writes it anew."
@@ -75,29 +118,69 @@ def collect(data: RunData, *, repo_id: str, folder: Path) -> dict[str, Path]:
         if path.exists():
             # A copy: a report or evaluation written meanwhile must not change what was hashed.
             files[path.name] = Path(shutil.copy2(path, folder / path.name))
-    write_text(folder / "README.md", model_card(data, repo_id=repo_id))
+    if model != data.run.model:
+        # The run goes on while this is published: what it measured later says nothing about this model.
+        data = dataclasses.replace(data, rows=[row for row in data.rows if row.get("step", 0) <= step])
+    write_text(folder / "README.md", model_card(data, model=model, step=step, repo_id=repo_id))
     return files | {"README.md": folder / "README.md"}
 
 
-def _upload(files: dict[str, Path], *, repo_id: str, private: bool, run: str) -> tuple[str, str, str]:
-    from huggingface_hub import CommitOperationAdd, HfApi
+def _upload(
+    files: dict[str, Path],
+    *,
+    queue: HubQueue,
+    item: Item,
+    repo_id: str,
+    private: bool,
+    message: str,
+    replaces: list[str],
+) -> tuple[str, str, bool]:
+    """One commit with these files, without those of `replaces` that are not among them.
+
+    Gives the repository, the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi()
     created = retried(lambda: api.create_repo(repo_id, private=private, exist_ok=True), what=f"creating {repo_id}")
-    is_private = retried(lambda: api.model_info(created.repo_id), what=f"reading {created.repo_id}").private
-    if private and not is_private:
+    info = retried(lambda: api.model_info(created.repo_id), what=f"reading {created.repo_id}")
+    if private and not info.private:
         raise ServiceError(
             f"{created.repo_id}: the repository exists and is public, and the recipe asks for a private one (hub.private), so nothing was "
             "uploaded. Make it private on the Hub, name another repository, or push with --public."
         )
+    left = {sibling.rfilename for sibling in info.siblings or []} & set(replaces) - set(files)
+    before = item.before
 
-    def commit():
+    def commit() -> tuple[str, bool]:
+        nonlocal before
+        if before is not None and (there := _made_since(before, created.repo_id, files[SEAL])):
+            return there, True
+        if before is None:
+            before = info.sha
+            queue.note(item, before=before)
         # Made anew for each attempt: an operation remembers what it has uploaded.
-        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
-        return api.create_commit(created.repo_id, operations=operations, commit_message=f"Upload run {run}")
+        add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+        remove = [CommitOperationDelete(path_in_repo=name) for name in sorted(left)]
+        return api.create_commit(created.repo_id, operations=[*add, *remove], commit_message=message).oid, False
 
-    done = retried(commit, what=f"uploading to {created.repo_id}")
-    return created.repo_id, done.oid, str(created)
+    return created.repo_id, *retried(commit, what=f"uploading to {created.repo_id}")
+
+
+def _made_since(before: str, repo_id: str, seal: Path) -> str | None:
+    """The newest commit when it is not `before` and holds the model that `seal` seals."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    newest = HfApi().model_info(repo_id).sha
+    if newest is None or newest == before:
+        return None
+    with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
+        try:
+            theirs = hf_hub_download(repo_id, SEAL, revision=newest, local_dir=folder)
+        except EntryNotFoundError:
+            return None
+        return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 
 
 def verify(sums: dict[str, str], *, repo_id: str, commit: str) -> None:
@@ -112,6 +195,29 @@ def verify(sums: dict[str, str], *, repo_id: str, commit: str) -> None:
             if sha256_file(path) != expected:
                 wrong.append(name)
             Path(path).unlink()
+    _refuse(wrong, repo_id, commit)
+
+
+def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
+    """As verify, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    wrong = []
+    for name, path in files.items():
+        url = hf_hub_url(repo_id, name, revision=commit)
+        stated = retried(partial(get_hf_file_metadata, url), what=f"reading the hash of {name}").etag
+        # Large files are stated by their sha256, small ones as git does.
+        if stated != (sha256_file(path) if len(stated or "") == 64 else _git_sum(path)):
+            wrong.append(name)
+    _refuse(wrong, repo_id, commit)
+
+
+def _git_sum(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:
     if wrong:
         raise ServiceError(
             f"{repo_id}@{commit}: the Hub gives back other bytes than were sent for {', '.join(wrong)}. Push again; do not use this commit."

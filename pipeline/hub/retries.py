@@ -8,6 +8,8 @@ from pipeline.artifacts.errors import InputMissingError, ServiceError
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 2.0
+# A Hub that asks for more is not waited for here: who called decides, with ServiceError.wait_s.
+LONGEST_WAIT_S = 60.0
 T = TypeVar("T")
 
 
@@ -29,12 +31,17 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             status, text = answer
             if status is not None and status < 500 and status not in (408, 429):
                 raise ServiceError(f"{what}: the Hub refuses ({status}: {text}). {_cure(status)}") from None
-            if attempt == ATTEMPTS:
-                raise ServiceError(
-                    f"{what}: the Hub did not answer well in {ATTEMPTS} attempts ({text}). Nothing is lost: run the same command later."
-                ) from None
-            print(f"{what}: {text}; trying again in {wait:.0f} s", flush=True)
-            time.sleep(wait)
+            asked = _asked_to_wait(error)
+            if attempt == ATTEMPTS or asked > LONGEST_WAIT_S:
+                attempts = f"in {attempt} attempts" if asked <= LONGEST_WAIT_S else f"and asks to wait {asked:.0f} s"
+                away = ServiceError(
+                    f"{what}: the Hub did not answer well {attempts} ({text}). Nothing is lost: run the same command later."
+                )
+                away.wait_s = asked
+                raise away from None
+            pause = max(wait, asked)
+            print(f"{what}: {text}; trying again in {pause:.0f} s", flush=True)
+            time.sleep(pause)
             wait *= 2
     raise AssertionError("unreachable")
 
@@ -57,6 +64,16 @@ def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
             return getattr(getattr(error, "response", None), "status_code", None), text
         error = error.__cause__ or error.__context__
     return None
+
+
+def _asked_to_wait(error: BaseException | None) -> float:
+    """Seconds of the answer's Retry-After; 0 where there is none, or a date."""
+    while error is not None:
+        value = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
+        if value.strip().isdigit():
+            return float(value)
+        error = error.__cause__ or error.__context__
+    return 0.0
 
 
 def _cure(status: int) -> str:

@@ -1,9 +1,10 @@
 """`python -m pipeline.preflight RECIPE`: the plan of a run, and every check that can be made before step 1."""
 
 import argparse
+import importlib.util
 import os
 
-from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.artifacts.errors import RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.plan import Plan, make_plan
@@ -70,30 +71,45 @@ def _planned(recipe: Recipe) -> DeviceInfo:
 
 def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
-    from pipeline.preflight.checks import find_notes, find_problems, refuse
+    from pipeline.preflight.checks import find_notes, find_problems
 
-    problems = find_problems(plan, on_this_machine=not planned) + _data_problems(plan.recipe)
+    recipe, notes = plan.recipe, find_notes(plan)
+    problems = find_problems(plan, on_this_machine=not planned)
+    if not planned:
+        from pipeline.preflight.services import service_findings
+
+        refused, said = service_findings(recipe)
+        problems, notes = problems + refused, notes + said
+    for more_problems, more_notes in (_code(recipe), _data(recipe)):
+        problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
-    for note in find_notes(plan):
+    for note in notes:
         print(f"note: {note}")
-    for line in _not_checked(plan.recipe, planned=planned):
+    for line in _not_checked(recipe, planned=planned):
         print(f"not checked: {line}")
     refuse(problems)
     print("nothing was found that would stop this run")
 
 
-def _data_problems(recipe: Recipe) -> list[TandemError]:
-    """What is wrong with sources that lie on this machine; those of the Hub are not asked for."""
-    if not _local(recipe):
-        return []
-    from pipeline.sources.open import open_sources
+def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    if not _has_torch():
+        return [], []
+    from pipeline.preflight.named_code import named_code_problems
 
-    try:
-        open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    except TandemError as error:
-        return [error]
-    return []
+    return named_code_problems(recipe), []
+
+
+def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """What the run will read, as far as it lies on this machine; the Hub is not asked."""
+    from pipeline.preflight.reading import reading_findings
+
+    here = {"sources": _local(recipe), "tokenizer": os.path.isdir(recipe.tokenizer.path or ""), "weights": True}
+    return reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
 
 
 def _local(recipe: Recipe) -> bool:
@@ -102,6 +118,8 @@ def _local(recipe: Recipe) -> bool:
 
 def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
     lines = []
+    if not _has_torch():
+        lines.append("callbacks, tasks and the options of the model, which need torch. Install it: pip install torch")
     if planned:
         lines.append(
             "this machine's device, disk and packages, since the plan is for run.hardware. To check them: run.hardware=null"
@@ -117,7 +135,7 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
         lines.append(f"the tokenizer {recipe.tokenizer.path}, which is not on this machine")
     if recipe.model.start_from and not os.path.isdir(recipe.model.start_from):
         lines.append(f"the weights of model.start_from: {recipe.model.start_from}")
-    if recipe.hub.id:
+    if recipe.hub.id and planned:
         lines.append(f"write access to {recipe.hub.id} on the Hub")
     return lines
 

@@ -15,6 +15,7 @@ from pipeline.artifacts.errors import (
     OutOfMemoryError,
     RecipeError,
     TandemError,
+    refuse,
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.kernels import kernel_problems
@@ -24,30 +25,39 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import begun_run
 
 WASTE_WORTH_A_NOTE = 0.05
+LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
-    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console."""
+    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console.
+
+    A run that has finished needs nothing any more: it is not checked.
+    """
     from pipeline.hardware.device import device_info
+    from pipeline.preflight.named_code import named_code_problems
+    from pipeline.preflight.reading import reading_findings
+    from pipeline.preflight.services import service_findings
     from pipeline.preflight.shared import refuse_unshared
     from pipeline.training.agreement import on_rank_0
 
     plan = make_plan(recipe, device_info(), processes=processes)
 
-    def decide() -> None:
-        refuse(find_problems(plan, on_this_machine=True))
-        for note in find_notes(plan):
+    def decide() -> bool:
+        if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
+            return False
+        problems = [*find_problems(plan, on_this_machine=True), *named_code_problems(recipe)]
+        notes = find_notes(plan)
+        for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
+            problems, notes = problems + more_problems, notes + more_notes
+        refuse(problems)
+        for note in notes:
             print(f"note: {note}", flush=True)
+        return True
 
-    on_rank_0(decide)
+    if not on_rank_0(decide):
+        return
     refuse_unshared(_run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
-
-
-def refuse(problems: list[TandemError]) -> None:
-    """Raise all problems as one, with the class and status of the first."""
-    if problems:
-        raise type(problems[0])("\n".join(str(problem) for problem in problems))
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
@@ -219,18 +229,19 @@ def _writing(plan: Plan) -> list[TandemError]:
 
 
 def _disk(plan: Plan) -> list[TandemError]:
-    """Room for the checkpoints and the model that this run will still write."""
+    """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
+    since a checkpoint is deleted only after the next one is whole."""
     folder = _run_folder(plan.recipe)
-    if plan.run_disk_bytes is None:
+    if plan.checkpoint_bytes is None:
         return []
     there = sum(_bytes(file) for file in folder.rglob("*"))
-    needed = max(plan.run_disk_bytes - there, 0)
+    needed = max(max(plan.run_disk_bytes or 0, int(LEAST_CHECKPOINTS * plan.checkpoint_bytes)) - there, 0)
     if needed <= _free(folder):
         return []
     return [
         DiskFullError(
-            f"{folder}: checkpoints and model will take {gigabytes(needed)} more at once, and {gigabytes(_free(folder))} are free. "
-            "Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
+            f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
         )
     ]
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.show import table
+from pipeline.hub.beside import Publishing
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.training.finish import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
 
-def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
-    """Write the finished model and its results; push it when hub.id is set. Every rank calls it, the first one acts."""
+def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Publishing) -> None:
+    """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
     directory = run.directory
     if trainer.is_world_process_zero():
         write_finished_model(
@@ -32,12 +33,12 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
         )
         print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
         _report(directory)
-        if recipe.hub.id:
-            _push(directory)
-        mark_finished(directory)  # last: a run cut off before this does its end again
-        print(next_command(recipe, directory), flush=True)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        publishing.finish()  # alone: no other rank waits for a service
+        mark_finished(directory)  # last: a run cut off before this does its end again
+        print(next_command(recipe, directory), flush=True)
 
 
 def results(directory: RunDirectory) -> dict[str, float]:
@@ -78,14 +79,3 @@ def _report(directory: RunDirectory) -> None:
     from pipeline.report.single import write_report
 
     write_report(directory)
-
-
-def _push(directory: RunDirectory) -> None:
-    """A Hub that is away does not undo a finished run: it is said, with the command that finishes the job."""
-    from pipeline.artifacts.errors import TandemError
-    from pipeline.hub.push import push
-
-    try:
-        push(directory)
-    except TandemError as error:
-        print(f"the model was not published: {error}\nLater: python -m pipeline.hub push {directory.path}", flush=True)

@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.artifacts.atomic import sha256_file
 from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
+from pipeline.preflight.reading import use_revisions
 from pipeline.recipe import Recipe
 from pipeline.tokenizer import identity
 from pipeline.training.agreement import on_rank_0
@@ -13,11 +14,8 @@ from pipeline.training.agreement import on_rank_0
 
 def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
     """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now."""
-    inputs = run.directory.read_manifest().get("inputs", {}) if run.step else {}
-    for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
-        for spec, before in zip(specs, inputs.get(role, []), strict=False):
-            if spec.id is not None and spec.id == before["id"]:
-                spec.revision = before["revision"] or spec.revision
+    if run.step:
+        use_revisions(recipe, run.directory.read_manifest().get("inputs", {}))
 
 
 def record_inputs(

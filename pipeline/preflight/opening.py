@@ -14,11 +14,12 @@ from typing import Any
 import yaml
 
 from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.checkpoints import by_step, problems, step_of
+from pipeline.artifacts.checkpoints import by_step, clean, problems, step_of
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redacted
 from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
@@ -82,6 +83,7 @@ def _open(recipe: Recipe) -> OpenRun:
                 f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
                 f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
             )
+        clean(directory.checkpoints)  # what a rotation could not remove; nobody writes there any more
         print(
             f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
         )
@@ -115,7 +117,7 @@ def _record_attempt(
         must_match=manifest["must_match"] if begun else must_match(recipe),
         attempts=attempt,
         status="running",
-        command=sys.argv,
+        command=[redacted(argument) for argument in sys.argv],
         **environment(),
     )
     step = (step_of(checkpoint) or 0) if checkpoint else 0

@@ -4,6 +4,7 @@ import math
 
 from pipeline.recipe.depth import group_settings
 from pipeline.recipe.fates import FATES
+from pipeline.recipe.forms import check_forms
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import GROUPED, horizons
@@ -35,6 +36,7 @@ def check_given(recipe: Recipe, problems: Problems) -> None:
     _optimizer(recipe, problems)
     _model(recipe, problems)
     _train(recipe, problems)
+    check_forms(recipe, problems)
     if not (isinstance(recipe.run.resume, int) or recipe.run.resume in ("auto", "never")):
         problems.add(
             recipe.where("run.resume"), f"is {recipe.run.resume!r}; it must be auto, never, or the number of a step."
@@ -76,10 +78,15 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
+    check_warmup(recipe, problems)
+
+
+def check_warmup(recipe: Recipe, problems: Problems) -> None:
+    """A warm-up longer than the run, once its steps are known: a horizon in epochs is with the data."""
     steps = recipe.train.get("max_steps")
     if not steps:
         return
-    name, warmup = _warmup(recipe, steps)
+    name, warmup = warmup_of(recipe, steps)
     if warmup > steps:
         problems.add(
             recipe.where(name),
@@ -87,7 +94,8 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
         )
 
 
-def _warmup(recipe: Recipe, steps: int) -> tuple[str, int]:
+def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
+    """The key that sets the warm-up, and its steps."""
     if recipe.optimizer.type != "trainer":
         return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
     value = recipe.train["warmup_steps"]

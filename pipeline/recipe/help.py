@@ -35,7 +35,8 @@ def help_text(stage: str) -> str:
             f"  {EXAMPLES[stage]}",
             "",
             "Every key with its default: docs/recipes.md. The plan without training: python -m pipeline.preflight RECIPE.yaml",
-            "Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 71 out of memory, 73 cannot write,",
-            "74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a checkpoint, 1 our bug.",
+            "Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 70 hang or lost rank, 71 out of",
+            "memory, 73 cannot write, 74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a",
+            "checkpoint, 1 our bug.",
         ]
     )

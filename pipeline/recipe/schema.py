@@ -60,6 +60,7 @@ class Run:
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
+    hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step of a start: ten times as long, at least half an hour.", above=0)
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
     tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
@@ -205,16 +206,20 @@ class Monitor:
 
     trackers: list[Literal["tensorboard", "wandb"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment.")
     project: str = key("tandem", "Project name for W&B.")
-    on_spike: Literal["warn", "stop"] = key("warn", "What a logged loss or gradient norm far above its last 128 values does: warn says and records it, stop ends the run with status 76 and keeps the checkpoints.")
+    on_nonfinite: Literal["stop", "skip"] = key("stop", "What a loss or gradient that is NaN or infinite does, before the update: stop ends the run with status 76, the tensor and the rows named; skip makes no update in that step, whose rows are used up while step and rates move on. A parameter that is not finite always stops. (What fp16's loss scaler skips is counted apart: 20 in a row stop.)")
+    on_spike: Literal["warn", "skip", "stop"] = key("warn", "What a loss or gradient norm far above its last 128 values does. Of logged values: warn says and records it, stop ends the run with status 76 and keeps the checkpoints. skip looks at every step and makes no update in one that spikes; for that the ranks sum its loss, and the host reads loss and norm, before each update.")
+    max_skips: int = key(10, "Steps that on_nonfinite and on_spike may skip among any 1,000; one more ends the run with status 76: a few bad rows pass, a diverged run does not.", minimum=0)
 
 
 @dataclass(kw_only=True)
 class Hub:
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
-    id: str | None = key(None, "Repository to push the finished model to; none: nothing is pushed.")
+    id: str | None = key(None, "Repository to publish to; none: nothing is published.")
+    strategy: Literal["end", "every_save"] = key("end", "What is published: the finished model; or also each checkpoint's model (fp32, no optimizer state) while training goes on, the newest when several wait.")
+    wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0)
     private: bool = key(True, "Create the repository as private.")
-    dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, which is what gets pushed.")
+    dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, the one published at the end.")
 
 
 @dataclass(kw_only=True)

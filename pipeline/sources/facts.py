@@ -60,6 +60,17 @@ class FactsOfFiles:
     def keep(self, facts: Facts) -> None:
         write_json(self._place(Path(facts.path)), asdict(facts))
 
+    def head_is_known(self, reading: str) -> bool:
+        """Whether a file that is not fetched yet began and ended as it should when it was looked at."""
+        return self._head(reading).exists()
+
+    def keep_head(self, reading: str) -> None:
+        self._head(reading).parent.mkdir(parents=True, exist_ok=True)
+        self._head(reading).touch()
+
+    def _head(self, reading: str) -> Path:
+        return self.folder / "files" / f"{hashlib.sha256(reading.encode()).hexdigest()[:24]}.head"
+
     def _place(self, path: Path) -> Path:
         return self.folder / "files" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
 

@@ -12,13 +12,15 @@ from pipeline.sources.raw_rows import kind_of
 
 READABLE = "parquet, jsonl, json (one object a line), txt; the last three also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
+Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
 
 @dataclass
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-    path: where it lies here; a file of the Hub gets it when it is fetched. part and period: when a source has one file
+    path: where it lies here; a file of the Hub gets it when it is fetched, and `peek` gives its first and last bytes before
+    (heads.py). part and period: when a source has one file
     only, which of its rows are meant (`held_out.py`).
     """
 
@@ -28,6 +30,7 @@ class SourceFile:
     mtime_ns: int = 0
     path: Path | None = None
     fetch: Callable[[], Path] | None = None
+    peek: Callable[[], Ends | None] | None = None
     part: Part = "all"
     period: int = 0
 

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.sources.files import READABLE, SourceFile
+from pipeline.sources.heads import both_ends
 from pipeline.sources.hub_splits import chosen_paths
 from pipeline.sources.raw_rows import kind_of
 
@@ -111,6 +112,7 @@ def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> So
         bytes=remote.bytes,
         path=Path(cached) if isinstance(cached, str) else None,
         fetch=fetch,
+        peek=functools.partial(both_ends, repo, revision, remote.path),
     )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import format_of
+from pipeline.sources.heads import FILES_OF_A_SOURCE, head_findings
 from pipeline.sources.held_out import period_of
 from pipeline.sources.open_source import OpenSource
 from pipeline.sources.verify import Findings, verified
@@ -23,8 +24,8 @@ SHOWN = 20  # Problems of a kind that a message lists.
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
     """The training and the validation sources of the recipe, every file that is here verified by its content.
 
-    Training files stand in an order permuted by train.seed, validation files in sorted order. Raises RecipeError,
-    InputMissingError, DataError or ServiceError with all problems of the kind.
+    Training files stand in an order permuted by train.seed, validation files in sorted order. Raises all that is wrong as
+    one RecipeError, InputMissingError, DataError or ServiceError, whichever of them comes first.
     """
     opening = _Opening(recipe, kind)
     if not recipe.data.sources:
@@ -36,13 +37,14 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
         validation = opening.planned(recipe.data.validation, "data.validation")
     else:
         validation = opening.held_out(train)
-    opening.verify_all(train + validation)
-    if recipe.data.validation is None:
-        opening.split_single_files(train, validation)
-    opening.refuse_overlap(train, validation)
     seed = int(recipe.train.get("seed", 42))
     for place, source in enumerate(train):
         source.files = permuted(source.files, key=f"{seed} {place}")
+    opening.verify_all(train + validation)
+    opening.refuse()
+    if recipe.data.validation is None:
+        opening.split_single_files(train, validation)
+    opening.refuse_overlap(train, validation)
     return train, validation
 
 
@@ -58,29 +60,37 @@ class _Opening:
     def __init__(self, recipe, kind: Literal["text", "chat"]):
         self.kind = kind
         self.where = f"{recipe.path}: " if recipe.path else ""
+        self.places = recipe.places
         self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
         self.cache = cache_dir(recipe.data.cache_dir)
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
+        self.problems: list[TandemError] = []
+        self.hub_is_silent = False
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
-        """The sources with their sorted files, unread. What is missing is collected over all of them."""
+        """The sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
         sources: list[OpenSource] = []
-        missing: list[str] = []
         for place, spec in enumerate(specs):
-            where = f"{self.where}{key}[{place}]"
-            form = format_of(spec, kind=self.kind, where=where, folder=self.folder)
-            source = OpenSource(
-                name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form, facts=self.facts
-            )
+            at = self.places.get(f"{key}.{place}")
+            where = f"{at}: {key}[{place}]" if at else f"{self.where}{key}[{place}]"
             try:
+                form = format_of(spec, kind=self.kind, where=where, folder=self.folder)
+                source = OpenSource(
+                    name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form, facts=self.facts
+                )
                 source.files = self._files(source, where)
-            except InputMissingError as error:
-                missing.append(str(error))
-            sources.append(source)
-        if missing:
-            raise InputMissingError(_listed(missing))
+                sources.append(source)
+            except ServiceError:
+                raise  # asking for the next source would take as long and end the same way
+            except TandemError as error:
+                self.problems.append(error)
         return sources
+
+    def refuse(self) -> None:
+        """Raise everything that was found, by kind."""
+        kinds = dict.fromkeys(type(problem) for problem in self.problems)
+        refuse([kind(_listed([str(p) for p in self.problems if type(p) is kind])) for kind in kinds])
 
     def _files(self, source: OpenSource, where: str) -> list[SourceFile]:
         spec = source.spec
@@ -114,7 +124,10 @@ class _Opening:
             elif len(source.files) > 1:
                 validation.append(replace(source, files=[source.files.pop()]))
             else:
-                source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
+                try:
+                    source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
+                except InputMissingError as error:
+                    self.problems.append(error)
                 validation.append(replace(source, files=[replace(file) for file in source.files]))
         return validation
 
@@ -133,8 +146,15 @@ class _Opening:
                 source.files[0].period = held.files[0].period = period
 
     def verify_all(self, sources: list[OpenSource]) -> None:
-        """Hash and look into every file that is here. Raises DataError that names everything found."""
-        work = [(source, file) for source in sources for file in source.files]
+        """Hash and look into every file that is here, and keep what is wrong with it."""
+        work = [(source, file) for source in sources for file in source.files if file.path is not None]
+        for source in sources:
+            away = [
+                file
+                for file in source.files
+                if file.path is None and not self.facts.head_is_known(_reading(source, file))
+            ]
+            work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda pair: self._verify(*pair), work))
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
@@ -149,12 +169,20 @@ class _Opening:
                 *rows,
                 f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Mend them, or raise data.max_bad_rows to leave such rows out.",
             ]
-        if problems:
-            raise DataError(_listed(problems))
+        self.problems += [DataError(problem) for problem in problems]
 
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:
-            return Findings()  # Not fetched yet: verified when it is (hub_files.py).
+            ends = file.peek() if file.peek and not self.hub_is_silent else None
+            if ends is None:
+                self.hub_is_silent = True  # It would let every further file wait.
+                return Findings()  # Looked at when it is fetched (OpenSource.read).
+            findings = head_findings(
+                f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
+            )
+            if not findings.problems:
+                self.facts.keep_head(_reading(source, file))
+            return findings
         return verified(file, source.format, self.facts, column_key=source.column_key)
 
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
@@ -181,6 +209,11 @@ class _Opening:
                 _listed([f"{self.where}{line}" for line in same])
                 + "\nValidation would measure memory. Take the file out of one of the two."
             )
+
+
+def _reading(source: OpenSource, file: SourceFile) -> str:
+    """What was looked at, and as what: the same content under another name or format is another matter."""
+    return f"{file.sha256} {Path(file.label).suffixes} {source.format.identity()}"
 
 
 def _free_name(spec, sources: list[OpenSource]) -> str:

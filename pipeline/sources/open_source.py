@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.artifacts.errors import DataError, InputMissingError
+from pipeline.sources.bad_rows import row_name
 from pipeline.sources.documents import Block, Conversation, Document
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
@@ -16,7 +17,7 @@ from pipeline.sources.formats import Format
 from pipeline.sources.held_out import is_held_out
 from pipeline.sources.quickstart.pinned import PINNED_SHA256
 from pipeline.sources.raw_rows import BadRow, RawRow, read_blocks
-from pipeline.sources.verify import row_name, verified
+from pipeline.sources.verify import verified
 
 LOG = logging.getLogger(__name__)
 

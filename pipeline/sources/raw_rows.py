@@ -103,13 +103,28 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
                         continue
                     skip = max(0, first_row - row)
                     row += skip
-                    for value in batch.slice(skip).to_pylist():
+                    for value in _values(batch.slice(skip)):
                         yield group, row, value
                         row += 1
             except (OSError, ValueError, pyarrow.ArrowException) as error:
                 damage = DamagedRow(f"row group {group} is damaged ({_short(error)})")
                 for damaged in range(max(row, first_row), end):
                     yield group, damaged, damage
+
+
+def _values(batch: Any) -> list[Any]:
+    """The rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by one."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(batch.slice(row, 1)) for row in range(batch.num_rows)]
+
+
+def _value(one: Any) -> Any:
+    try:
+        return one.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return BadRow(f"is not UTF-8 (byte {error.start} of the text is 0x{error.object[error.start]:02x})")
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:

@@ -1,6 +1,7 @@
 """Things that lie where data should be: pointers, error pages, archives, binary files, told from their first bytes."""
 
 import re
+from pathlib import PurePath
 
 MAGIC = {
     b"PAR1": "a parquet file",
@@ -23,11 +24,26 @@ CURES = {
 }
 
 
+BEGINNINGS = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+
+
+def wrong_beginning(name: str, head: bytes) -> str | None:
+    """Why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
+    suffix = PurePath(name).suffix.lower()
+    magic = BEGINNINGS.get(suffix)
+    reason = impostor(head, expected=magic)
+    if reason is None and magic and not head.startswith(magic):
+        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+    return reason
+
+
 def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:
     """What the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
 
     expected: the magic bytes that the file's own ending promises.
     """
+    if not head.strip(b"\0"):
+        return "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or write it again."
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if start.startswith(b"version https://git-lfs.github.com/spec/"):
         return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."

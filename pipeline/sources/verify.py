@@ -6,10 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.sources.bad_rows import all_empty, bad_rows, reason_of, row_name
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
+    COMPRESSIONS,
     BadRow,
     DamagedRow,
     RawRow,
@@ -20,11 +22,12 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
     txt_rows,
 )
-from pipeline.sources.signatures import impostor
+from pipeline.sources.signatures import impostor, wrong_beginning
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
 TAIL_BYTES = 2**20
+EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
 
 @dataclass
@@ -33,12 +36,6 @@ class Findings:
 
     problems: list[str] = field(default_factory=list)
     bad_rows: list[str] = field(default_factory=list)
-
-
-def row_name(path: Path | str, row: int) -> str:
-    """`file:line` for files of lines, one-based as editors count; `file row n` (zero-based) for parquet."""
-    kind = kind_of(Path(path).name)
-    return f"{path}:{row + 1}" if kind == "jsonl" else f"{path} {'row' if kind == 'parquet' else 'piece'} {row}"
 
 
 def verify(path: Path, form: Format, *, column_key: str) -> Findings:
@@ -88,22 +85,19 @@ def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> st
         head = file.read(HEAD_BYTES)
     if not head:
         return "is empty (0 bytes). Write or download it again."
-    suffix = path.suffix.lower()
-    magic = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}.get(suffix)
-    reason = impostor(head, expected=magic)
+    reason = wrong_beginning(path.name, head)
     if reason:
         return reason
-    if magic and not head.startswith(magic):
-        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+    compressed = path.suffix.lower() in COMPRESSIONS
     if kind == "parquet":
         return _verify_parquet(path, form, column_key, findings)
-    if magic:
+    if compressed:
         reason = _verify_compressed(path)
         if reason:
             return reason
     if kind == "txt":
         return _verify_txt(path, findings)
-    return _verify_jsonl(path, form, column_key, findings, compressed=bool(magic))
+    return _verify_jsonl(path, form, column_key, findings, compressed=compressed)
 
 
 def _verify_compressed(path: Path) -> str | None:
@@ -153,7 +147,9 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     ):
         return "is truncated: its footer names data beyond its end. Download it again."
     if form.column:
-        reason = _column_problem(form, schema.names, column_key) or _type_problem(form, schema.field(form.column).type)
+        if schema.names.count(form.column) > 1:
+            return f"has {schema.names.count(form.column)} columns {form.column!r}, and which one is meant cannot be known. Write it again with one."
+        reason = column_problem(form, schema.names, column_key) or _type_problem(form, schema.field(form.column).type)
         if reason:
             return reason
     columns = [form.column] if form.column else None
@@ -163,6 +159,8 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
+    if all_empty(rows, form):
+        return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
     return None
 
@@ -181,7 +179,8 @@ def _type_problem(form: Format, found: Any) -> str | None:
     return f"has a column {form.column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
 
 
-def _column_problem(form: Format, found: list[str], column_key: str) -> str | None:
+def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
+    """Why the format's column is none of those found, with the one that is probably meant."""
     if form.column is None or form.column in found:
         return None
     near = get_close_matches(form.column, found, n=1)
@@ -196,37 +195,17 @@ def _column_problem(form: Format, found: list[str], column_key: str) -> str | No
 
 def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
     rows = list(islice(jsonl_rows(path), SAMPLED_ROWS))
-    if not rows:
-        return "holds blank lines only. Write or download it again."
-    values = [value for _, _, value in rows if not isinstance(value, BadRow)]
-    if not values:
-        first = rows[0][2].reason
-        with open_bytes(path) as file:
-            begins_as_array = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"["
-        if begins_as_array:
-            return (
-                "is one JSON array over many lines, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
-            )
-        if len(rows) > 1:
-            return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {first}. Write one JSON object a line."
-    if (
-        len(values) == 1
-        and len(rows) == 1
-        and isinstance(values[0], list)
-        and values[0]
-        and isinstance(values[0][0], dict)
-        and "role" not in values[0][0]
-        and "from" not in values[0][0]
-    ):
-        return "is one JSON array, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
-    mappings = [value for value in values if isinstance(value, dict)]
-    if mappings and form.column and not any(form.column in value for value in mappings):
-        return _column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
+    with open_bytes(path) as file:
+        start = file.read(64)
+    if reason := jsonl_problem(rows, form, column_key, start=start):
+        return reason
     findings.bad_rows += bad_rows(path, rows, form)
     last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
+    if all_empty([*rows, *([(0, 0, parse_json_line(last))] if last else [])], form):
+        return EMPTY
     if last and not last.isspace():
         value = parse_json_line(last)
-        problem = value.reason if isinstance(value, BadRow) else _reason(value, form)
+        problem = value.reason if isinstance(value, BadRow) else reason_of(value, form)
         if problem:
             with open_bytes(path) as file:
                 number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
@@ -234,6 +213,32 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
                 )
             findings.bad_rows.append(f"{row_name(path, number - 1)}: {problem}")
     return None
+
+
+def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: bytes) -> str | None:
+    """Why a file with these first rows is no jsonl with the format's column. start: its first bytes."""
+    if not rows:
+        return "holds blank lines only. Write or download it again."
+    values = [value for _, _, value in rows if not isinstance(value, BadRow)]
+    if not values:
+        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+            return (
+                "is one JSON array over many lines, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
+            )
+        if len(rows) > 1:
+            return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
+    if len(values) == len(rows) == 1 and _is_array_of_rows(values[0]):
+        return "is one JSON array, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
+    mappings = [value for value in values if isinstance(value, dict)]
+    if mappings and form.column and not any(form.column in value for value in mappings):
+        return column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
+    return None
+
+
+def _is_array_of_rows(value: Any) -> bool:
+    """A list of mappings that is no conversation."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and "role" not in first and "from" not in first
 
 
 def _last_line(path: Path) -> bytes:
@@ -255,23 +260,4 @@ def _verify_txt(path: Path, findings: Findings) -> str | None:
     if not rows:
         return "holds white space only. Write or download it again."
     findings.bad_rows += [f"{path}: {value.reason}" for _, _, value in rows if isinstance(value, BadRow)]
-    return None
-
-
-def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
-    """`file:row: reason` for each row that the format cannot read."""
-    read = form.reader()
-    named = []
-    for _, row, value in rows:
-        reason = value.reason if isinstance(value, BadRow) else _reason(value, form, read)
-        if reason:
-            named.append(f"{row_name(path, row)}: {reason}")
-    return named
-
-
-def _reason(value: Any, form: Format, read: Any = None) -> str | None:
-    try:
-        (read or form.reader())(value)
-    except Exception as error:  # An own format may raise anything; whatever it is, the row is named.
-        return str(error) if isinstance(error, ValueError) else f"{form.name} raised {type(error).__name__}: {error}"
     return None

@@ -22,6 +22,7 @@ from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
+from pipeline.training.finite import refuse_nonfinite
 from pipeline.training.meter import StepMeter
 from pipeline.training.trainer import TandemTrainer
 
@@ -67,6 +68,8 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
             ) from error
         check_sizes(recipe, model.config)
+        where = f"{recipe.where('model.start_from')}: {start}"
+        refuse_nonfinite(model.state_dict(), where=where, instead="Start from other weights.")
         return _with_rows_for(tokenizer, model, seed)
     fields = model_fields(
         recipe,

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from pipeline.monitor.heartbeat import beat
+
 
 class StepLoader:
     """Iterates this rank's micro-batches of the steps start_step .. max_steps - 1.
@@ -45,4 +47,5 @@ class StepLoader:
                 if self.pin_memory:
                     batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
                 self.wait_s += time.perf_counter() - started
+                beat()
                 yield batch

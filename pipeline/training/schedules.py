@@ -90,3 +90,16 @@ class StepSchedule:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.next_step = state["next_step"]
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
+
+
+def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> dict[str, float]:
+    """optim/lr is the first group's rate; lrm the multiplier of the step just made.
+
+    trainer_rate, peak: of transformers' own schedulers. skipped: whether the fp16 scaler skipped the update.
+    """
+    if not isinstance(scheduler, StepSchedule):
+        return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
+    # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
+    multiplier = scheduler.multiplier(scheduler.next_step - (0 if skipped else 1))
+    rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in scheduler.optimizer.param_groups}
+    return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}

@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.training import checkpoint as files
+from pipeline.training.finite import refuse_nonfinite
 from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings
 from pipeline.training.rng import set_rng_state
+
+ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
 def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) -> dict[str, tuple[dict, dict]]:
@@ -24,7 +27,7 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) 
             "rows": trainer.rows.position(state.global_step),
             "meter": trainer.meter.state_dict(),
             "unlogged": {"since": trainer._globalstep_last_logged, "losses": [loss for _, loss in ranks]},
-            "skipped": [trainer.skipped_steps, trainer.skipped_in_a_row],
+            "guard": trainer.guard.state_dict(),
         },
     )
     return {files.MODEL: (weights, {"format": "pt"})}
@@ -33,6 +36,7 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) 
 def load_optimizer_and_schedule(trainer: Any, checkpoint: Path) -> None:
     """Raises DataError for a state that is not this optimizer's."""
     tensors, saved = files.read_optimizer(checkpoint)
+    refuse_nonfinite(tensors, where=str(checkpoint), instead=ANOTHER)
     # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
     settings = saved["optimizer"] if trainer.recipe.optimizer.type == "trainer" else None
     load_optimizer_state(trainer.optimizer, trainer.model, tensors, settings=settings)
@@ -53,4 +57,5 @@ def take_up(trainer: Any, checkpoint: Path) -> None:
         same_ranks = len(losses) == trainer.args.world_size
         trainer._tr_loss.fill_(losses[rank] if same_ranks else sum(losses) / len(losses))
         trainer._globalstep_last_logged = unlogged["since"]
-    trainer.skipped_steps, trainer.skipped_in_a_row = position.get("skipped", (0, 0))
+    if guard := position.get("guard"):
+        trainer.guard.load_state_dict(guard)

@@ -1,5 +1,6 @@
 """The one Trainer of both stages: rows by step number, true losses, whole checkpoints, exact resume."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,22 +11,24 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from pipeline.artifacts.errors import DataError, DivergedError, TandemError
+from pipeline.artifacts.errors import DataError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights
 from pipeline.training import checkpoint as files
 from pipeline.training.agreement import from_every_rank, on_rank_0
+from pipeline.training.explained import explained_errors
+from pipeline.training.finite import refuse_nonfinite
+from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.optimizer_state import optimizer_tensors
+from pipeline.training.own_time import OwnTime
+from pipeline.training.ranks import Ranks
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.saver import CheckpointSaver
-from pipeline.training.schedules import StepSchedule
-from pipeline.training.state import load_optimizer_and_schedule, take_up, write_state
-
-# After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
-MAX_SKIPPED_STEPS = 20
+from pipeline.training.schedules import StepSchedule, logged_rates
+from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
 
 
 class TandemTrainer(Trainer):
@@ -55,11 +58,13 @@ class TandemTrainer(Trainer):
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
-        self.start_step = self.skipped_in_a_row = self.skipped_steps = 0
+        self.guard = StepGuard(run, recipe.monitor)
+        self.start_step = 0
         self.recorded_evaluations: set[int] = set()
         keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
         self.saver = CheckpointSaver(run, **keep)
         self.model_files = files.ModelFiles(tokenizer)
+        self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
 
@@ -83,6 +88,8 @@ class TandemTrainer(Trainer):
     ) -> tuple[list, torch.Tensor]:
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
+        self.guard.begin(self._tr_loss)
+        self.own_time.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
@@ -96,41 +103,33 @@ class TandemTrainer(Trainer):
         inputs: dict[str, torch.Tensor],
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
+        loss = self.forward_backward(model, inputs, num_items_in_batch)
+        self.guard.losses.append(loss)
+        return loss
+
+    def forward_backward(
+        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
         """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        self.accelerator.backward(loss)
-        return loss.detach()
+        value = loss.detach()
+        self.own_time.before_backward(loss)
+        # 1, or NaN where the loss is not finite: its gradients then say so on every rank, and nobody has to ask.
+        self.accelerator.backward(loss, gradient=1 + (value - value))
+        return value
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _get_grad_norm(self, model, grad_norm=None):
-        """The norm before clipping. A non-finite one ends the run here, before the update."""
+        """The norm before clipping; without a return when the guard ends the run here, before the update."""
         norm = super()._get_grad_norm(model, grad_norm)
-        finite = bool(torch.isfinite(norm)) if isinstance(norm, torch.Tensor) else norm == norm
-        if finite:
-            self.skipped_in_a_row = 0
-            return norm
-        step = self.state.global_step
-        if self.accelerator.scaler is not None and self.accelerator.scaler.is_enabled():
-            self.skipped_in_a_row, self.skipped_steps = self.skipped_in_a_row + 1, self.skipped_steps + 1
-            if self.skipped_in_a_row < MAX_SKIPPED_STEPS:
-                return norm
-        bad = [
-            name for name, p in self.model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()
-        ]
-        rows = ", ".join(
-            f"{source} file {file} row group {group} row {row}"
-            for source, file, group, row in self.rows.origins(step)[:8]
-        )
-        raise DivergedError(
-            f"step {step}: the gradient is not a finite number (first in {bad[0] if bad else 'the loss'}; rows: {rows} ...), so the update "
-            "was not made and the last checkpoint is good. Lower the learning rates or look at those rows, then run the same command again."
-        )
+        self.guard.judge(self, model, norm)
+        return norm
 
     # ---- optimizer ----
 
@@ -162,7 +161,7 @@ class TandemTrainer(Trainer):
             return {}
         metrics["perf/eval_s"] = time.perf_counter() - started
         self.saver.add_score(self.state.global_step, metrics)
-        self.log(dict(metrics))
+        self.log(self.guard.check_evaluation(self, metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -175,25 +174,21 @@ class TandemTrainer(Trainer):
         if "loss" in logs:
             row["train/loss"] = logs["loss"]
             row |= self.meter.read(step=step, loss=logs["loss"], wait_s=(self.loader.wait_s if self.loader else 0.0))
-            row["optim/grad_norm"] = logs.get("grad_norm")
-            row |= self._rates(logs["learning_rate"])
-            if self.accelerator.scaler is not None:
-                row["optim/skipped_steps"] = self.skipped_steps
+            row |= self.own_time.read()
+            norm = logs.get("grad_norm")
+            row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
+            row |= logged_rates(
+                self.lr_scheduler,
+                trainer_rate=logs["learning_rate"],
+                peak=self.args.learning_rate,
+                skipped=self.accelerator.optimizer_step_was_skipped,
+            )
+            if self.accelerator.scaler is not None or self.guard.can_skip:
+                row["optim/skipped_steps"] = self.guard.skipped_steps
             row |= self._position(step)
         self.control = self.callback_handler.on_log(
             self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
         )
-
-    def _rates(self, trainer_rate: float) -> dict[str, float]:
-        """optim/lr is the first group's rate; lrm the multiplier of the step just made."""
-        if not isinstance(self.lr_scheduler, StepSchedule):
-            peak = self.args.learning_rate
-            return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
-        # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-        just_made = self.lr_scheduler.next_step - (0 if self.accelerator.optimizer_step_was_skipped else 1)
-        multiplier = self.lr_scheduler.multiplier(just_made)
-        rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in self.optimizer.param_groups}
-        return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}
 
     def _position(self, step: int) -> dict[str, Any]:
         position = self.rows.position(step)
@@ -222,6 +217,7 @@ class TandemTrainer(Trainer):
         with self.meter.pause():
             ranks = from_every_rank((get_rng_state(), self._tr_loss.item()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
+            self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
 
             def write_small(folder: Path) -> dict:
                 return write_state(self, folder, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
@@ -242,12 +238,14 @@ class TandemTrainer(Trainer):
             self.start_step = state.global_step
             self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
         try:
-            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            with explained_errors(self):
+                self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell
                 self.saver.wait()
             raise
         self._note_written(on_rank_0(self.saver.wait))
+        self.guard.check_state(self, {}, so="the finished model was not written")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
         try:
@@ -256,6 +254,7 @@ class TandemTrainer(Trainer):
             raise DataError(
                 f"{error} The recipe describes another model than the checkpoint; give this run another name."
             ) from error
+        refuse_nonfinite(self.model.state_dict(), where=resume_from_checkpoint, instead=ANOTHER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -1,11 +1,15 @@
-"""A Hub on 127.0.0.1: the parts of its HTTP API that create, commit, list and resolve use, kept in memory."""
+"""A Hub on 127.0.0.1: the parts of its HTTP API that create, commit, list and resolve use, kept in memory.
+
+It misbehaves on request: a Fault holds for every request it names until it is taken away, `away` closes the port.
+"""
 
 import base64
 import hashlib
 import json
 import threading
+import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -21,9 +25,26 @@ class Repo:
         return next((commit for commit in self.commits if commit[0] == revision), None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What happens to every request whose "METHOD path" contains `to`: it is late, then cut, answered wrongly, or answered."""
+
+    to: str = ""
+    delay_s: float = 0.0
+    cut: bool = False  # half of the body is read, then the connection is closed
+    lost: bool = False  # everything is done, and the connection is closed instead of an answer
+    times: int | None = None  # of the next so many requests only
+    html: bool = False  # a web page with status 200, as a proxy's login page comes
+    status: int | None = None
+    retry_after: int | None = None  # seconds
+
+
 @dataclass
 class StandIn:
     url: str = ""
+    fault: Fault | None = None
+    asked: list[tuple[float, str]] = field(default_factory=list)  # time.time() and "METHOD path" of every request
+    server: ThreadingHTTPServer | None = None
     repos: dict[str, Repo] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     received: list[bytes] = field(default_factory=list)  # every request body
@@ -31,26 +52,49 @@ class StandIn:
     faults: list[tuple[str, int]] = field(default_factory=list)  # (part of "METHOD path", status), each used once
     damaged: set[str] = field(default_factory=set)  # files served with other bytes than were sent
 
+    def take_fault(self, call: str) -> Fault:
+        fault = self.fault
+        if fault is None or fault.to not in call:
+            return Fault()
+        if fault.times is not None:
+            self.fault = replace(fault, times=fault.times - 1) if fault.times > 1 else None
+        return fault
+
+    def open(self, port: int = 0) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"state": self}))
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+    @contextmanager
+    def away(self):
+        """Nothing listens on the port while the block runs."""
+        port = self.server.server_port
+        self.close()
+        try:
+            yield
+        finally:
+            self.open(port)
+
 
 @contextmanager
 def hub_stand_in():
     """Yields the StandIn of a running server; `.url` is what HF_ENDPOINT must be."""
     state = StandIn()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"state": state}))
-    state.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    state.open()
     try:
         yield state
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        state.close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     state: StandIn
+    lost = False
 
     def log_message(self, *arguments):
         pass
@@ -58,6 +102,9 @@ class _Handler(BaseHTTPRequestHandler):
     def answer(self, status=200, body=b"", **headers):
         if not isinstance(body, bytes):
             body = json.dumps(body).encode()
+        if self.lost:
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
@@ -69,11 +116,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(404, {"error": code}, X_Error_Code=code, X_Error_Message=code)
 
     def handle_any(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.state.received.append(body)
         path = unquote(urlsplit(self.path).path)
         call = f"{self.command} {path}"
         self.state.calls.append(call)
+        self.state.asked.append((time.time(), call))
+        fault = self.state.take_fault(call)
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length // 2 if fault.cut else length)
+        self.state.received.append(body)
+        time.sleep(fault.delay_s)
+        self.lost = fault.lost
+        if fault.cut:
+            self.close_connection = True
+            return None
+        if fault.html:
+            return self.answer(200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
+        if fault.status:
+            wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
+            return self.answer(fault.status, {"error": "made to fail"}, **wait)
         for fault in self.state.faults:
             if fault[0] in call:
                 self.state.faults.remove(fault)
@@ -188,6 +248,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.missing("EntryNotFound")
         data = files[name]
         etag = hashlib.sha256(data).hexdigest()
+        if etag not in self.state.blobs:  # as the Hub does: sha256 of what came as LFS, git's hash of the rest
+            etag = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
         if name in self.state.damaged:
-            data = data[:-1] + bytes([data[-1] ^ 1])
+            data, etag = data[:-1] + bytes([data[-1] ^ 1]), "0" * len(etag)
         return self.answer(200, data, ETag=f'"{etag}"', X_Repo_Commit=sha)

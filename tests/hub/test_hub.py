@@ -66,7 +66,7 @@ def run(tmp_path, tiny_model):
         directory.metrics,
         {"step": 5, "attempt": 1, "time": 1.79e9, "tokens": 20480, "train/loss": 3.2, "val/bpb": 1.75},
     )
-    with whole_folder(directory.model) as folder:
+    with whole_folder(directory.model, step=5, run=directory.name) as folder:
         for path in tiny_model.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
     return directory
@@ -208,7 +208,7 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
     for path in run.model.glob("tokenizer*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     shutil.rmtree(run.model)
-    with whole_folder(run.model) as folder:
+    with whole_folder(run.model, step=5, run=run.name) as folder:
         save_model(model, folder)
         for path in tmp_path.glob("tokenizer*"):
             (folder / path.name).write_bytes(path.read_bytes())

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.artifacts.errors import CannotWriteError, DiskFullError, InputMissingError, OutOfMemoryError, RecipeError
+from pipeline.artifacts.errors import (
+    CannotWriteError,
+    DiskFullError,
+    InputMissingError,
+    OutOfMemoryError,
+    RecipeError,
+    refuse,
+)
 from pipeline.hardware import device as device_module
 from pipeline.hardware.device import planned_device
 from pipeline.preflight import checks
-from pipeline.preflight.checks import find_notes, find_problems, refuse
+from pipeline.preflight.checks import find_notes, find_problems
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.plan import make_plan
+from pipeline.preflight.plan_text import gigabytes
 from pipeline.recipe import read_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -59,6 +67,19 @@ def test_a_disk_too_small_for_the_checkpoints_is_refused(quickstart, monkeypatch
     assert "train.save_total_limit" in messages(find_problems(plan, on_this_machine=True), DiskFullError)[0]
     monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes)
     assert find_problems(plan, on_this_machine=True) == []
+
+
+def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart, monkeypatch):
+    for plan in (
+        quickstart("train.save_total_limit=null", "train.max_steps=null", "train.num_train_epochs=1"),
+        quickstart("train.save_steps=1900"),
+    ):
+        assert (plan.run_disk_bytes or 0) < 2.2 * plan.checkpoint_bytes
+        monkeypatch.setattr(checks, "_free", lambda folder, plan=plan: int(2.2 * plan.checkpoint_bytes) - 1)
+        (told,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
+        assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in told
+        monkeypatch.setattr(checks, "_free", lambda folder, plan=plan: int(2.2 * plan.checkpoint_bytes))
+        assert find_problems(plan, on_this_machine=True) == []
 
 
 def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickstart, monkeypatch):
@@ -166,14 +187,15 @@ def test_bf16_on_a_device_that_imitates_it_is_noted(quickstart):
     assert any("T4 only imitates bfloat16" in note for note in notes)
 
 
-def test_all_problems_are_told_at_once_with_the_status_of_the_first():
-    with pytest.raises(RecipeError, match=r"one\.\ntwo\."):
-        refuse([RecipeError("one."), DiskFullError("two.")])
+def test_all_problems_are_told_at_once_with_the_lowest_status():
+    with pytest.raises(RecipeError, match=r"^one\.\ntwo\.$"):
+        refuse([DiskFullError("two."), RecipeError("one."), RecipeError("one.")])
     refuse([])
 
 
-def test_the_entries_check_refuses_on_this_machine(quickstart, monkeypatch, capsys):
-    recipe = quickstart("train.per_device_train_batch_size=5").recipe
+def test_the_entries_check_refuses_on_this_machine(quickstart, text_files, monkeypatch, capsys):
+    sources = f"data.sources=[{{files: {text_files[0]}}}, {{files: {text_files[1]}}}]"
+    recipe = quickstart("train.per_device_train_batch_size=5", sources).recipe
     checks.check_before_training(recipe, processes=1)
     assert "rows of padding" in capsys.readouterr().out
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))

@@ -23,10 +23,9 @@ except CannotWriteError as error:
 """
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_every_rank_learns_whether_all_machines_see_one_run_directory(tmp_path, shared):
+def told_by(folders, tmp_path):
+    """What each of two ranks says, each with its own path to the folder."""
     (tmp_path / "rank.py").write_text(RANK)
-    folders = [tmp_path / "run", tmp_path / ("run" if shared else "elsewhere")]
     environ = {**os.environ, "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(
@@ -37,6 +36,23 @@ def test_every_rank_learns_whether_all_machines_see_one_run_directory(tmp_path, 
         )
         for rank, folder in enumerate(folders)
     ]
-    told = [rank.communicate(timeout=60)[0] for rank in ranks]
+    return [rank.communicate(timeout=60)[0] for rank in ranks]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_every_rank_learns_whether_all_machines_see_one_run_directory(tmp_path, shared):
+    told = told_by([tmp_path / "run", tmp_path / ("run" if shared else "elsewhere")], tmp_path)
     assert all((text == "shared\n") if shared else ("cannot see what" in text) for text in told), told
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+def test_every_rank_learns_that_one_machine_cannot_write_where_all_can_read(tmp_path, reader):
+    """The reader's path to the folder is so long that it can be listed, and the name of a new file in it is too long."""
+    (tmp_path / "run").mkdir()
+    room = 4095 - len(str(tmp_path / "run" / "x"))
+    long = f"{tmp_path}/run/" + "../run/" * (room // 7 - 1)
+    folders = [long if rank == reader else tmp_path / "run" for rank in range(2)]
+    told = told_by(folders, tmp_path)
+    assert all("cannot be written by" in text and "(File name too long)" in text for text in told), told
     assert list((tmp_path / "run").iterdir()) == []

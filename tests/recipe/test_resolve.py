@@ -272,11 +272,15 @@ def test_nulls_inside_the_trainer_s_settings_survive_saving(folder):
 
 def test_texts_that_look_like_numbers_survive_saving(folder):
     recipe = read_recipe(
-        [write(folder), 'run.note="0012"', 'run.tags=["3e-4", "null", "no", "a: b", "1_000"]', 'hub.id="~"']
+        [write(folder), 'run.note="0012"', 'run.tags=["3e-4", "null", "no", "a: b", "1_000"]', 'monitor.project="~"']
     )
     (folder / "saved.yaml").write_text(dump_recipe(recipe))
     again = read_recipe(["saved.yaml"])
-    assert (again.run.note, again.run.tags, again.hub.id) == (recipe.run.note, recipe.run.tags, recipe.hub.id)
+    assert (again.run.note, again.run.tags, again.monitor.project) == (
+        recipe.run.note,
+        recipe.run.tags,
+        recipe.monitor.project,
+    )
     assert again.run.tags[0] == "3e-4"
 
 

@@ -1,117 +1,20 @@
 """Hub datasets against a server on this machine that speaks the few endpoints which reading needs."""
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import pytest
+from dataset_hub import COMMIT, REPO, HubServer
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.sources.hub_splits import chosen_paths
 
 ROOT = Path(__file__).parents[2]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPO = "somebody/corpus"
-
-
-class HubServer(ThreadingHTTPServer):
-    """One dataset. failures: how many requests for content are answered by 503 first; asked: paths of what was fetched."""
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.files: dict[str, bytes] = {}
-        self.card: dict = {}
-        self.commit = COMMIT
-        self.earlier: dict[str, dict[str, bytes]] = {}
-        self.failures = 0
-        self.status = 200
-        self.asked: list[str] = []
-
-    def at(self, revision: str) -> dict[str, bytes] | None:
-        return self.files if revision in ("main", self.commit) else self.earlier.get(revision)
-
-    def push(self, commit: str, **files: bytes) -> None:
-        self.earlier[self.commit] = self.files
-        self.commit, self.files = commit, {**self.files, **files}
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: HubServer
-
-    def log_message(self, *_):
-        pass
-
-    def answer(self, content, headers=None, status=200):
-        self.send_response(status)
-        for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        server = self.server
-        if server.status != 200:
-            code = {401: "RepoNotFound", 403: "GatedRepo"}[server.status]
-            return self.answer(b"{}", {"X-Error-Code": code}, server.status)
-        if self.path.startswith(f"/api/datasets/{REPO}"):
-            revision = self.path.split("/revision/")[1].split("?")[0] if "/revision/" in self.path else "main"
-            files = server.at(revision)
-            if files is None:
-                return self.answer(b"{}", {"X-Error-Code": "RevisionNotFound"}, 404)
-            info = {
-                "id": REPO,
-                "sha": server.commit if revision == "main" else revision,
-                "cardData": server.card,
-                "siblings": [{"rfilename": name} for name in files],
-                "tags": [],
-                "downloads": 0,
-                "likes": 0,
-                "private": False,
-                "disabled": False,
-                "gated": False,
-            }
-            return self.answer(json.dumps(info).encode(), {"Content-Type": "application/json"})
-        commit, _, name = self.path.removeprefix(f"/datasets/{REPO}/resolve/").partition("/")
-        if name in (server.at(commit) or {}):
-            if server.failures:
-                server.failures -= 1
-                return self.answer(b"busy", status=503)
-            if self.command == "GET":
-                server.asked.append(name)
-            content = server.at(commit)[name]
-            return self.answer(content, {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit})
-        return self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
-
-    def do_POST(self):
-        asked = self.rfile.read(int(self.headers["Content-Length"]))
-        paths = parse_qs(asked.decode())["paths"]
-        listed = [
-            {
-                "type": "file",
-                "path": path,
-                "size": len(content),
-                "oid": "a" * 40,
-                "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
-            }
-            for path in paths
-            if (content := self.server.at(self.path.rpartition("/")[2]).get(path)) is not None
-        ]
-        self.answer(json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
 
 @pytest.fixture
@@ -151,7 +54,7 @@ try:
         blocks.append(block)
         if len(blocks) == int(sys.argv[3]):
             break
-    print(json.dumps({"revision": train[0].revision, "order": [f.label for f in train[0].files], "held": [f.label for f in validation[0].files], "texts": [i.text for b in blocks for i in b.items], "fingerprint": train[0].fingerprint}))
+    print(json.dumps({"revision": train[0].revision, "order": [f.label for f in train[0].files], "held": [f.label for f in validation[0].files], "texts": [i.text for b in blocks for i in b.items], "bad": [line for b in blocks for line in b.bad_rows], "fingerprint": train[0].fingerprint}))
 except TandemError as error:
     print(json.dumps({"status": error.status, "message": str(error)}))
 """
@@ -215,13 +118,45 @@ def test_an_overloaded_hub_is_asked_again(hub, tmp_path):
     assert len(read(hub, tmp_path)["texts"]) == 15
 
 
-def test_content_that_is_not_what_it_should_be_is_named_when_it_is_fetched(hub, tmp_path):
+PAGE = b"<html><head><title>Too many requests</title></head></html>"
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_page_among_the_files_is_named_before_step_1_whichever_file_it_is(hub, tmp_path, ranges):
+    hub.ranges = ranges
+    for name in list(hub.files):
+        content = hub.files[name]
+        hub.files[name] = PAGE if "train" in name else content
+        failed = read(hub, tmp_path / name.replace("/", "-"))
+        assert failed["status"] == 65
+        assert f"{REPO}/{name} looks like an HTML page (Too many requests)" in failed["message"]
+        hub.files[name] = content
+        if name.endswith("00001-of-00004.jsonl"):
+            break
+    assert not ranges or hub.asked == []
+
+
+def test_of_a_server_without_ranges_no_more_is_read_than_a_look_needs(hub, tmp_path):
+    hub.ranges = False
+    hub.files["data/train-00001-of-00004.jsonl"] = PAGE + b" " * 50_000_000
+    assert read(hub, tmp_path)["status"] == 65
+    assert hub.hung_up == 1
+
+
+def test_ends_that_were_found_sound_are_not_asked_for_again(hub, tmp_path):
+    read(hub, tmp_path, blocks=1)
+    assert sorted(hub.peeked) == sorted(name for name in hub.files if "train" in name)
+    read(hub, tmp_path, blocks=1)
+    assert len(hub.peeked) == 4
+
+
+def test_content_that_only_the_whole_file_shows_is_named_when_it_is_fetched(hub, tmp_path):
     for name in list(hub.files):
         if "train" in name and "00003" not in name:
-            hub.files[name] = b"<html><head><title>Too many requests</title></head></html>"
-    failed = read(hub, tmp_path)
-    assert failed["status"] == 65
-    assert "looks like an HTML page (Too many requests)" in failed["message"]
+            hub.files[name] *= 400
+            hub.files[name] += b'{"text": "the rest is miss'
+    first = read(hub, tmp_path)
+    assert first["bad"][0].endswith(".jsonl:2001: is not JSON (Unterminated string starting at at column 10) and the file ends there without a line end: it was probably cut off")  # fmt: skip
 
 
 @pytest.mark.parametrize(("status", "said"), [(401, "does not exist on the Hub, or is private"), (403, "is gated")])

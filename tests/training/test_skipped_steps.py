@@ -1,4 +1,4 @@
-"""Steps that the fp16 loss scaler skips: counted, and after 20 in a row taken for divergence."""
+"""Steps that the fp16 loss scaler or the recipe leaves out: counted, and too many taken for divergence."""
 
 import types
 
@@ -6,41 +6,79 @@ import pytest
 import torch
 
 from pipeline.artifacts.errors import DivergedError
-from pipeline.training.trainer import MAX_SKIPPED_STEPS, TandemTrainer
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.recipe.schema import Monitor
+from pipeline.training.guard import AMONG_STEPS, MAX_SCALER_SKIPS, StepGuard
+from pipeline.training.trainer import TandemTrainer
+
+INFINITE = torch.tensor(torch.inf)
 
 
 @pytest.fixture
-def trainer():
+def trainer(tmp_path):
     """A trainer at step 7 as far as its gradient norm goes; a whole one under fp16 needs a GPU."""
     trainer = TandemTrainer.__new__(TandemTrainer)
-    trainer.skipped_in_a_row = trainer.skipped_steps = 0
+    trainer.run = RunDirectory(tmp_path)
     trainer.model = torch.nn.Linear(2, 1, bias=False)
     trainer.model.weight.grad = torch.full((1, 2), torch.inf)
-    trainer.state = types.SimpleNamespace(global_step=7)
-    trainer.rows = types.SimpleNamespace(origins=lambda step: [("books", "a.jsonl", 0, step)])
+    trainer.state = types.SimpleNamespace(global_step=7, is_world_process_zero=True)
+    trainer.is_world_process_zero = lambda: True
+    trainer.args = types.SimpleNamespace(world_size=1, per_device_train_batch_size=1)
+    trainer.rows = types.SimpleNamespace(origins=lambda step: [("books", 3, 0, step)])
     trainer.accelerator = types.SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), distributed_type="NO")
+    trainer._tr_loss, trainer._globalstep_last_logged = torch.tensor(2.5), 5
+    trainer.guard = StepGuard(trainer.run, Monitor())
     return trainer
 
 
-def test_twenty_skipped_steps_in_a_row_end_the_run_and_name_tensor_and_rows(trainer):
-    assert MAX_SKIPPED_STEPS == 20
-    infinite = torch.tensor(torch.inf)
+def step(trainer, *, loss, norm):
+    """A step whose micro-batch has that loss."""
+    trainer.guard.begin(trainer._tr_loss)
+    trainer.guard.losses.append(torch.tensor(loss))
+    trainer._tr_loss += loss
+    return trainer._get_grad_norm(trainer.model, norm)
+
+
+def test_twenty_steps_in_a_row_that_the_scaler_skips_end_the_run_and_name_the_loss_and_its_rows(trainer):
+    assert MAX_SCALER_SKIPS == 20
     for _ in range(19):
-        assert trainer._get_grad_norm(trainer.model, infinite).isinf()
-    with pytest.raises(DivergedError, match=r"step 7: .*\(first in weight; rows: books file a.jsonl row group 0 row 7"):
-        trainer._get_grad_norm(trainer.model, infinite)
-    assert trainer.skipped_steps == 20
+        assert step(trainer, loss=1.0, norm=INFINITE).isinf()
+    with pytest.raises(
+        DivergedError,
+        match=r"step 7: the loss is inf on rank 0 in micro-step 0 \(rows: books file 3 row group 0 row 7\).*20 steps in a row",
+    ):
+        step(trainer, loss=torch.inf, norm=INFINITE)
+    assert trainer.guard.skipped_steps == 20
 
 
 def test_a_finite_step_between_starts_the_count_again(trainer):
     for _ in range(3):
         for _ in range(19):
-            trainer._get_grad_norm(trainer.model, torch.tensor(torch.nan))
-        trainer._get_grad_norm(trainer.model, torch.tensor(1.0))
-    assert (trainer.skipped_steps, trainer.skipped_in_a_row) == (57, 0)
+            step(trainer, loss=1.0, norm=torch.tensor(torch.nan))
+        step(trainer, loss=1.0, norm=torch.tensor(1.0))
+    assert (trainer.guard.skipped_steps, trainer.guard.scaler_skips_in_a_row) == (57, 0)
+
+
+def test_an_infinite_loss_of_a_step_that_the_scaler_skips_is_in_no_mean_and_a_finite_one_is(trainer):
+    step(trainer, loss=torch.inf, norm=INFINITE)
+    assert (trainer._tr_loss.item(), trainer._globalstep_last_logged) == (2.5, 6)
+    step(trainer, loss=1.5, norm=INFINITE)
+    assert (trainer._tr_loss.item(), trainer._globalstep_last_logged) == (4.0, 6)
 
 
 def test_without_a_scaler_the_first_one_ends_the_run(trainer):
     trainer.accelerator.scaler = None
-    with pytest.raises(DivergedError):
-        trainer._get_grad_norm(trainer.model, torch.tensor(torch.nan))
+    with pytest.raises(DivergedError, match=r"monitor\.on_nonfinite: skip"):
+        step(trainer, loss=torch.nan, norm=torch.tensor(torch.nan))
+
+
+def test_steps_left_out_long_ago_no_longer_count(trainer):
+    trainer.accelerator.scaler = None
+    trainer.guard = StepGuard(trainer.run, Monitor(on_nonfinite="skip", max_skips=2))
+    for trainer.state.global_step in (7, 8, 7 + AMONG_STEPS, 8 + AMONG_STEPS):
+        step(trainer, loss=torch.nan, norm=INFINITE)
+    assert trainer.model.weight.grad is None
+    trainer.state.global_step += 1
+    with pytest.raises(DivergedError, match="after 2 steps left out of the last 1000"):
+        step(trainer, loss=torch.nan, norm=INFINITE)
+    assert trainer.guard.skipped_steps == 4

@@ -1,0 +1,161 @@
+"""What a run has still to publish, as files: an item outlives every process around it.
+
+hub_queue/<item>.json      one item: checkpoint-<step> or model, and why it was not published yet
+hub_queue/checkpoint-<n>/  the checkpoint's model, hard-linked: rotation may remove the checkpoint meanwhile
+hub_queue/published.jsonl  what was published: item, repository, commit, files
+hub_queue/publisher.log    what the publisher said
+hub_queue/.lock            held by the process that publishes
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, write_json
+from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.checkpoints import SEAL, by_step, clean
+from pipeline.artifacts.rows import append_row, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+
+# The files of a checkpoint that only a continuation needs; the others are a model that from_pretrained loads.
+TRAINING_STATE = ("optimizer*", "scheduler.json", "trainer_state.json", "position*.json", "rng-*", SEAL)
+MODEL = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A model to publish. content: hash of the hashes of its files, since one step may be trained twice."""
+
+    name: str
+    step: int
+    content: str
+    # The Hub's newest commit when an upload was begun: the model may stand there although nobody lived to write it down.
+    before: str | None = None
+    error: str | None = None
+    not_before: float = 0.0  # the Hub asked to be left alone until then (time.time())
+
+
+class HubQueue:
+    """The items of one run, the newest last. One process publishes, the holder of the lock; the run itself only adds."""
+
+    def __init__(self, run: RunDirectory):
+        self.run, self.path = run, run.path / "hub_queue"
+        self.published, self.log = self.path / "published.jsonl", self.path / "publisher.log"
+
+    @contextmanager
+    def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:
+        """Keep other publishers out while the block runs; yields whether nobody else does that to us."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            with file_lock(self.path / ".lock", blocking=False) as held:
+                if held or time.monotonic() >= deadline:
+                    if held:
+                        clean(self.path)
+                    yield held
+                    return
+            time.sleep(0.2)
+
+    def folder(self, item: Item) -> Path:
+        return self.run.model if item.name == MODEL else self.path / item.name
+
+    def items(self) -> list[Item]:
+        """Oldest first. One that cannot be read, or whose model is gone, is no item."""
+        found = []
+        for path in self.path.glob("*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                found.append(Item(**read_json(path)))
+        return sorted((item for item in found if (self.folder(item) / SEAL).exists()), key=_order)
+
+    def add_model(self, repo_id: str, *, again: bool = False) -> None:
+        """Queue the finished model, unless it was published; `again`: also then."""
+        seal = read_json(self.run.model / SEAL)
+        item = Item(name=MODEL, step=seal["step"], content=_content(seal["files"]))
+        if again or self._is_new(item, repo_id):
+            self._add(item)
+
+    def add_newest_checkpoint(self, repo_id: str) -> None:
+        """Queue the newest checkpoint's model, unless it was queued or published; older queued ones are superseded."""
+        for folder in by_step(self.run.checkpoints)[-1:]:
+            with suppress(FileNotFoundError):  # rotated away between two looks: the next look finds a newer one
+                seal = read_json(folder / SEAL)
+                files = {name: facts for name, facts in seal["files"].items() if not _is_training_state(name)}
+                item = Item(name=folder.name, step=seal["step"], content=_content(files))
+                if self._is_new(item, repo_id):
+                    self._link(folder, item, {"step": seal["step"], "run": seal["run"], "files": files})
+                    self._add(item)
+                    self._remove(older for older in self.items() if older.name != item.name)
+
+    def _save(self, item: Item) -> None:
+        write_json(self.path / f"{item.name}.json", asdict(item))
+
+    def note(self, item: Item, **changes: Any) -> None:
+        """Change a queued item, as it is on disk now."""
+        self._save(replace(next(i for i in self.items() if i.name == item.name), **changes))
+
+    def done(self, item: Item, **facts: Any) -> None:
+        """Write down that an item was published, and let go of it and of what is older."""
+        row = {"item": item.name, "step": item.step, "content": item.content, "time": time.time()}
+        append_row(self.published, row | facts)
+        self._remove(other for other in self.items() if _order(other) <= _order(item))
+
+    def last_published(self, repo_id: str) -> dict[str, Any] | None:
+        rows = [row for row in read_rows(self.published) if row.get("repo_id") == repo_id]
+        return rows[-1] if rows else None
+
+    def _add(self, item: Item) -> None:
+        # What the Hub asked for one item, it asked for all.
+        waits = [queued.not_before for queued in self.items()]
+        self._save(replace(item, not_before=max(waits, default=0.0)))
+
+    def _is_new(self, item: Item, repo_id: str) -> bool:
+        same = (item.name, item.content)
+        published = (
+            (row.get("item"), row.get("content")) for row in read_rows(self.published) if row.get("repo_id") == repo_id
+        )
+        return same not in {(queued.name, queued.content) for queued in self.items()} | set(published)
+
+    def _link(self, checkpoint: Path, item: Item, seal: dict[str, Any]) -> None:
+        target = self.folder(item)
+        if target.exists():  # of another content, or never finished
+            remove_folder(target)
+        with new_folder(target) as folder:
+            for name in seal["files"]:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                _link_or_copy(checkpoint / name, folder / name)
+            write_json(folder / SEAL, seal)
+
+    def _remove(self, items: Iterator[Item]) -> None:
+        for item in list(items):
+            (self.path / f"{item.name}.json").unlink(missing_ok=True)
+            if item.name != MODEL and self.folder(item).exists():
+                remove_folder(self.folder(item))
+
+
+def _order(item: Item) -> tuple[bool, int]:
+    return item.name == MODEL, item.step  # the finished model is newer than every checkpoint
+
+
+def _is_training_state(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in TRAINING_STATE)
+
+
+def _content(files: dict[str, dict[str, Any]]) -> str:
+    sums = {name: facts["sha256"] for name, facts in files.items()}
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)

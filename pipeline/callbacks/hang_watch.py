@@ -1,0 +1,127 @@
+"""A run that stands still or has lost a rank ends, with every rank's stacks, instead of holding its machines for hours."""
+
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from pipeline.artifacts.errors import HangError
+from pipeline.artifacts.failures import leave
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.stacks import Stacks
+from pipeline.monitor.heartbeat import beats
+from pipeline.training.places import ORDER, place_of, stack
+from pipeline.training.trainer import TandemTrainer
+
+TICK_S = 1.0
+ANSWER_S = 10.0  # in which the other ranks tell where they stand
+LOST_S = 5.0  # in which a rank's own error in a collective comes first: it says more
+COMPILING = 10  # times the timeout for the first step under torch.compile, which beats only when it is done
+COMPILING_S = 1800.0
+
+
+class HangWatch(TrainerCallback):
+    """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have told.
+
+    It watches from the first step to the last. What comes before has waits of its own: preparation says every 10 s what
+    it waits for and notices the end of its process, and collectives have train.ddp_timeout.
+    """
+
+    def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, trainer: TandemTrainer):
+        self.run, self.timeout, self.attempt, self.trainer = run, timeout, attempt, trainer
+        self.over = threading.Event()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.first_step, self.compiles = state.global_step, bool(args.torch_compile)
+        self.ranks = self.trainer.ranks
+        self.stacks = Stacks(self.run, rank=self.ranks.own, attempt=self.attempt)
+        self.file = self.stacks.open()
+        self.training_thread = threading.get_ident()
+        self.thread = threading.Thread(target=self._watch, name="hang watch", daemon=True)
+        self.thread.start()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.over.set()
+        self.thread.join()
+        faulthandler.cancel_dump_traceback_later()
+        self.file.close()
+        self.stacks.clear()
+
+    def limit(self) -> float | None:
+        """Seconds without progress that are allowed now."""
+        if self.timeout is None or not self.compiles or self.trainer.state.global_step > self.first_step:
+            return self.timeout
+        return max(COMPILING * self.timeout, COMPILING_S)
+
+    def _watch(self) -> None:
+        last, since, woken, lost_since = None, time.monotonic(), time.monotonic(), None
+        while not self.over.wait(min(TICK_S, (self.timeout or 5 * TICK_S) / 5)):
+            now, limit = time.monotonic(), self.limit()
+            progress = (self.trainer.state.global_step, beats())
+            if progress != last or now - woken > 5 * TICK_S:  # stopped as a whole, by Ctrl-Z or a paused machine
+                last, since = progress, now
+            woken = now
+            if limit is not None:
+                # By a thread of C, which writes the stacks even while something holds Python's lock and stops this one.
+                faulthandler.dump_traceback_later(limit + ANSWER_S, file=self.file)
+            gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]  # others came to their end
+            lost_since = (lost_since or now) if gone else None
+            silent = limit is not None and now - since > limit
+            if silent or self.stacks.told() or (lost_since is not None and now - lost_since > LOST_S):
+                leave(self._verdict(silent_s=now - since, gone=gone))
+
+    def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
+        """Tell the others where this rank stands, hear where they do, and say who is behind."""
+        frame = sys._current_frames().get(self.training_thread)
+        place = place_of(stack(frame)) if frame else {"stage": "step", "waits": False, "line": "?"}
+        place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.trainer.own_time.waits)
+        about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
+        about |= {"step": self.trainer.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}
+        self.file.write(place_text(about) + "\n\n")
+        self.file.flush()
+        faulthandler.dump_traceback(self.file)
+        self.stacks.tell(about)
+        world, ends = len(self.ranks.processes), time.monotonic() + ANSWER_S
+        while len(told := self.stacks.told()) + len(gone) < world and time.monotonic() < ends:
+            time.sleep(0.1)
+        lost = sorted({rank for other in told.values() for rank in other["gone"]})
+        error = (
+            self.ranks.lost(lost, self.run, step=self.trainer.state.global_step) if lost else self._hang(told, world)
+        )
+        error.of_all_ranks = self.ranks.own != min(told)  # one rank says it for all
+        return error
+
+    def _hang(self, told: dict[int, dict[str, Any]], world: int) -> HangError:
+        stacks = f"Every rank's stacks are in {self.stacks.folder}."
+        mute = [rank for rank in range(world) if rank not in told]
+        if mute:
+            behind = " and ".join(f"rank {rank}" for rank in mute)
+            what = f"{behind} gave no answer within {ANSWER_S:.0f} s: stopped, cut off from the run directory, or stuck in foreign code"
+        else:
+            what = "the run waits for " + " and ".join(map(place_text, behind_of(told)))
+        return HangError(
+            f"{self.run.path}: no progress for {max(place['silent_s'] for place in told.values()):.0f} s (run.hang_timeout: {self.timeout:g}): {what}. "
+            f"{stacks} Run the same command again to go on from the last checkpoint."
+        )
+
+
+def behind_of(told: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The places of the ranks that the others wait for; of all when every one waits in a collective."""
+    working = [place for place in told.values() if not place["waits"]]
+
+    def progress(place: dict[str, Any]) -> tuple[int, int]:
+        return place["step"], ORDER.index(place["stage"])
+
+    first = min(map(progress, working)) if working else None
+    return [place for place in working if progress(place) == first] or list(told.values())
+
+
+def place_text(place: dict[str, Any]) -> str:
+    stage = f"collective ({place['stage']})" if place["waits"] else place["stage"]
+    who = f"rank {place['rank']} (process {place['process']} on {place['host']})"
+    return f"{who} at step {place['step']} in {stage}, {place['line']}"

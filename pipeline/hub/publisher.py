@@ -1,0 +1,77 @@
+"""The process that publishes beside a run: what the queue holds, the newest first, for as long as the run lives."""
+
+import os
+import threading
+import time
+import traceback
+
+from pipeline.artifacts.errors import ServiceError, TandemError
+from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hub.client import bound_waits
+from pipeline.hub.push import publish
+from pipeline.report.run_data import read_run
+
+LOOK_EVERY_S = 1.0
+# Between two rounds of attempts while the Hub is away; it doubles up to the longest.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
+
+
+def publish_beside(run: RunDirectory, *, trainer: int) -> None:
+    """Publish until the finished model is published or has failed once, or until the process `trainer` is gone.
+
+    Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.
+    """
+    _leave_with(trainer)
+    if hasattr(os, "nice"):
+        os.nice(19)  # training comes first
+    bound_waits()
+    queue = HubQueue(run)
+    # The publisher of a start that was killed may still be leaving.
+    with queue.hold(wait_s=60.0) as held:
+        if not held:
+            print(f"{queue.path}: another process publishes", flush=True)
+            return
+        hub = read_run(str(run.path)).recipe["hub"]
+        pause, next_round = FIRST_PAUSE_S, 0.0
+        while True:
+            if hub["strategy"] == "every_save":
+                queue.add_newest_checkpoint(hub["id"])
+            for item in queue.items()[-1:]:
+                at_end = item.name == MODEL
+                if at_end and item.not_before > time.time() + hub["wait_at_end_s"]:
+                    return  # the Hub asked for more time than the run's end has
+                if time.time() < item.not_before or (time.monotonic() < next_round and not at_end):
+                    continue
+                published = _try(queue, item, run=run, repo_id=hub["id"])
+                if at_end and (published or queue.items()[-1].not_before <= time.time()):
+                    return
+                pause = FIRST_PAUSE_S if published else min(pause * 2, LONGEST_PAUSE_S)
+                next_round = 0.0 if published else time.monotonic() + pause
+            time.sleep(LOOK_EVERY_S)
+
+
+def _try(queue: HubQueue, item: Item, *, run: RunDirectory, repo_id: str) -> bool:
+    """Whether it was published; if not, the queue holds why."""
+    try:
+        publish(queue, item, data=read_run(str(run.path)), repo_id=repo_id)
+        return True
+    except TandemError as error:
+        reason, wait_s = str(error), error.wait_s if isinstance(error, ServiceError) else 0.0
+    except Exception as error:  # an answer that nobody foresaw must not end the publishing of what comes later
+        traceback.print_exc()
+        reason, wait_s = f"{type(error).__name__}: {error}", 0.0
+    print(f"{item.name} of step {item.step} was not published: {reason}", flush=True)
+    queue.note(item, error=reason, not_before=time.time() + wait_s if wait_s else item.not_before)
+    return False
+
+
+def _leave_with(trainer: int) -> None:
+    """End this process as soon as the trainer is gone, in the middle of an upload too: the queue keeps the item."""
+
+    def watch() -> None:
+        while os.getppid() == trainer:
+            time.sleep(0.5)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,99 @@
+"""What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model. Imports torch."""
+
+import inspect
+
+from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.recipe import Recipe
+from pipeline.recipe.presets import model_fields
+
+
+def named_code_problems(recipe: Recipe) -> list[TandemError]:
+    """Each name that cannot be used. A model that starts from weights has their options."""
+    return [*_callbacks(recipe), *_tasks(recipe), *_optimizer(recipe), *_split_pattern(recipe), *_model(recipe)]
+
+
+def _callbacks(recipe: Recipe) -> list[TandemError]:
+    from pipeline.sources.formats import import_attribute
+
+    found: list[TandemError] = []
+    for name in recipe.run.callbacks:
+        try:
+            inspect.signature(import_attribute(name, recipe.run.code_folder)).bind()
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            found.append(
+                RecipeError(
+                    f"{recipe.where('run.callbacks')}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+                )
+            )
+    return found
+
+
+def _tasks(recipe: Recipe) -> list[TandemError]:
+    from pipeline.evals.tasks import load_tasks
+
+    try:
+        load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=recipe.where("evals.tasks"))
+    except RecipeError as error:
+        return [error]
+    return []
+
+
+def _optimizer(recipe: Recipe) -> list[TandemError]:
+    if ":" not in recipe.optimizer.type:
+        return []
+    from pipeline.sources.formats import import_attribute
+
+    try:
+        import_attribute(recipe.optimizer.type, recipe.run.code_folder)
+    except (ImportError, AttributeError) as error:
+        return [
+            RecipeError(
+                f"{recipe.where('optimizer.type')}: {recipe.optimizer.type} cannot be imported ({error}). Put its module beside the recipe."
+            )
+        ]
+    return []
+
+
+def _split_pattern(recipe: Recipe) -> list[TandemError]:
+    if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
+        return []
+    from tokenizers import Regex
+
+    try:
+        Regex(recipe.tokenizer.split_pattern)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        return [
+            RecipeError(f"{recipe.where('tokenizer.split_pattern')}: is no regular expression ({error}). Correct it.")
+        ]
+    return []
+
+
+def _model(recipe: Recipe) -> list[TandemError]:
+    """The model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
+    if recipe.model.start_from or ":" in recipe.model.type:
+        return []
+    import torch
+
+    from pipeline.model.build import ModelOptionsError, build_model
+
+    fields = model_fields(
+        recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    try:
+        with torch.device("meta"):
+            build_model(recipe.model.type, fields, seed=0)
+    except ModelOptionsError as error:
+        key = str(error).partition(":")[0]
+        return [RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}")]
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        ImportError,
+    ) as error:  # a value that its config took and its layers do not
+        return [
+            RecipeError(
+                f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
+            )
+        ]
+    return []

@@ -1,0 +1,110 @@
+"""What the run will read: its sources, its tokenizer, the weights that it starts from, all opened before step 1."""
+
+import contextlib
+import copy
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.checkpoints import SEAL, problems
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, TandemError
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.recipe import Recipe
+from pipeline.recipe.start_from import start_folder
+
+
+def reading_findings(
+    recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
+) -> tuple[list[TandemError], list[str]]:
+    """(problems, notes) of what the recipe names; model.start_from is resolved by now."""
+    found: list[TandemError] = []
+    notes: list[str] = []
+    for what in only:
+        try:
+            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights}[what](recipe) or []
+        except TandemError as error:
+            found.append(error)
+    return found, notes
+
+
+def _sources(recipe: Recipe) -> list[str]:
+    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
+    from pipeline.sources.open import open_sources
+    from pipeline.sources.overlap import overlap_note
+
+    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    if run.has_trained():
+        recipe = copy.deepcopy(recipe)
+        use_revisions(recipe, run.read_manifest().get("inputs", {}))
+    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    note = overlap_note(train, validation)
+    return [f"{recipe.where('data.validation')}: {note}"] if note else []
+
+
+def use_revisions(recipe: Recipe, inputs: dict[str, Any]) -> None:
+    """Set the commits of Hub datasets to those that a manifest's inputs name."""
+    for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+        for spec, before in zip(specs, inputs.get(role, []), strict=False):
+            if spec.id is not None and spec.id == before["id"]:
+                spec.revision = before["revision"] or spec.revision
+
+
+def _tokenizer(recipe: Recipe) -> None:
+    """A ready tokenizer can be read, its ids have no holes, and they are those that the weights were trained with."""
+    path, start = recipe.tokenizer.path, start_folder(recipe)
+    if path is None:
+        return
+    from pipeline.tokenizer.ready import load_ready, open_tokenizer
+
+    with contextlib.redirect_stdout(io.StringIO()):  # what it adds is said when the run loads it
+        tokenizer = load_ready(recipe)
+    where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
+    largest, rows = max(ids.values()), max(len(tokenizer), _rows(start))
+    if largest >= rows:
+        raise RecipeError(
+            f"{where}: {path} has the id {largest} for {_shown(ids, largest)} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
+            "for it. Number its ids without holes, or take another tokenizer."
+        )
+    if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
+        return
+    own = open_tokenizer(str(start), revision=None, beside=None, where="model.start_from").get_vocab()
+    moved = sorted((number, token) for token, number in own.items() if ids.get(token) != number)
+    if moved:
+        number, token = moved[0]
+        raise RecipeError(
+            f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of {len(own):,} tokens; {token!r} was "
+            f"{number} and is {ids.get(token, 'none')}), so its embeddings would stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
+        )
+
+
+def _rows(start: Path | None) -> int:
+    if start is None:
+        return 0
+    return int(json.loads((start / "config.json").read_text(encoding="utf-8")).get("vocab_size") or 0)
+
+
+def _shown(ids: dict[str, int], number: int) -> str:
+    return repr(next(token for token, n in ids.items() if n == number))
+
+
+def _weights(recipe: Recipe) -> None:
+    """Sealed weights are whole, and a folder that something else wrote has weights at all."""
+    start = recipe.model.start_from
+    if start is None or not Path(start).is_dir():
+        return
+    folder, where = Path(start), recipe.where("model.start_from")
+    if (folder / SEAL).is_file():
+        if damaged := problems(folder):
+            raise DataError(
+                f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
+            )
+    elif not any(_is_weights(path) for path in folder.iterdir()):
+        raise InputMissingError(
+            f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that save_pretrained wrote, or a run."
+        )
+
+
+def _is_weights(path: Any) -> bool:
+    return path.suffix == ".safetensors" or path.name.startswith("pytorch_model")

@@ -1,0 +1,89 @@
+"""What a value must look like where its type says too little: names of folders and repositories, module:attr, shares."""
+
+import re
+
+from pipeline.hardware.peaks import parse_hardware
+from pipeline.recipe.problems import Problems
+from pipeline.recipe.schema import Recipe
+
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)
+ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def check_forms(recipe: Recipe, problems: Problems) -> None:
+    """Notes every value of a form that would only fail later, and then as something else."""
+    _run(recipe, problems)
+    _importable(recipe, problems)
+    _files(recipe, problems)
+    _options(recipe, problems)
+    if recipe.hub.id is not None and not REPOSITORY.fullmatch(recipe.hub.id):
+        problems.add(
+            recipe.where("hub.id"), f"is {recipe.hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_."
+        )
+
+
+def _run(recipe: Recipe, problems: Problems) -> None:
+    run = recipe.run
+    if run.name is not None and not FOLDER.fullmatch(run.name):
+        problems.add(
+            recipe.where("run.name"),
+            f"is {run.name!r}, and it names a folder. Write letters, digits and -_. only, and not one of -. first.",
+        )
+    if isinstance(run.resume, int) and run.resume < 1:
+        problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
+    if run.fork_from is not None:
+        parent, at, step = run.fork_from.partition("@")
+        if not parent or (at and not step.isdigit()):
+            problems.add(
+                recipe.where("run.fork_from"), f"is {run.fork_from!r}; it must be RUN, or RUN@step as small@600."
+            )
+        elif parent == run.name:
+            problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
+    if run.hardware is not None:
+        try:
+            parse_hardware(run.hardware)
+        except ValueError as error:
+            problems.add(recipe.where("run.hardware"), str(error))
+
+
+def _importable(recipe: Recipe, problems: Problems) -> None:
+    """Before anything is imported: a name without its module can never be found."""
+    for key, names in (("run.callbacks", recipe.run.callbacks), ("evals.tasks", recipe.evals.tasks)):
+        for name in names:
+            if not IMPORTABLE.fullmatch(name):
+                problems.add(
+                    recipe.where(key), f"{name!r} is not module:attr, as mine:Task of a file mine.py beside the recipe."
+                )
+
+
+def _files(recipe: Recipe, problems: Problems) -> None:
+    for kind, sources in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+        for number, source in enumerate(sources):
+            name = f"data.{kind}.{number}"
+            files = [source.files] if isinstance(source.files, str) else source.files or []
+            for address in filter(ADDRESS.match, files):
+                problems.add(
+                    recipe.where(f"{name}.files"),
+                    f"{address!r} is an address, and files are paths on this machine. Download it, or give the id of a data set of the Hub.",
+                )
+            if source.id is None and source.split != "train":
+                problems.add(
+                    recipe.where(f"{name}.split"),
+                    f"is {source.split!r}, and local files have no splits: all that `files` names is read. Leave split out.",
+                )
+    if recipe.data.validation == []:
+        problems.add(
+            recipe.where("data.validation"),
+            "is an empty list: nothing could be scored. Name a source, or leave it out: the last file of each source is held out then.",
+        )
+
+
+def _options(recipe: Recipe, problems: Problems) -> None:
+    for name, value in recipe.model.options.items() if recipe.model.type == "tandem" else ():
+        where = recipe.where(f"model.options.{name}")
+        if name.endswith("_pdrop") and not 0 <= value < 1:
+            problems.add(where, f"is {value}; it is the share that is dropped: at least 0 and below 1.")
+        if name == "sliding_window" and value is not None and value < 1:
+            problems.add(where, f"is {value}; a token sees itself at least. Write 1 or more.")

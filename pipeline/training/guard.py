@@ -1,0 +1,213 @@
+"""Judges every step before its update and every state before it is saved: no update from, and no checkpoint with, a number
+that is not finite; by recipe no update from a spike.
+
+Every rank decides the same, from numbers that all of them have: a gradient is the sum over ranks, and a loss that is not
+finite makes its gradients NaN (TandemTrainer.forward_backward).
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.artifacts.errors import DivergedError
+from pipeline.artifacts.rows import append_row
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.recipe.schema import Monitor
+from pipeline.training.agreement import from_every_rank
+from pipeline.training.cause import find_cause, rows_of
+from pipeline.training.finite import first_nonfinite
+from pipeline.training.recent import RecentValues
+
+# After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
+MAX_SCALER_SKIPS = 20
+# Of so many steps monitor.max_skips may be left out. Not "in all": a few bad rows must not end a long run. Not "in a row":
+# a run that loses every second step trains on half of its data.
+AMONG_STEPS = 1000
+WATCHED = ("optim/grad_norm", "train/loss")
+
+
+class StepGuard:
+    """What a resumed run must know of the steps before it is in state_dict."""
+
+    def __init__(self, run: RunDirectory, monitor: Monitor):
+        self.run, self.monitor = run, monitor
+        self.losses: list[Tensor] = []  # of this rank's micro-steps since begin(), on the device
+        self.skipped_steps = 0  # over the whole run, by the fp16 loss scaler too
+        self.scaler_skips_in_a_row = 0
+        self.skips: list[int] = []  # the steps left out by recipe, as far as they still count
+        self.recent = {name: RecentValues() for name in WATCHED}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "skipped_steps": self.skipped_steps,
+            "scaler_skips_in_a_row": self.scaler_skips_in_a_row,
+            "skips": self.skips,
+            "recent": {name: list(values) for name, values in self.recent.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skipped_steps, self.scaler_skips_in_a_row = state["skipped_steps"], state["scaler_skips_in_a_row"]
+        self.skips = list(state["skips"])
+        self.recent = {name: RecentValues(state["recent"][name]) for name in WATCHED}
+
+    @property
+    def can_skip(self) -> bool:
+        return "skip" in (self.monitor.on_nonfinite, self.monitor.on_spike)
+
+    # ---- steps ----
+
+    def begin(self, loss_sum: Tensor) -> None:
+        """A step begins. loss_sum: Trainer's, of the steps since the last log."""
+        self.losses, self.loss_sum_before = [], loss_sum.clone()
+
+    def judge(self, trainer: Any, model: torch.nn.Module, norm: Tensor | float) -> None:
+        """Return when the update may be made; else take the gradients away, without which it changes nothing, or raise
+        DivergedError. Every rank calls it."""
+        numbers = self._read(norm)
+        if all(map(math.isfinite, numbers)):
+            self.scaler_skips_in_a_row = 0
+            if self.monitor.on_spike == "skip":
+                self._judge_spike(trainer, model, numbers)
+            return
+        scaler = trainer.accelerator.scaler
+        if scaler is not None and scaler.is_enabled():
+            # Its way to find a scale: it leaves such a step out by itself.
+            self.scaler_skips_in_a_row, self.skipped_steps = self.scaler_skips_in_a_row + 1, self.skipped_steps + 1
+            if self.scaler_skips_in_a_row < MAX_SCALER_SKIPS:
+                finite = all(math.isfinite(loss.item()) for loss in self.losses)
+                self._keep_loss_finite(trainer, all(from_every_rank(finite)))
+                return
+        self._judge_nonfinite(trainer, model, numbers[0])
+
+    def _read(self, norm: Tensor | float) -> list[float]:
+        """The step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host waits."""
+        if self.monitor.on_spike != "skip":
+            return [float(norm)]
+        loss = torch.stack(self.losses).sum()
+        numbers = torch.stack([torch.as_tensor(norm).to(loss), loss])
+        ranks = 1
+        if torch.distributed.is_initialized():
+            ranks = torch.distributed.get_world_size()
+            torch.distributed.all_reduce(numbers)  # so that ranks agree to the last bit
+        return (numbers / ranks).tolist()
+
+    def _judge_nonfinite(self, trainer: Any, model: torch.nn.Module, norm: float) -> None:
+        cause = find_cause(trainer, model, self.losses, norm)
+        scaled = self.scaler_skips_in_a_row >= MAX_SCALER_SKIPS
+        skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
+        if cause.is_parameter:
+            advice = (
+                "The same command goes on from the last checkpoint; if it happens again at the same step, lower the learning rates in a "
+                f"new run with run.fork_from={self.run.name}@STEP, and if not, suspect the hardware."
+            )
+        elif scaled:
+            advice = f"The fp16 loss scaler has skipped {MAX_SCALER_SKIPS} steps in a row. Use bf16, or lower the learning rates in a new run."
+        else:
+            advice = (
+                "The same command would meet it again: set monitor.on_nonfinite: skip to leave such steps out, or lower the learning "
+                f"rates in a new run with run.fork_from={self.run.name}@STEP."
+            )
+        self._leave_out(
+            trainer, model, "nonfinite", said=cause.text(), advice=advice, skip=skip, events=[cause.facts()]
+        )
+        self._keep_loss_finite(trainer, cause.loss_is_finite)
+
+    def _judge_spike(self, trainer: Any, model: torch.nn.Module, numbers: list[float]) -> None:
+        spikes = []
+        for name, value in zip(WATCHED, numbers, strict=True):
+            highest = self.recent[name].highest_usual()
+            self.recent[name].append(value)
+            if highest is not None and value > highest:
+                spikes.append({"name": name, "value": value, "highest_usual": highest})
+        if not spikes:
+            return
+        rows = rows_of(trainer, trainer.state.global_step)
+        said = " and ".join(
+            f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
+        )
+        advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
+        self._leave_out(
+            trainer, model, "spike", said=said, advice=advice, skip=True, events=[s | {"rows": rows} for s in spikes]
+        )
+
+    def _leave_out(
+        self,
+        trainer: Any,
+        model: torch.nn.Module,
+        event: str,
+        *,
+        said: str,
+        advice: str,
+        skip: bool,
+        events: list[dict[str, Any]],
+    ) -> None:
+        """Leave the step out, or end the run where the recipe does not skip, or not that often."""
+        step = trainer.state.global_step
+        if skip:
+            self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]
+            if len(self.skips) > self.monitor.max_skips:
+                skip = False
+                said += f", after {len(self.skips) - 1} steps left out of the last {AMONG_STEPS}, and monitor.max_skips is {self.monitor.max_skips}"
+        for facts in events:
+            self._record(trainer, event, step=step + 1, action="skip" if skip else "stop", **facts)
+        if not skip:
+            error = DivergedError(
+                f"step {step}: {said}; the update was not made, and the checkpoints before it are good. {advice}"
+            )
+            error.facts = {"step": step, **events[0]}
+            raise error
+        if trainer.is_world_process_zero():
+            print(f"{event}: step {step} is left out: {said}", flush=True)
+        self.skipped_steps += 1
+        model.zero_grad()  # optimizers leave a parameter without a gradient as it is
+
+    def _keep_loss_finite(self, trainer: Any, is_finite: bool) -> None:
+        """Take a step whose loss is not finite out of train/loss, which would stay NaN, and its average for ever."""
+        if not is_finite:
+            trainer._tr_loss.copy_(self.loss_sum_before)
+            trainer._globalstep_last_logged += 1
+
+    # ---- states and evaluations ----
+
+    def check_state(self, trainer: Any, optimizer: Mapping[str, Tensor], *, so: str) -> None:
+        """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows. so: what
+        follows. Every rank calls it."""
+        step = trainer.state.global_step
+        found = from_every_rank(first_nonfinite({**trainer.model.state_dict(), **optimizer}))
+        if name := next(filter(None, found), None):
+            facts = {"tensor": name, "ranks": [rank for rank, bad in enumerate(found) if bad]}
+            self._record(trainer, "nonfinite", step=step, action="stop", **facts)
+            error = DivergedError(
+                f"after {step} steps: {name} is not finite, so {so}, and the checkpoints before it are good. "
+                f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or run the same command again where "
+                "the hardware is the cause."
+            )
+            error.facts = {"step": step, **facts}
+            raise error
+
+    def check_evaluation(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
+        the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
+        bad = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}
+        if bad:
+            self.check_state(trainer, {}, so="the evaluation says nothing")
+            self._record(trainer, "nonfinite", step=trainer.state.global_step, action="warn", metrics=bad)
+            if trainer.is_world_process_zero():
+                print(
+                    f"nonfinite: after {trainer.state.global_step} steps {', '.join(f'{n} is {v}' for n, v in bad.items())}, though every parameter "
+                    "is finite. The numbers are left out and the training goes on; look at the validation data, or try train.bf16=false.",
+                    flush=True,
+                )
+        return {name: value for name, value in metrics.items() if name not in bad}
+
+    def _record(self, trainer: Any, event: str, *, step: int, **facts: Any) -> None:
+        """An event among the rows of metrics.jsonl; its step counts as theirs does, the steps made when this one is."""
+        if trainer.is_world_process_zero():
+            attempt = self.run.read_manifest().get("attempts", 1)
+            row = {"event": event, "step": step, "attempt": attempt, "time": time.time()}
+            append_row(self.run.metrics, row | facts)

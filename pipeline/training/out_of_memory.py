@@ -1,0 +1,91 @@
+"""Memory ran out in a step: which micro-batch fits, tried on the spot instead of estimated."""
+
+import gc
+import traceback
+from typing import Any
+
+import torch
+
+from pipeline.artifacts.errors import OutOfMemoryError
+from pipeline.artifacts.failures import first_line, is_out_of_memory
+from pipeline.training.places import raised_in, stage_of
+
+KEY = "train.per_device_train_batch_size"
+
+
+def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
+    """The error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
+    stage, step, recipe = stage_of(raised_in(error.__traceback__)), trainer.state.global_step, trainer.recipe
+    what = f"memory ran out at step {step} in {stage} ({first_line(error)})"
+    if stage == "evaluation":
+        rows = recipe.evals.bpb.batch_rows or trainer.args.per_device_eval_batch_size
+        return OutOfMemoryError(
+            f"{recipe.where('evals.bpb.batch_rows')}: {what}, with {rows} rows at once. Set it to {max(1, rows // 2)} or lower; the scores stay the same."
+        )
+    if stage != "forward+backward":
+        return OutOfMemoryError(
+            f"{recipe.path}: {what}, where the size of the micro-batch does not matter. Take a smaller model, more processes or more memory."
+        )
+    traceback.clear_frames(error.__traceback__)  # which hold the activations
+    micro_batch = trainer.args.per_device_train_batch_size
+    fitting = fitting_micro_batch(trainer)
+    begin = f"{recipe.where(KEY)}: {what}, with {micro_batch} rows of {trainer.rows.row_tokens} tokens"
+    if fitting is None:
+        return OutOfMemoryError(
+            f"{begin}, and no smaller number fits either. Set train.gradient_checkpointing: true, shorten data.row_tokens, or take a smaller model."
+        )
+    accumulation = ""
+    if "gradient_accumulation_steps" in recipe.train:  # which would make another batch of a run that has not begun
+        steps = trainer.args.gradient_accumulation_steps * micro_batch // fitting
+        accumulation = f" and train.gradient_accumulation_steps to {steps}"
+    return OutOfMemoryError(
+        f"{begin}; {fitting} fit, as was just tried. Set {KEY} to {fitting}{accumulation}; the global batch and the training stay the same."
+    )
+
+
+def fitting_micro_batch(trainer: Any) -> int | None:
+    """The largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit; None: not even 1.
+
+    A divisor, so that the rows of a step are dealt out as evenly as before.
+    """
+    micro_batch = trainer.args.per_device_train_batch_size
+    for rows in range(micro_batch // 2, 0, -1):
+        if micro_batch % rows == 0 and _fits(trainer, rows):
+            return rows
+    return None
+
+
+def _fits(trainer: Any, rows: int) -> bool:
+    """On this rank alone, with its rows of the step, without DDP: the other ranks wait in a collective."""
+    model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
+    model.zero_grad(set_to_none=True)
+    _give_back()
+    state = []
+    try:
+        # What the first update will take, where it was not made: two numbers a parameter are the most of ours.
+        unmade = [p for p in model.parameters() if p.requires_grad and not trainer.optimizer.state.get(p)]
+        state = [torch.empty_like(p) for p in unmade for _ in range(2)]
+        for micro_step in range(2):  # the second one has the gradients beside its activations
+            batch = trainer.rows.micro_batch(
+                trainer.state.global_step, micro_step, rank=args.process_index, world_size=args.world_size, rows=rows
+            )
+            batch = {name: tensor.to(args.device) for name, tensor in batch.items()}
+            with trainer.compute_loss_context_manager():
+                loss = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(1.0, device=args.device))
+            loss.backward()
+            del loss, batch
+        return True
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        return False
+    finally:
+        state.clear()
+        model.zero_grad(set_to_none=True)
+
+
+def _give_back() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,52 @@
+"""Where a thread stands in the training, read from its Python frames: the training itself keeps no record of it."""
+
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+PACKAGE = str(Path(__file__).parents[1])
+# Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next one.
+STAGES = {
+    "_save_checkpoint": "save",
+    "evaluate": "evaluation",
+    "sample": "sampling",
+    "get_batch_samples": "data",
+    "training_step": "forward+backward",
+}
+ORDER = ["step", *STAGES.values()]  # step: whatever else, as the update and callbacks
+COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
+
+
+def stage_of(frames: list[FrameType]) -> str:
+    """The stage that the innermost function of ours belongs to. frames: innermost first."""
+    for frame in frames:
+        name = frame.f_code.co_name
+        if name in STAGES and frame.f_code.co_filename.startswith(PACKAGE):
+            return STAGES[name]
+    return "step"
+
+
+def stack(frame: FrameType | None) -> list[FrameType]:
+    """A running thread's frames, innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def raised_in(trace: TracebackType | None) -> list[FrameType]:
+    """The frames that an error came through, innermost first."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def place_of(frames: list[FrameType]) -> dict[str, Any]:
+    """Stage, whether the thread waits for other ranks, and the innermost line that is not a library's."""
+    waits = any(frame.f_code.co_filename.endswith(COLLECTIVES) for frame in frames)
+    own = next((frame for frame in frames if "site-packages" not in frame.f_code.co_filename), frames[0])
+    line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
+    return {"stage": stage_of(frames), "waits": waits, "line": line}

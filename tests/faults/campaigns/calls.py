@@ -1,0 +1,52 @@
+"""A failure at every single file call of one save, from its first folder to the end of the rotation.
+
+Every trial goes on from a copy of the same run, cut after its first save; the second save meets the fault.
+"""
+
+import random
+
+from tests.faults import evidence, injector
+from tests.faults.campaigns.base import SETTING, calls_of_second_save, check_next_start, copy_of, cut_after_first_save
+from tests.faults.victim import Lab
+
+WHAT = "A failure at every file call of one save"
+FAULTS = ("kill", "kill-all", "EIO", "ENOSPC")
+ENDS = (0, 73, 74)  # the save could do without the call; cannot write; disk full
+
+
+def trials(lab: Lab, times: int, seed: int) -> list[str]:
+    """The first `times` of all cells call x fault, in the seed's order."""
+    calls = calls_of_second_save(lab)
+    cells = [f"{n}-{fault}" for n, kind, _ in calls for fault in FAULTS if (kind, fault) != ("unlink", "ENOSPC")]
+    random.Random(seed).shuffle(cells)
+    return cells[:times]
+
+
+def trial(lab: Lab, key: str) -> dict:
+    number, fault = key.split("-", 1)
+    (call,) = [call for call in calls_of_second_save(lab) if call[0] == int(number)]
+    folder = lab.trial(f"calls-{key}")
+    run = copy_of(cut_after_first_save(lab), folder)
+    rules = f"at={number}:{fault}"
+    met = injector.faults(run / "checkpoints", rules=rules, counter=folder / "counter")
+    status, output = lab.finish(SETTING, run, environment=met)
+    wrong = []
+    if injector.calls_so_far(folder / "counter") < int(number):
+        wrong.append("the call was not made")
+    if not fault.startswith("kill"):
+        if status not in ENDS:
+            wrong.append(f"status {status} at a failed {call[1]}: {output[-1500:]}")
+        elif status and "Traceback" in output:
+            wrong.append(f"a traceback at a failed {call[1]}: {output[-1500:]}")
+    whole = evidence.whole_steps(run)
+    wrong += check_next_start(lab, run)
+    return {"ok": not wrong, "wrong": wrong, "kind": call[1], "fault": fault, "status": status, "whole": whole}
+
+
+def figure(rows: list[dict]) -> str:
+    kinds = sorted({row["kind"] for row in rows})
+    left = sum(bool(row["whole"]) for row in rows)
+    return (
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} cells call x {{{', '.join(FAULTS)}}} ({', '.join(kinds)}); {left} of "
+        f"{len(rows)} left a whole checkpoint, and a directory that the next start cleaned and went on from to the uncut run's bits"
+    )

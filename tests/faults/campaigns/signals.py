@@ -1,0 +1,145 @@
+"""SIGTERM in every phase, through every launcher, for the launcher, all processes or one rank; two ranks, the real commands."""
+
+import itertools
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.faults import callbacks, evidence, injector
+from tests.faults.processes import ColdRun
+from tests.faults.victim import SAVE_STEPS, SLOW_US, WAIT_S, Lab, Setting
+
+WHAT = "SIGTERM through every launcher, to the launcher, all processes or one rank, in every phase"
+LAUNCHERS = ("run_pretrain.sh", "accelerate launch", "torchrun")
+TARGETS = ("launcher", "all", "one rank")
+PHASES = ("before step 1", "preparation", "step", "accumulation", "evaluation", "sampling", "save")
+BEFORE_STEP_1 = PHASES[:2]
+SETTING = Setting(ranks=2, accumulation=4, max_steps=400)
+END_WITHIN_S = 10  # after the step, batch or kernel that runs
+
+
+def trials(lab: Lab, times: int, seed: int) -> list[str]:
+    """`times` of the 63 cells in the seed's order, each named once more in every further round."""
+    cells = list(itertools.product(LAUNCHERS, TARGETS, PHASES))
+    random.Random(seed).shuffle(cells)
+    return ["/".join([*cells[i % len(cells)], str(i // len(cells))]).replace(" ", "_") for i in range(times)]
+
+
+def trial(lab: Lab, key: str) -> dict:
+    launcher, target, phase, _ = key.replace("_", " ").replace("run pretrain", "run_pretrain").split("/")
+    chance = random.Random(key)
+    folder = lab.trial("signals-" + key.replace("/", "-"))
+    run, phase_file = folder / "run", folder / "phase"
+    process = _start(lab, folder, launcher, phase)
+    met = _wait_for(process, run, phase, phase_file, chance)
+    targets = {"launcher": process.own, "all": lambda: _all(process)}.get(target, lambda: process.ranks()[:1])()
+    if chance.random() < 0.5 and target == "one rank":
+        targets = process.ranks()[-1:]
+    sent, step = time.monotonic(), evidence.logged_step(run)
+    process.send(signal.SIGTERM, targets)
+    while process.everything() and time.monotonic() - sent < WAIT_S:
+        process.poll()
+        time.sleep(0.02)
+    seconds = round(time.monotonic() - sent, 1)
+    status = process.poll()
+    wrong = [] if met and targets else [f"the phase was not met: {process.output[-1000:]}"]
+    if left := process.everything():
+        wrong.append(f"{len(left)} processes were still there after {WAIT_S} s")
+        process.kill_everything()
+    if launcher == "run_pretrain.sh" and status != 75:  # the others have statuses of their own
+        wrong.append(f"status {status}, not 75: {process.output[-1500:]}")
+    whole, saved, trained = evidence.whole_steps(run), evidence.checkpoints(run), evidence.logged_step(run)
+    if sorted(saved) != whole:
+        wrong.append(f"checkpoints {sorted(saved)}, whole are {whole}")
+    if trained and max(whole, default=0) != trained:
+        wrong.append(f"{trained} steps were trained, and the newest whole checkpoint is {max(whole, default=0)}")
+    if whole and len(list(saved[whole[-1]].glob("rng-*"))) != SETTING.ranks:
+        wrong.append("the checkpoint lacks a rank's random state")
+    if not wrong:
+        shutil.rmtree(folder)
+    return {
+        "ok": not wrong,
+        "wrong": wrong,
+        "launcher": launcher,
+        "target": target,
+        "phase": phase,
+        "status": status,
+        "step": [step, trained],
+        "seconds_to_end": seconds,
+    }
+
+
+def _start(lab: Lab, folder: Path, launcher: str, phase: str) -> ColdRun:
+    shutil.copy(callbacks.__file__, lab.runner.folder / "callbacks_of_campaign.py")
+    recipe = lab.recipe(SETTING)
+    cache = lab.cache
+    slow = {}
+    if phase == "preparation":
+        cache = lab.partly_prepared(Setting(), folder)
+        shutil.rmtree(cache / "shards")
+        slow = injector.faults(slow_us=50_000, slow_under=cache / "shards")
+    elif phase == "save":
+        slow = injector.faults(slow_us=SLOW_US, slow_under=folder / "run")
+    overrides = [f"run.directory={folder}", "run.name=run", f"data.cache_dir={cache}"]
+    overrides += ["run.callbacks=[callbacks_of_campaign:Phases]", "data.shard_rows=256"]
+    if phase == "evaluation":
+        overrides.append("evals.tasks=[callbacks_of_campaign:slow_task]")
+    if phase == "sampling":
+        overrides += ["samples.max_new_tokens=400", f"samples.every_steps={SAVE_STEPS}"]
+    entry = [str(ROOT / "pipeline" / "pretrain.py"), str(recipe), *overrides]
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "FAULTS_PHASE_FILE": str(folder / "phase"), **slow}
+    if launcher == "run_pretrain.sh":
+        command = ["bash", str(ROOT / "run_pretrain.sh"), *entry[1:]]
+        environment |= {"VIRTUAL_ENV": sys.prefix, "NPROC": str(SETTING.ranks), "CUDA_VISIBLE_DEVICES": ""}
+    elif launcher == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(SETTING.ranks)]
+        command += ["--master_port", "0", *entry]
+        environment["ACCELERATE_USE_CPU"] = "true"
+    else:
+        command = lab.runner.command(recipe, *overrides, ranks=SETTING.ranks)
+    return ColdRun(command, environment=environment, folder=lab.folder, log=folder / "run.log")
+
+
+def _wait_for(process: ColdRun, run: Path, phase: str, phase_file: Path, chance: random.Random) -> bool:
+    """Wait for the phase; False when the run ended before."""
+    after = chance.randint(1, 2 * SAVE_STEPS)
+
+    def met() -> bool:
+        if phase == "before step 1":
+            return bool(evidence.attempts(run)) and len(process.ranks()) == SETTING.ranks
+        if phase == "preparation":
+            return any((run.parent / "cache" / "shards").rglob("*")) and len(process.ranks()) == SETTING.ranks
+        if phase == "save":
+            return any(name.startswith(".tmp-checkpoint") for name in evidence.left_over(run))
+        if phase == "sampling":
+            return any("val/bpb" in row and row["step"] > 0 for row in evidence.metrics(run))
+        now = phase_file.read_text() if phase_file.exists() else ""
+        return now == phase and (phase == "evaluation" or evidence.logged_step(run) >= after)
+
+    ends = time.monotonic() + WAIT_S
+    while process.poll() is None and not met() and time.monotonic() < ends:
+        time.sleep(0.002)
+    if phase == "before step 1":
+        time.sleep(chance.random())
+        return process.poll() is None and evidence.logged_step(run) == 0
+    return process.poll() is None
+
+
+def _all(process: ColdRun) -> list[int]:
+    """The launcher and the ranks; the child that prepares data is a process of the run's own."""
+    return [*process.own(), *process.ranks()]
+
+
+def figure(rows: list[dict]) -> str:
+    seconds = sorted(row["seconds_to_end"] for row in rows)
+    script = [row for row in rows if row["launcher"] == "run_pretrain.sh"]
+    return (
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} left one whole checkpoint at the last step that was trained, on both "
+        f"ranks (none before step 1); status 75 from run_pretrain.sh in {sum(r['status'] == 75 for r in script)} of {len(script)}; "
+        f"seconds from the signal to the end of all processes: median {seconds[len(seconds) // 2]}, most {seconds[-1]} "
+        f"({sum(s <= END_WITHIN_S for s in seconds)} of {len(rows)} within {END_WITHIN_S})"
+    )

@@ -1,0 +1,65 @@
+"""A few trials of each campaign, by the command that makes the figures of docs/reliability.md; the many are made by hand."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.faults import injector
+
+pytestmark = pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts, uncut runs and the runs to copy: made once for all campaigns."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture
+def campaign(folder):
+    """Runs trials of a campaign; gives their rows. A trial that failed fails the command."""
+
+    def run(name: str, *arguments: str) -> list[dict]:
+        command = [sys.executable, "-m", "tests.faults", name, *arguments, "--folder", str(folder)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+    return run
+
+
+def test_a_run_that_is_killed_while_it_writes_goes_on_by_the_same_command_to_the_same_bits(campaign):
+    rows = campaign("kill", "--only", "2", "3")
+    assert [row["ranks"] for row in rows] == [1, 2]
+    assert all(row["kills"] and row["lost"] for row in rows)
+    assert campaign("kill", "--only", "2", "3") == rows  # trials that were made are not made again
+
+
+def test_a_failed_file_call_of_a_save_leaves_a_whole_checkpoint_that_the_next_start_goes_on_from(campaign):
+    rows = campaign("calls", "--times", "3")
+    assert all(row["whole"] for row in rows)
+    assert len({row["fault"] for row in rows}) > 1
+
+
+def test_a_full_disk_is_told_in_a_sentence_and_the_run_goes_on_once_there_is_room(campaign):
+    rows = campaign("disk", "--times", "2")
+    assert {row["status"] for row in rows} <= {73, 74}
+
+
+def test_every_damage_to_a_file_of_a_checkpoint_is_found_and_named(campaign):
+    files = ("model.safetensors", "optimizer.safetensors", "position.json", "MANIFEST.json", "modeling_tandem.py")
+    damages = ("missing", "truncated", "empty", "bit", "swapped")
+    cells = [f"{file}-{damage}" for file in files for damage in damages if (file, damage) not in NO_START]
+    rows = campaign("corruption", "--only", *cells, "new.bin-extra")
+    unchanged = [row["trial"] for row in rows if not row["cells"]]
+    assert unchanged == ["modeling_tandem.py-swapped"]  # the same file in both checkpoints
+    assert len(rows) == len(cells) + 1
+
+
+# These cells also make a real start; the contract test of damaged checkpoints makes one already.
+NO_START = {("model.safetensors", "bit"), ("optimizer.safetensors", "missing"), ("MANIFEST.json", "truncated")}

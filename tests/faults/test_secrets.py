@@ -1,0 +1,128 @@
+"""No secret in any byte that is written, printed or uploaded, also when everything fails and an error repeats it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.artifacts.rows import read_rows
+from tests.contracts.conftest import ROOT, Runner
+from tests.faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
+from tests.hub.hub_stand_in import Fault, hub_stand_in
+
+TALKATIVE = '''
+import os
+from transformers import TrainerCallback
+
+
+class Talkative(TrainerCallback):
+    """Prints the secrets, then fails with them, once, as a library does that repeats the request it sent."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        said = f"token={os.environ['HF_TOKEN']} and key={os.environ['WANDB_API_KEY']}"
+        if state.global_step == 3:
+            print(said, flush=True)
+        if state.global_step == 6 and not os.path.exists("failed"):
+            open("failed", "w").close()
+            try:
+                raise ValueError(said)
+            except ValueError as error:
+                raise RuntimeError(f"the request failed: {said}") from error
+'''
+
+
+def files_with(secrets, *folders):
+    """Every file below the folders that holds one of the secrets, hard to read ones included."""
+    return [
+        str(path)
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file() and any(secret.encode() in path.read_bytes() for secret in secrets)
+    ]
+
+
+def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_path, cache, text_files):
+    (tmp_path / "talkative.py").write_text(TALKATIVE)
+    runner = Runner(tmp_path, cache, text_files, [])
+    recipe = runner.recipe(
+        "secrets",
+        "gpt2",
+        train=TEN_STEPS,
+        run={"directory": str(tmp_path / "runs"), "name": "secrets", "callbacks": ["talkative:Talkative"]},
+        hub={"id": "somebody/secrets", "strategy": "every_save", "wait_at_end_s": 30.0},
+        monitor={"trackers": ["wandb"]},
+    )
+    status = tmp_path / "status"
+    planted = (HF_TOKEN, WANDB_API_KEY)
+    with hub_stand_in() as hub, hub_stand_in() as wandb:
+        wandb.fault = Fault(html=True)
+        hub.fault = Fault(status=503)
+        secrets = environment(
+            hub.url, tmp_path / "hf", WANDB_BASE_URL=wandb.url, WANDB_MODE="online", TANDEM_STATUS=str(status)
+        )
+        failed = runner.train(recipe, status=1, **secrets)
+        assert "the request failed" in failed.output
+        assert "token=[secret] and key=[secret]" in failed.output
+        assert "the request failed" in (failed.directory / "failure.json").read_text()
+        assert "the request failed" in status.read_text()
+        for secret in planted:
+            assert secret not in failed.output + status.read_text()
+        assert files_with(planted, failed.directory) == []
+        hub.fault = None
+        finished = runner.train(recipe, **secrets)
+        assert [row["item"] for row in read_rows(finished.directory / "hub_queue" / "published.jsonl")][-1] == "model"
+        uploaded = [data for _, files in hub.repos["somebody/secrets"].commits for data in files.values()]
+        bodies = [*hub.received, *wandb.received]
+    assert len(hub.received) > 10
+    assert len(wandb.received) > 1
+    for secret in planted:
+        assert secret not in finished.output
+        assert not [data for data in [*uploaded, *bodies] if secret.encode() in data]
+    assert files_with(planted, failed.directory, cache, tmp_path / "hf") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Authorization: Bearer {HF_TOKEN}",
+        f"key={WANDB_API_KEY}",
+        "unknown to this machine: hf_" + "Zz9" * 12,
+        "git clone https://me:hunter22@example.org/x",
+        "-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----",
+        "from the login file: my-login-token-in-a-file",
+        "from netrc: my-password-in-netrc",
+    ],
+)
+def test_what_a_process_prints_holds_no_secret(text, tmp_path):
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password my-password-in-netrc\n")
+    (tmp_path / "token").write_text("my-login-token-in-a-file")
+    code = (
+        "import sys; from pipeline.artifacts.secrets import redact_output; redact_output()\n"
+        "print(sys.argv[1]); print(sys.argv[1], file=sys.stderr); raise RuntimeError(sys.argv[1])"
+    )
+    known = {"HF_TOKEN": HF_TOKEN, "WANDB_API_KEY": WANDB_API_KEY, "NETRC": str(tmp_path / "netrc"), "HF_HOME": str(tmp_path)}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code, text],
+        env={**os.environ, **known, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    for hidden in (HF_TOKEN, WANDB_API_KEY, "Zz9Zz9", "hunter22", "AAAA", "my-login", "my-password"):
+        assert hidden not in done.stdout + done.stderr
+    assert done.stdout.count("[secret]") == 1
+    assert done.stderr.count("[secret]") == 2
+
+
+def test_an_entry_that_fails_with_a_secret_tells_it_to_nobody(tmp_path):
+    code = (
+        "import os; from pipeline.artifacts.failures import exit_with_status\n"
+        "def main(argv): raise RuntimeError('the request failed: ' + os.environ['HF_TOKEN'])\n"
+        "exit_with_status(main)"
+    )
+    known = {"HF_TOKEN": HF_TOKEN, "TANDEM_STATUS": str(tmp_path / "status"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **known}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "RuntimeError: the request failed: [secret]" in done.stderr
+    assert HF_TOKEN not in done.stderr
+    assert (tmp_path / "status").read_text() == "1\nRuntimeError: the request failed: [secret]\n"

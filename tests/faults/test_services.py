@@ -1,0 +1,304 @@
+"""Hub and W&B misbehave: training does not notice, nothing is lost, and what is left is listed and finished later."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from pipeline.artifacts.atomic import read_json, write_json, write_text
+from pipeline.artifacts.checkpoints import problems, whole_folder
+from pipeline.artifacts.hub_queue import HubQueue
+from pipeline.artifacts.rows import read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+from tests.contracts.conftest import ROOT, Runner
+from tests.faults.services import (
+    FAULTS,
+    NO_SUCH_HOST,
+    TEN_STEPS,
+    WANDB_API_KEY,
+    differences,
+    environment,
+    lasting,
+    push,
+)
+from tests.hub.hub_stand_in import Fault, hub_stand_in
+
+REPO = "somebody/quick"
+# The publisher as a run starts it, with shorter waits. Its parent plays the trainer.
+TRAINER = """
+import os, subprocess, sys, time
+code = '''
+import os, pipeline.hub.client as c, pipeline.hub.publisher as p, pipeline.hub.retries as r
+r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
+from pipeline.artifacts.run_directory import RunDirectory
+p.publish_beside(RunDirectory(%r), trainer=%d)
+''' % (sys.argv[1], os.getpid())
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True).wait()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory(tmp_path / "runs" / "quick")
+    write_text(directory.recipe, json.dumps({"hub": {"id": REPO, "private": True, "strategy": "every_save", "wait_at_end_s": 5}}))  # fmt: skip
+    directory.update_manifest(name="quick", stage="pretrain", status="running")
+    return directory
+
+
+def save_checkpoint(run, step):
+    """What a save leaves, as the publisher sees it: a model and the state of the training."""
+    with whole_folder(run.checkpoint(step), step=step, run=run.name) as folder:
+        write_json(folder / "config.json", {"model_type": "gpt2"})
+        (folder / "model.safetensors").write_bytes(b"weights of step %d" % step * 10_000)
+        for name in ("optimizer.safetensors", "scheduler.json", "trainer_state.json", "rng-0.safetensors", "position.json"):  # fmt: skip
+            (folder / name).write_bytes(b"state")
+
+
+@contextmanager
+def training(run, hub_url, tmp_path):
+    """A process that plays the trainer while the block runs, with a publisher beside it; then it is killed."""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(run.path)],
+        env={**os.environ, **environment(hub_url, tmp_path / "hf"), "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        yield trainer
+        assert trainer.poll() is None, "the publisher ended"
+    finally:
+        trainer.kill()
+        trainer.wait()
+
+
+def wait_for(condition, *, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return value
+
+
+def published_steps(run):
+    return [row["step"] for row in read_rows(HubQueue(run).published)]
+
+
+def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoint_once(run, tmp_path):
+    names = [name for name in FAULTS if name != "no such host"]  # the name of a running process's Hub does not change
+    queue = HubQueue(run)
+    with hub_stand_in() as hub:
+        with training(run, hub.url, tmp_path):
+            for step, name in enumerate(names, 1):
+                with lasting(hub, name):
+                    if name == "slow":
+                        hub.fault = Fault(delay_s=1.0)
+                    elif name == "upload cut":
+                        hub.fault = replace(FAULTS[name], times=2)  # the client itself sends it again
+                    began = time.time()
+                    save_checkpoint(run, step)
+                    if name == "upload cut":
+                        wait_for(lambda: hub.fault is None)
+                    else:
+                        item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
+                        assert item.name == f"checkpoint-{step}"
+                        assert name != "HTML with status 200" or "a web page came" in item.error
+                        assert not problems(queue.folder(item)), name
+                    if name == "429 with Retry-After":
+                        asked = [at for at, _ in hub.asked if at >= began]
+                        assert min(b - a for a, b in itertools.pairwise(asked)) >= 2.0
+                wait_for(lambda step=step: step in published_steps(run))
+                assert queue.items() == []
+        assert published_steps(run) == list(range(1, len(names) + 1))
+        commits = [files for _, files in hub.repos[REPO].commits[1:]]
+        assert [files["model.safetensors"] for files in commits] == [
+            b"weights of step %d" % step * 10_000 for step in range(1, len(names) + 1)
+        ]
+        assert not [name for name in commits[-1] if name.startswith(("optimizer", "rng", "scheduler", "position", "trainer"))]  # fmt: skip
+
+
+def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_path):
+    save_checkpoint(run, 5)
+    with hub_stand_in() as hub:
+        hub.fault = Fault(to="commit/main", lost=True, times=1)  # the Hub has it, and nobody was told
+        with training(run, hub.url, tmp_path):
+            wait_for(lambda: REPO in hub.repos and len(hub.repos[REPO].commits) == 2)
+        queue = HubQueue(run)
+        with queue.hold(wait_s=20.0) as held:
+            assert held, "the publisher outlived its trainer"
+        if published_steps(run) == []:  # else it was quick enough to look at the Hub itself
+            assert queue.items()[0].before == "0" * 40
+        with training(run, hub.url, tmp_path):
+            wait_for(lambda: published_steps(run) == [5])
+        assert len(hub.repos[REPO].commits) == 2
+
+
+def test_a_queued_model_outlives_its_checkpoint_and_gives_way_to_a_newer_one(run):
+    import shutil
+
+    queue = HubQueue(run)
+    save_checkpoint(run, 5)
+    queue.add_newest_checkpoint(REPO)
+    queue.add_newest_checkpoint(REPO)
+    shutil.rmtree(run.checkpoint(5))
+    (item,) = queue.items()
+    assert problems(queue.folder(item)) == []
+    assert sorted(p.name for p in queue.folder(item).iterdir()) == ["MANIFEST.json", "config.json", "model.safetensors"]
+    save_checkpoint(run, 10)
+    queue.add_newest_checkpoint(REPO)
+    assert [item.name for item in queue.items()] == ["checkpoint-10"]
+    assert not (queue.path / "checkpoint-5").exists()
+    queue.done(queue.items()[0], repo_id=REPO)
+    queue.add_newest_checkpoint(REPO)
+    assert queue.items() == []
+    queue.add_newest_checkpoint("somebody/else")
+    assert [item.name for item in queue.items()] == ["checkpoint-10"]
+
+
+def test_every_file_of_a_checkpoint_that_only_training_reads_stays_out_of_the_queue(run):
+    from pipeline.artifacts.hub_queue import _is_training_state
+    from pipeline.training import checkpoint
+
+    names = [checkpoint.OPTIMIZER, checkpoint.SCHEDULER, checkpoint.POSITION, checkpoint.rng_file(3), "trainer_state.json"]  # fmt: skip
+    assert [name for name in names if not _is_training_state(name)] == []
+
+
+def test_two_publishers_are_kept_apart(run, tmp_path):
+    save_checkpoint(run, 5)
+    queue = HubQueue(run)
+    queue.add_newest_checkpoint(REPO)
+    with hub_stand_in() as hub:
+        with queue.hold() as held:
+            assert held
+            done = push(run.path, hub.url, tmp_path / "hf")
+        assert done.returncode == 73, done.stderr
+        assert hub.calls == []
+
+
+def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
+    save_checkpoint(run, 5)
+    queue = HubQueue(run)
+    with hub_stand_in() as hub:
+        hub.fault = Fault(status=503, retry_after=3600)
+        with training(run, hub.url, tmp_path):
+            item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
+            assert time.time() + 3500 < item.not_before < time.time() + 3700
+            asked = len(hub.calls)
+            save_checkpoint(run, 10)
+            wait_for(lambda: [item.name for item in queue.items()] == ["checkpoint-10"])
+            time.sleep(1.0)
+            assert len(hub.calls) == asked
+
+
+def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_finishes_it(tmp_path, cache, text_files):
+    runner = Runner(tmp_path, cache, text_files, [])
+    recipe = runner.recipe(
+        "quick", "gpt2", train=TEN_STEPS, hub={"id": REPO, "strategy": "every_save", "wait_at_end_s": 2.0}
+    )
+    train = runner.train(recipe, **environment(NO_SUCH_HOST, tmp_path / "hf"))
+    assert "unpublished: model of step 10" in train.output
+    assert f"Finish with: python -m pipeline.hub push {train.directory}" in train.output
+    assert "finished" in read_json(train.directory / "run_manifest.json")
+    assert len(list((train.directory / "hub_queue").glob("*.json"))) <= 2  # the newest checkpoint and the model
+    with hub_stand_in() as hub:
+        done = push(train.directory, hub.url, tmp_path / "hf")
+        assert done.returncode == 0, done.stderr
+        assert differences(train.directory, hub, REPO) == []
+        assert len(hub.repos[REPO].commits) == 2
+    assert HubQueue(RunDirectory(train.directory)).items() == []
+
+
+# One process for each kind of server, forked where transformers is imported already; most of the time is waiting.
+WANDB = """
+import glob, json, os, sys, time
+import psutil
+import pipeline.callbacks.wandb_run as w
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redact_output
+from types import SimpleNamespace
+
+def wait_until_it_has_begun(folder):
+    while not glob.glob(f"{folder}/wandb/offline-run-*/files/requirements.txt"):
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+def follow(kind, url, folder):
+    os.environ |= {"WANDB_BASE_URL": url, "WANDB_MODE": "offline" if kind in ("killed", "talkative") else "online"}
+    redact_output()
+    w.INIT_S, w.FINISH_S = 2, 3.0 if kind == "killed" else 40.0
+    tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, notes=None, tags=[])
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
+    tracker.on_train_begin(None, state, None)
+    for state.global_step in range(1, 11):
+        tracker.on_log(None, state, None, logs={"train/loss": 1.0})
+        if kind == "killed" and state.global_step == 5:
+            wait_until_it_has_begun(folder)
+            for process in psutil.Process().children(recursive=True):
+                process.kill()
+            time.sleep(0.5)
+    if kind == "talkative":
+        wait_until_it_has_begun(folder)
+        print("the console says", os.environ["WANDB_API_KEY"], flush=True)
+    tracker.on_train_end(None, state, None)
+    print("status 0", flush=True)
+
+for kind, url in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        os.makedirs(kind)
+        output = os.open(f"{kind}/output", os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1), os.dup2(output, 2)
+        follow(kind, url, kind)
+        os._exit(0)
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def wandb_folder(tmp_path_factory):
+    """For each kind of server a folder with the tracker's files and its output."""
+    folder = tmp_path_factory.mktemp("wandb")
+    nobody = "http://127.0.0.1:9"
+    with hub_stand_in() as silent, hub_stand_in() as broken, hub_stand_in() as page:
+        silent.fault, broken.fault, page.fault = Fault(delay_s=100.0), Fault(status=500), Fault(html=True)
+        urls = {
+            "refused": nobody,
+            "silent": silent.url,
+            "500": broken.url,
+            "html": page.url,
+            "killed": nobody,
+            "talkative": nobody,
+        }
+        variables = environment(nobody, folder / "hf", PYTHONPATH=str(ROOT))
+        command = [sys.executable, "-c", WANDB, json.dumps(urls)]
+        subprocess.run(command, cwd=folder, env={**os.environ, **variables}, check=True, timeout=200)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "500", "html"])
+def test_a_wandb_server_that_does_not_answer_well_is_told_once_and_the_run_is_kept_offline(wandb_folder, kind):
+    output = (wandb_folder / kind / "output").read_text()
+    assert output.endswith("status 0\n"), output
+    assert output.count("W&B could not start") == 1
+    assert "W&B stopped" not in output
+    (kept,) = (wandb_folder / kind / "wandb").glob("offline-run-*")
+    assert (kept / f"run-{kept.name.rsplit('-', 1)[1]}.wandb").stat().st_size > 1000
+
+
+def test_a_wandb_service_that_dies_is_told_once_and_training_goes_on(wandb_folder):
+    output = (wandb_folder / "killed" / "output").read_text()
+    assert output.endswith("status 0\n"), output
+    assert output.count("W&B stopped taking numbers") == 1, output
+    assert "W&B could not start" not in output
+
+
+def test_what_wandb_keeps_of_the_console_holds_no_secret(wandb_folder):
+    (kept,) = (wandb_folder / "talkative" / "wandb").glob("offline-run-*")
+    assert "the console says [secret]" in (kept / "files" / "output.log").read_text()
+    assert not [p for p in kept.rglob("*") if p.is_file() and WANDB_API_KEY.encode() in p.read_bytes()]

@@ -1,0 +1,53 @@
+"""Every wrong file of the matrix is told before step 1, with its name and row, and never gives a row of nothing."""
+
+import pytest
+
+from pipeline.artifacts.errors import DataError
+from tests.faults.wrong_files import wrong_files
+from tests.faults.wrong_inputs import is_told, lay, sources, stream
+
+CASES = list(wrong_files())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_wrong_file_among_good_ones_is_told_with_its_row_and_gives_no_row_of_nothing(case, tmp_path):
+    lay(case, tmp_path)
+    with pytest.raises(DataError) as caught:
+        sources(tmp_path, case.kind)
+    told = str(caught.value)
+    assert is_told(case, told), told
+    if case.row:
+        train, validation = sources(tmp_path, case.kind, max_bad_rows=1)
+        blocks = [block for source in train + validation for block in source.read()]
+        items = [item.text if case.kind == "text" else item.messages for block in blocks for item in block.items]
+        assert all(str(item).strip() for item in items)
+        assert len(items) == 20 + 99 + 20
+        assert len([bad for block in blocks for bad in block.bad_rows]) == 1
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    return stream(CASES, tmp_path_factory.mktemp("streamed"))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].id)
+def test_a_wrong_file_of_a_hub_is_told_with_its_row_and_gives_no_row_of_nothing(streamed, number):
+    _, told, nothing = streamed[number]
+    assert is_told(CASES[number], told), told
+    assert nothing == 0
+
+
+# What only the whole file shows: compressed content, and a parquet footer or page that is there and is wrong.
+LATE = ("jsonl.gz-", "parquet-", "a_column_of_null", "a_column_of_empty_texts", "only_questions")
+
+
+def test_what_the_ends_of_a_file_show_is_told_before_any_file_of_the_hub_is_fetched(streamed):
+    late = [case.id for case, (when, *_) in zip(CASES, streamed, strict=True) if when != "start" and not case.row]
+    assert not [name for name in late if not any(word in name for word in LATE)]
+    assert not {"jsonl.gz-text-not_compressed", "parquet-text-truncated", "parquet-text-HTML_page"} & set(late)
+
+
+def test_the_matrix_is_as_large_as_it_says():
+    for kind in ("jsonl", "parquet"):
+        assert len({case.id for case in CASES if case.file.endswith(kind)}) >= 30
+    assert len({case.id for case in CASES}) == len(CASES)

@@ -1,0 +1,151 @@
+"""Real runs on tiny recipes over real text, started the way a user starts them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pipeline.artifacts.rows import last_attempts, read_rows
+
+ROOT = Path(__file__).parents[1]
+
+# The two models that every contract is held on: plain GPT-2 with AdamW, and all modern options with Muon and windows
+# shorter than the row.
+MODELS = {
+    "gpt2": {
+        "model": {
+            "n_layer": 4,
+            "n_embd": 32,
+            "n_head": 2,
+            "options": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        },
+        "optimizer": {"type": "adamw"},
+    },
+    "modern": {
+        "model": {"preset": "modern", "n_layer": 4, "n_embd": 32, "n_head": 2, "options": {"sliding_window": 16}},
+        "optimizer": {"type": "muon_adamw"},
+    },
+}
+
+
+@dataclass
+class Result:
+    status: int
+    output: str
+    directory: Path
+
+    def rows(self) -> list[dict]:
+        return last_attempts(read_rows(self.directory / "metrics.jsonl"))
+
+    def values(self, name: str) -> dict[int, float]:
+        """The metric by step, as the run counts."""
+        return {row["step"]: row[name] for row in self.rows() if name in row}
+
+
+class Runner:
+    """Writes recipes and runs them the way a user does."""
+
+    def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path]):
+        self.folder, self.cache, self.text_files, self.chat_files = folder, cache, text_files, chat_files
+
+    def recipe(self, name: str, model: str, /, **sections) -> Path:
+        """A tiny recipe over the text files; `sections` are merged over it."""
+        recipe = {
+            "run": {"stage": "pretrain", "directory": str(self.folder / "runs"), "name": name},
+            "tokenizer": {"vocab_size": 512, "train_chars": 300_000},
+            "data": {
+                "sources": [{"files": str(path)} for path in self.text_files[:2]],
+                "validation": [{"files": str(self.text_files[2])}],
+                "row_tokens": 64,
+                "batch_tokens": 512,
+                "shard_rows": 128,
+                "cache_dir": str(self.cache),
+            },
+            "train": {
+                "max_steps": 20,
+                "per_device_train_batch_size": 4,
+                "logging_steps": 1,
+                "save_steps": 5,
+                "eval_steps": 100,
+                "seed": 7,
+            },
+            "evals": {"bpb": {"tokens": 4096, "document_bytes": 4000, "at_start": False}},
+            "samples": {"every_steps": 0},
+            "monitor": {"trackers": []},
+        }
+        for section, keys in {**MODELS[model], **sections}.items():
+            recipe[section] = {**recipe.get(section, {}), **keys}
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return path
+
+    def sft_recipe(self, name: str, model: str, /, **sections) -> Path:
+        """A tiny SFT recipe over the chat files; from new weights, with a tokenizer of its own."""
+        chat = {
+            "sources": [{"files": str(self.chat_files[0])}],
+            "validation": [{"files": str(self.chat_files[1])}],
+            "row_tokens": 128,
+            "batch_tokens": 1024,
+        }
+        recipe = yaml.safe_load(self.recipe(name, model, **sections).read_text())
+        recipe["run"]["stage"] = "sft"
+        recipe["data"] |= chat
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return path
+
+    def command(
+        self, recipe: Path, *overrides: str, stage: str = "pretrain", ranks: int = 1, launcher: bool = False
+    ) -> list[str]:
+        python = [sys.executable]
+        if ranks > 1 or launcher:
+            config = ROOT / "accelerate_configs" / ("cpu_2.yaml" if ranks > 1 else "cpu.yaml")
+            python += [
+                "-m",
+                "accelerate.commands.launch",
+                "--config_file",
+                str(config),
+                "--num_processes",
+                str(ranks),
+            ]
+        return [*python, str(ROOT / "pipeline" / f"{stage}.py"), str(recipe), *overrides]
+
+    def start(
+        self,
+        recipe: Path,
+        *overrides: str,
+        stage: str = "pretrain",
+        ranks: int = 1,
+        launcher: bool = False,
+        **environment: str,
+    ) -> subprocess.Popen:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
+        command = self.command(recipe, *overrides, stage=stage, ranks=ranks, launcher=launcher)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, **pipes, env=environment, cwd=self.folder, start_new_session=True)
+
+    def kill(self, recipe: Path, *overrides: str, name: str, after_step: int, **how) -> Path:
+        """Start a run and `kill -9` all its processes as soon as it has logged that step."""
+        process = self.start(recipe, f"run.name={name}", *overrides, **how)
+        directory = self.folder / "runs" / name
+        while process.poll() is None and not any(
+            r.get("step", 0) >= after_step for r in read_rows(directory / "metrics.jsonl") if "event" not in r
+        ):
+            time.sleep(0.002)
+        assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not (directory / "model").exists()
+        return directory
+
+    def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:
+        process = self.start(recipe, *overrides, **how)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == status, output[-4000:]
+        name = next((o.removeprefix("run.name=") for o in overrides if o.startswith("run.name=")), recipe.stem)
+        return Result(process.returncode, output, self.folder / "runs" / name)

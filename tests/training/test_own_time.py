@@ -1,0 +1,21 @@
+"""The slowest rank and how much slower it is."""
+
+import pytest
+
+from pipeline.training.own_time import slowest
+from pipeline.training.places import ORDER, STAGES
+from pipeline.training.trainer import TandemTrainer
+
+
+def test_the_slowest_rank_is_measured_against_the_mean_of_the_others():
+    assert slowest([1.0, 2.0]) == {"perf/slowest_rank": 2.0, "perf/slowest_rank_id": 1}
+    assert slowest([9.0, 1.0, 2.0]) == {"perf/slowest_rank": pytest.approx(6.0), "perf/slowest_rank_id": 0}
+    assert slowest([1.0, 1.0])["perf/slowest_rank"] == 1.0
+
+
+def test_every_stage_is_a_function_of_the_training():
+    from pipeline.callbacks.samples import Samples
+
+    for name in STAGES:
+        assert callable(getattr(TandemTrainer, name, None) or getattr(Samples, name)), name
+    assert ORDER[1:] == list(STAGES.values())
