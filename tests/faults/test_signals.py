@@ -112,7 +112,7 @@ def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_afte
         "phases",
         "modern",
         run={"callbacks": ["mine:Slow"]},
-        train=TRAIN | {"per_device_train_batch_size": 4},
+        train=TRAIN | {"max_steps": 8, "per_device_train_batch_size": 4},
         evals={"bpb": {"tokens": 16384, "document_bytes": 4000, "at_start": False, "batch_rows": 4}},
         samples={"every_steps": None, "prompts": ["The"], "max_new_tokens": 40},
     )
@@ -131,17 +131,16 @@ def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_afte
     def steps_with(file: str, name: str) -> list[int]:
         return sorted({row["step"] for row in read_rows(rows / file) if name in row})
 
-    cut("evaluation", 4, seen_by=1)
+    cut("sampling", 4, seen_by=0)
     assert whole_checkpoints(runner, recipe) == ["checkpoint-4"]
-    assert steps_with("metrics.jsonl", "val/bpb") == steps_with("samples.jsonl", "text") == []
-    cut("sampling", 8, seen_by=0)
+    assert steps_with("metrics.jsonl", "val/bpb") == [4]
+    assert steps_with("samples.jsonl", "text") == []
+    cut("evaluation", 8, seen_by=1)  # the last one: the run is not finished without it
     assert whole_checkpoints(runner, recipe) == ["checkpoint-4", "checkpoint-8"]
-    assert steps_with("metrics.jsonl", "val/bpb") == [4, 8]
-    assert steps_with("samples.jsonl", "text") == [4]
-    cut("evaluation", 12, seen_by=0)  # the last one: the run is not finished without it
+    assert steps_with("metrics.jsonl", "val/bpb") == steps_with("samples.jsonl", "text") == [4]
     assert not (rows / "model").exists()
     end = runner.train(recipe, ranks=2)
-    assert steps_with("metrics.jsonl", "val/bpb") == steps_with("samples.jsonl", "text") == [4, 8, 12]
+    assert steps_with("metrics.jsonl", "val/bpb") == steps_with("samples.jsonl", "text") == [4, 8]
     uncut = runner.train(recipe, "run.name=uncut", ranks=2)
     assert equal_models(end.directory, uncut.directory)
     assert end.values("train/loss") == uncut.values("train/loss")
