@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.artifacts.atomic import temporary_folder
 from pipeline.artifacts.errors import CannotWriteError, DiskFullError, TandemError
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.monitor.heartbeat import beat
 from pipeline.training.file_image import FileImage, layout_of
 
 Tensors = dict[str, Tensor]
@@ -101,16 +103,30 @@ class CheckpointSaver:
     def _end(self) -> float:
         assert self.process is not None
         assert self.job is not None
-        _, told = self.process.communicate()
-        status, target = self.process.returncode, Path(self.job.target)
+        told, target = self._words(self.process), Path(self.job.target)
+        status = self.process.returncode
         if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
             self.process = checkpoint_writer.start(self.job)
-            _, told = self.process.communicate()
+            told = self._words(self.process)
             status = self.process.returncode
         self.process = None
         if status != 0 and not target.exists():  # else it was killed while it deleted old ones
             raise failure(self.job, status, told)
         return time.perf_counter() - self.started
+
+    def _words(self, process: subprocess.Popen) -> bytes:
+        """What the writer says at its end. While what it has written grows, a long wait for it is no hang."""
+        assert self.job is not None
+        written = 0
+        while True:
+            try:
+                return process.communicate(timeout=1.0)[1]
+            except subprocess.TimeoutExpired:
+                with suppress(OSError):  # renamed meanwhile
+                    now = sum(path.stat().st_size for path in Path(self.job.temporary).iterdir())
+                    if now != written:
+                        written = now
+                        beat()
 
 
 def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
