@@ -37,6 +37,7 @@ class Slow(TrainerCallback):
         model.get_input_embeddings().register_forward_pre_hook(wait)
 
 def slow_text(row):
+    open(f"reading-{os.environ.get('RANK', 0)}", "w").close()
     time.sleep(float(os.environ.get("SLOW_ROW_S", 0)))
     return row["text"]
 """
@@ -152,8 +153,9 @@ def test_a_signal_to_one_rank_that_waits_for_the_other_before_step_1_ends_both(r
     recipe = runner.recipe("early", "gpt2", train=TRAIN | {"max_steps": 2}, tokenizer={"vocab_size": 300})
     sources = [f"data.sources=[{{files: {runner.text_files[0]}, format: 'mine:slow_text'}}]"]
     process = launch("script", runner, recipe, *sources, ranks=2, SLOW_ROW_S="0.5")
-    wait_until(lambda: (runner.folder / "runs" / "early" / "run_manifest.json").exists(), process)
-    time.sleep(1)  # rank 1 is in the collective in which rank 0 tells it the tokenizer
+    wait_until((runner.folder / "reading-0").exists, process)
+    time.sleep(1)
+    assert not (runner.folder / "reading-1").exists()  # it waits in a collective for what rank 0 finds
     ranks_of(process, recipe)[1].terminate()
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 75, output[-3000:]

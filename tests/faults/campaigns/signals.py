@@ -96,8 +96,8 @@ def _start(lab: Lab, folder: Path, launcher: str, phase: str) -> ColdRun:
         command = ["bash", str(ROOT / "run_pretrain.sh"), *entry[1:]]
         environment |= {"VIRTUAL_ENV": sys.prefix, "NPROC": str(SETTING.ranks), "CUDA_VISIBLE_DEVICES": ""}
     elif launcher == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(SETTING.ranks)]
-        command += ["--master_port", "0", *entry]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # on a free port
+        command += ["--nproc_per_node", str(SETTING.ranks), *entry]
         environment["ACCELERATE_USE_CPU"] = "true"
     else:
         command = lab.runner.command(recipe, *overrides, ranks=SETTING.ranks)
@@ -121,12 +121,12 @@ def _wait_for(process: ColdRun, run: Path, phase: str, phase_file: Path, chance:
         return now == phase and (phase == "evaluation" or evidence.logged_step(run) >= after)
 
     ends = time.monotonic() + WAIT_S
-    while process.poll() is None and not met() and time.monotonic() < ends:
+    while not (there := met()) and process.poll() is None and time.monotonic() < ends:
         time.sleep(0.002)
     if phase == "before step 1":
         time.sleep(chance.random())
-        return process.poll() is None and evidence.logged_step(run) == 0
-    return process.poll() is None
+        there = evidence.logged_step(run) == 0
+    return there and process.poll() is None
 
 
 def _all(process: ColdRun) -> list[int]:
