@@ -240,7 +240,7 @@ def wait_until_it_has_begun(folder):
 def follow(kind, url, folder):
     os.environ |= {"WANDB_BASE_URL": url, "WANDB_MODE": "offline" if kind in ("killed", "talkative") else "online"}
     redact_output()
-    w.INIT_S, w.FINISH_S = 2, 3.0 if kind == "killed" else 40.0
+    w.INIT_S, w.FINISH_S = 2, 40.0
     tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, notes=None, tags=[])
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     tracker.on_train_begin(None, state, None)

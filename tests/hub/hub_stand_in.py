@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -108,9 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with suppress(ConnectionError):  # who asked has lost patience
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def missing(self, code):
         self.answer(404, {"error": code}, X_Error_Code=code, X_Error_Message=code)
