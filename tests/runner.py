@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.rows import last_attempts, read_rows
 
 ROOT = Path(__file__).parents[1]
@@ -130,7 +131,8 @@ class Runner:
         return subprocess.Popen(command, **pipes, env=environment, cwd=self.folder, start_new_session=True)
 
     def kill(self, recipe: Path, *overrides: str, name: str, after_step: int, **how) -> Path:
-        """Start a run and `kill -9` all its processes as soon as it has logged that step."""
+        """Start a run and `kill -9` all its processes as soon as it has logged that step; a checkpoint that was being written
+        then is complete on return."""
         process = self.start(recipe, f"run.name={name}", *overrides, **how)
         directory = self.folder / "runs" / name
         while process.poll() is None and not any(
@@ -140,6 +142,7 @@ class Runner:
         assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+        take_lock(directory / "checkpoints", wait_s=60).close()
         assert not (directory / "model").exists()
         return directory
 

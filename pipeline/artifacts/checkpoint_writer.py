@@ -51,6 +51,7 @@ def start(job: Job) -> subprocess.Popen:
         process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
             stderr=subprocess.PIPE,
             pass_fds=[lock.fileno(), *(descriptor for descriptor, _ in job.images.values())],
             start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
