@@ -75,10 +75,11 @@ class HubQueue:
         return sorted((item for item in found if (self.folder(item) / SEAL).exists()), key=_order)
 
     def add_model(self, repo_id: str, *, again: bool = False) -> None:
-        """Queue the finished model, unless it was published; `again`: also then."""
+        """Queue the finished model, unless it is queued already or was published; `again`: also when it was."""
         seal = read_json(self.run.model / SEAL)
         item = Item(name=MODEL, step=seal["step"], content=_content(seal["files"]))
-        if again or self._is_new(item, repo_id):
+        queued = (item.name, item.content) in {(other.name, other.content) for other in self.items()}
+        if not queued and (again or self._is_new(item, repo_id)):
             self._add(item)
 
     def add_newest_checkpoint(self, repo_id: str) -> None:

@@ -136,6 +136,22 @@ def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_
         assert len(hub.repos[REPO].commits) == 2
 
 
+def test_a_push_after_a_publisher_that_died_behind_its_commit_finds_what_arrived(run, tmp_path):
+    with whole_folder(run.model, step=10, run=run.name) as folder:
+        write_json(folder / "config.json", {"model_type": "gpt2"})
+    queue = HubQueue(run)
+    with hub_stand_in() as hub:
+        assert push(run.path, hub.url, tmp_path / "hf").returncode == 0
+        queue.published.unlink()  # as if it had died before it wrote it down
+        queue.add_model(REPO)
+        queue.note(queue.items()[0], before="0" * 40)
+        done = push(run.path, hub.url, tmp_path / "hf")
+        assert done.returncode == 0, done.stderr
+        assert len(hub.repos[REPO].commits) == 2
+    assert published_steps(run) == [10]
+    assert queue.items() == []
+
+
 def test_a_queued_model_outlives_its_checkpoint_and_gives_way_to_a_newer_one(run):
     import shutil
 

@@ -66,9 +66,9 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
         time.sleep(0.002)
     time.sleep(later)
     victims = {"everything": process.everything, "ranks": process.ranks}.get(
-        whom, lambda: [chance.choice(process.ranks() or process.own() or [0])]
+        whom, lambda: [chance.choice(ranks)] if (ranks := process.ranks()) else []
     )()
-    if process.poll() is not None or not victims or victims == [0]:
+    if process.poll() is not None or not victims:
         process.kill_everything()
         return None
     writer = whom == "everything" and bool(evidence.left_over(run))
