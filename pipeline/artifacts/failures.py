@@ -86,6 +86,12 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     return True
 
 
+def has_been_told(run: RunDirectory) -> bool:
+    """Whether another rank of this machine has said why the run ends; on a full disk only the status file can tell."""
+    path = os.environ.get("TANDEM_STATUS")
+    return run.failure.exists() or bool(path and os.path.exists(path))
+
+
 def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
@@ -113,7 +119,8 @@ def _as_tandem_error(error: BaseException) -> BaseException:
     from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
     said = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
     number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
-    where = getattr(error, "filename2", None) or getattr(error, "filename", None) or "disk"
+    where = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    where = where or (_current_run.path if _current_run else "disk")
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(
             f"{where}: no space is left. Free some or move run.directory; then run the same command again."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from pipeline.artifacts.errors import HangError
+from pipeline.artifacts.failures import has_been_told
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.training.agreement import from_every_rank
 
@@ -63,8 +64,8 @@ class Ranks:
     def lost(self, gone: list[int], run: RunDirectory, *, step: int) -> HangError:
         """What the ranks that are left say. A rank that could tell its own error has written it by now."""
         names = " and ".join(f"rank {n} (process {self.processes[n].pid} on {self.processes[n].host})" for n in gone)
-        if run.failure.exists():
-            return HangError(f"ended with {names}, whose error is told above and in {run.failure}.")
+        if has_been_told(run):
+            return HangError(f"ended with {names}, whose error is told above.")
         return HangError(
             f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack of memory. "
             "The last checkpoint is whole. Run the same command again to go on from it."
