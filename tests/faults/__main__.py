@@ -50,12 +50,13 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     """Make the trials that are missing; 1 when one of those asked for has failed."""
     campaign = importlib.import_module(f"tests.faults.campaigns.{name}")
     kept = results.Results(lab.folder / "results" / f"{name}.jsonl")
-    done = {} if asked.again else {row["trial"]: row for row in kept.rows()}
+    done = {row["trial"]: row for row in kept.rows()}
+    made = set() if asked.again else set(done)
     keys = asked.only or campaign.trials(lab, asked.times, asked.seed)
     tried = []
     for number, key in enumerate(keys, 1):
         tried.append(key)
-        if key in done:
+        if key in made:
             continue
         started = time.monotonic()
         try:
