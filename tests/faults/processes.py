@@ -16,7 +16,6 @@ from tests.faults import injector
 
 MARK = "FAULTS_TRIAL"  # in the environment of every process of a trial that was started by exec
 ENTRIES = ("pretrain.py", "sft.py")
-LAUNCHERS = ("accelerate.commands.launch", "launch.py", "torch.distributed.run", "run_pretrain.sh", "run_sft.sh")
 
 
 def import_everything() -> None:
@@ -107,8 +106,8 @@ class ColdRun(Run):
     def ranks(self) -> list[int]:
         ranks = {}
         for pid, environ, words in _processes():
-            names = {Path(word).name for word in words}  # accelerate starts its ranks as `python -u ENTRY`
-            if names & set(ENTRIES) and not names & set(LAUNCHERS) and f"{MARK}={self.mark}".encode() in environ:
+            script = next((word for word in words[1:] if not word.startswith("-")), "")  # of `python -u pretrain.py`
+            if Path(script).name in ENTRIES and f"{MARK}={self.mark}".encode() in environ:
                 numbers = [v.split(b"=")[1] for v in environ if v.startswith(b"RANK=")]
                 ranks[pid] = int(numbers[0]) if numbers else 0
         return sorted(ranks, key=lambda pid: ranks[pid])

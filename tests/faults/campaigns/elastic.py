@@ -33,7 +33,7 @@ def trial(lab: Lab, key: str) -> dict:
         shape = setting.with_ranks(ranks)
         read = {"FAULTS_ROWS": str(folder / f"rows-{attempt}")}
         process = lab.start(shape, run, *overrides, environment=read)
-        while process.poll() is None and (until == STEPS or not evidence.has_trained(run, attempt, until)):
+        while process.poll() is None and (until == STEPS or not _may_be_cut(run, attempt, until)):
             time.sleep(0.005)
         process.kill_everything()
         if until == STEPS and process.poll() != 0:
@@ -53,6 +53,14 @@ def trial(lab: Lab, key: str) -> dict:
     if furthest > CLOSE[model]:
         wrong.append(f"losses differ by up to {furthest:.2e}")
     return {"ok": not wrong, "wrong": wrong, "model": model, "rows": rows, "furthest": furthest, "starts": starts}
+
+
+def _may_be_cut(run, attempt: int, until: int) -> bool:
+    """Whether it has come to that step, and the checkpoint before it, which is written beside the training, is whole."""
+    return (
+        evidence.has_trained(run, attempt, until)
+        and max(evidence.whole_steps(run), default=0) >= (attempt + 1) * SAVE_STEPS
+    )
 
 
 def _losses(run) -> dict[int, float]:
