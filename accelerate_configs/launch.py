@@ -206,6 +206,8 @@ def run(command: list[str], environ: dict[str, str], *, processes: int, restarts
             if message and (processes > 1 or not status_file.exists()):
                 print(message, file=sys.stderr)
             again = None if signals else worth_another_start(status, status_file, left=left)
+            if signals and again is not None:  # while it waited for a killed run's last checkpoint
+                return 130 if signals[0] == signal.SIGINT else 75
             if again is None:
                 return status
             print(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})", file=sys.stderr, flush=True)

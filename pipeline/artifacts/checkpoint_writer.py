@@ -86,6 +86,8 @@ def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> IO[bytes]:
 def write(job: Job) -> None:
     """Write the images, seal, rename, rotate. After an error nothing of it is left."""
     temporary, target = Path(job.temporary), Path(job.target)
+    for left in temporary.glob(".*"):  # half a manifest of a writer that was killed
+        left.unlink()
     try:
         sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
         seal(temporary, sums=sums, **job.facts)

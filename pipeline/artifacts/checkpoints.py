@@ -1,11 +1,14 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use."""
 
+import hashlib
+import json
 import math
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, sha256_file, write_json
 
@@ -28,18 +31,27 @@ def seal(folder: Path, *, sums: dict[str, str] | None = None, **facts) -> None:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and (name := str(path.relative_to(folder))) != SEAL
     }
-    write_json(folder / SEAL, {**facts, "files": files})
+    manifest = {**facts, "files": files}
+    write_json(folder / SEAL, {**manifest, "sha256": _sum_of(manifest)})
+
+
+def _sum_of(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def problems(folder: str | Path) -> list[str]:
     """What keeps a sealed folder from being whole; empty when every file is there with its size and hash."""
     folder = Path(folder)
     try:
-        files = read_json(folder / SEAL)["files"]
+        manifest = read_json(folder / SEAL)
+        own_sum = manifest.pop("sha256")
+        files = manifest["files"]
     except FileNotFoundError:
         return [f"{SEAL} is missing"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return [f"{SEAL} cannot be read"]
+    if own_sum != _sum_of(manifest):
+        return [f"{SEAL} has other content than was written"]
     found = []
     for name, expected in files.items():
         path = folder / name

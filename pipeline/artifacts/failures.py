@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,12 +61,19 @@ def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
     """End the process from any thread; the first one to come has the word. agreed: when it is a stop, all ranks make it."""
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
-    status, message = (outcome, "") if isinstance(outcome, int) else _explain(outcome)
+    # What the user, the script and the next start are told is worth something each on its own: a closed terminal or a full
+    # disk takes one of them away, and never the end itself.
+    status, message = (outcome, "") if isinstance(outcome, int) else _classify(outcome)
     message = redacted(message)
     agreed = agreed and status in (0, Preempted.status, Interrupted.status)
-    reported = _report_status(status, message, first_rank_only=agreed)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    reported = False
+    with suppress(OSError, ValueError):
+        reported = _report_status(status, message, first_rank_only=agreed)
+    with suppress(Exception):
+        if isinstance(outcome, BaseException):
+            _tell(outcome, status, message)
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
     # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
@@ -92,26 +100,33 @@ def has_been_told(run: RunDirectory) -> bool:
     return run.failure.exists() or bool(path and os.path.exists(path))
 
 
-def _explain(error: BaseException) -> tuple[int, str]:
+def _classify(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
         return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has told the mistake
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
-        status, message = converted.status, str(converted)
+        return converted.status, str(converted)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "interrupted"
+    return 1, f"{type(error).__name__}: {error}"
+
+
+def _tell(error: BaseException, status: int, message: str) -> None:
+    """On stderr, and in failure.json."""
+    if isinstance(error, SystemExit):
+        return
+    if _current_run is not None and status not in (0, 75, 130) and not _current_run.failure.exists():
+        _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
+    if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
         if rank == 0 or not getattr(error, "of_all_ranks", False):
             what = message if status in (75, 130) else f"error: {message}"
             print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
-        status, message = 130, "interrupted"
         print(message, file=sys.stderr)
     else:
-        status, message = 1, f"{type(error).__name__}: {error}"
         traceback.print_exception(error)
-    if _current_run is not None and status not in (0, 75, 130) and not _current_run.failure.exists():
-        _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
-    return status, message
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:

@@ -1,10 +1,12 @@
 """What a secret looks like, which ones this machine holds, and text without them."""
 
+import errno
 import netrc
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -69,14 +71,23 @@ def redact_output() -> None:
 
 
 class _RedactedStream:
-    """A text stream that writes redacted(text); everything else is the stream's own."""
+    """A text stream that writes redacted(text); everything else is the stream's own.
+
+    Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
+    leave, and must not keep it from that.
+    """
 
     def __init__(self, stream: IO[str]):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(redacted(text))
+        with _without_reader():
+            self._stream.write(redacted(text))
         return len(text)
+
+    def flush(self) -> None:
+        with _without_reader():
+            self._stream.flush()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:
@@ -87,3 +98,12 @@ class _RedactedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+@contextmanager
+def _without_reader() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise

@@ -128,25 +128,26 @@ class Signals:
         try:
             if not self.received and self.store.check(["received"]):
                 self._take(int(self.store.get("received")))
-            leaving = self.store.check(["leaving"])
+            leaving = int(self.store.get("leaving")) if self.store.check(["leaving"]) else 0
         except RuntimeError:
             self.store = None
             return
         if leaving and not is_leaving():
-            self._take(int(self.store.get("leaving")))
+            self._take(leaving)
             self._leave_at_once()
 
     def _meet(self, word: str, *, wait_s: float = MEETING_S) -> bool:
         """Wait until every rank has come here; False when one has not come in time."""
-        if self.store is None:
+        store = self.store  # which the listener takes away when its server has died
+        if store is None:
             return False
         ends = time.monotonic() + wait_s
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         try:
-            here = self.store.add(word, 1)
+            here = store.add(word, 1)
             while here < ranks and time.monotonic() < ends:
                 time.sleep(0.02)
-                here = self.store.add(word, 0)
+                here = store.add(word, 0)
         except RuntimeError:
             return False
         return here >= ranks

@@ -4,6 +4,7 @@ rank-<n>.txt holds the stacks of all threads of a rank; empty, it says that the 
 stood. All ranks share the run directory, so the files also tell the ranks of each other.
 """
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -33,13 +34,24 @@ class Stacks:
         """Whether that rank has begun to train in this attempt and not come to the end of it."""
         return self._text(rank).exists()
 
+    def touch(self) -> None:
+        """Say that this rank works: it is alive, and those that wait for it need not wonder."""
+        os.utime(self._text(self.rank))
+
+    def touched(self) -> dict[int, float]:
+        """By other rank that trains, when it last said so; by the clock of the file system, to be compared with itself only."""
+        texts = {int(text.stem.partition("-")[2]): text for text in self.folder.glob("rank-*.txt")}
+        return {rank: text.stat().st_mtime for rank, text in texts.items() if rank != self.rank}
+
     def tell(self, place: dict[str, Any]) -> None:
         """Write where this rank stands: from now on every rank knows that the run is at an end."""
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
     def told(self) -> dict[int, dict[str, Any]]:
         """What ranks have told, by rank."""
-        places = [read_json(path) for path in self.folder.glob("rank-*.json")]
+        places = []
+        with suppress(OSError):  # of a disk that is away: asked again in a second
+            places = [read_json(path) for path in self.folder.glob("rank-*.json")]
         return {place["rank"]: place for place in places}
 
     def clear(self) -> None:

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from transformers import TrainerCallback
@@ -35,6 +36,8 @@ class HangWatch(TrainerCallback):
     def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, trainer: TandemTrainer):
         self.run, self.timeout, self.attempt, self.trainer = run, timeout, attempt, trainer
         self.over = threading.Event()
+        self.touched: dict[int, float] = {}
+        self.touched_at = 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.first_step, self.compiles = state.global_step, bool(args.torch_compile)
@@ -42,7 +45,7 @@ class HangWatch(TrainerCallback):
         self.stacks = Stacks(self.run, rank=self.ranks.own, attempt=self.attempt)
         self.file = self.stacks.open()
         self.training_thread = threading.get_ident()
-        self.thread = threading.Thread(target=self._watch, name="hang watch", daemon=True)
+        self.thread = threading.Thread(target=self._watch_to_the_end, name="hang watch", daemon=True)
         self.thread.start()
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -58,8 +61,15 @@ class HangWatch(TrainerCallback):
             return self.timeout
         return max(COMPILING * self.timeout, COMPILING_S)
 
+    def _watch_to_the_end(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # else nobody would watch any more, and nobody know
+            leave(HangError(f"{self.run.path}: the watch for hangs failed ({error}). Run the same command again."))
+
     def _watch(self) -> None:
         last, since, woken, lost_since = None, time.monotonic(), time.monotonic(), None
+        said = 0.0
         while not self.over.wait(min(TICK_S, (self.timeout or 5 * TICK_S) / 5)):
             now, limit = time.monotonic(), self.limit()
             progress = (self.trainer.state.global_step, beats())
@@ -72,22 +82,43 @@ class HangWatch(TrainerCallback):
             gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]  # others came to their end
             lost_since = (lost_since or now) if gone else None
             silent = limit is not None and now - since > limit
+            if limit is not None:
+                if since == now and now - said > limit / 10:
+                    said = now
+                    with suppress(OSError):
+                        self.stacks.touch()
+                others_work = now - since > limit / 10 and self._others_work(now, within_s=limit / 2)
+                silent = silent and not (others_work and self._place()["waits"])
             if silent or self.stacks.told() or (lost_since is not None and now - lost_since > LOST_S):
                 leave(self._verdict(silent_s=now - since, gone=gone))
 
-    def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
-        """Tell the others where this rank stands, hear where they do, and say who is behind."""
+    def _others_work(self, now: float, *, within_s: float) -> bool:
+        """Whether another rank has said lately that it works: who waits for its save or samples makes no progress itself."""
+        with suppress(OSError):
+            if (touched := self.stacks.touched()) != self.touched:
+                self.touched, self.touched_at = touched, now
+        return now - self.touched_at < within_s
+
+    def _place(self) -> dict[str, Any]:
+        """The stage this rank's training is in, whether it waits there for other ranks, and its line."""
         frame = sys._current_frames().get(self.training_thread)
         place = place_of(stack(frame)) if frame else {"stage": "step", "waits": False, "line": "?"}
         place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.trainer.own_time.waits)
+        return place
+
+    def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
+        """Tell the others where this rank stands, hear where they do, and say who is behind."""
+        place = self._place()
         about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
         about |= {"step": self.trainer.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}
-        self.file.write(place_text(about) + "\n\n")
-        self.file.flush()
-        faulthandler.dump_traceback(self.file)
-        self.stacks.tell(about)
+        with suppress(OSError):  # a disk that is full or away may be why it hangs
+            self.file.write(place_text(about) + "\n\n")
+            self.file.flush()
+            faulthandler.dump_traceback(self.file)
+        with suppress(OSError):
+            self.stacks.tell(about)
         world, ends = len(self.ranks.processes), time.monotonic() + ANSWER_S
-        while len(told := self.stacks.told()) + len(gone) < world and time.monotonic() < ends:
+        while len(told := {self.ranks.own: about} | self.stacks.told()) + len(gone) < world and time.monotonic() < ends:
             time.sleep(0.1)
         lost = sorted({rank for other in told.values() for rank in other["gone"]})
         error = (

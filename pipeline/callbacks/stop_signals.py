@@ -53,7 +53,10 @@ class StopSignals(TrainerCallback):
         if self.group is not None:
             flag = torch.tensor([self.signals.received])
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)
-            self.signals.received = int(flag.item())
+            agreed = int(flag.item())
+            if agreed:  # else a signal that has come meanwhile, for the next place, would be lost
+                self.signals.received = agreed
+            return bool(agreed)
         return bool(self.signals.received)
 
     def in_evaluation(self, evaluate: Callable[..., dict[str, float] | None]) -> Callable[..., dict[str, float] | None]:

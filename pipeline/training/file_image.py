@@ -64,6 +64,10 @@ class FileImage:
         for name, view in self.views.items():
             view.copy_(tensors[name])
 
+    def close(self) -> None:
+        """Give the memory back, once nobody reads the views any more."""
+        os.close(self.descriptor)
+
 
 def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -21,21 +22,31 @@ class Process:
     machine: tuple[str, str]
     host: str
     pid: int
-    started: float
+    began: str
 
     @classmethod
     def this(cls) -> "Process":
         # Containers may share a host name and not their process numbers.
         namespace = os.readlink("/proc/self/ns/pid") if sys.platform == "linux" else ""
-        host = socket.gethostname()
-        return cls((host, namespace), host, os.getpid(), psutil.Process().create_time())
+        host, pid = socket.gethostname(), os.getpid()
+        return cls((host, namespace), host, pid, _state_and_beginning(pid)[1])
 
     def is_gone(self) -> bool:
         try:
-            process = psutil.Process(self.pid)
-            return process.create_time() != self.started or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            state, began = _state_and_beginning(self.pid)
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return True
+        return began != self.began or state in ("Z", psutil.STATUS_ZOMBIE)
+
+
+def _state_and_beginning(pid: int) -> tuple[str, str]:
+    """When a process began tells it from another one of its number. Not psutil's create_time on Linux: that moves when the
+    system's clock is set, and a rank would look lost."""
+    if sys.platform == "linux":
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5): the name may hold spaces
+        return fields[0], fields[19]
+    process = psutil.Process(pid)
+    return process.status(), str(process.create_time())
 
 
 class Ranks:

@@ -82,11 +82,21 @@ class CheckpointSaver:
             scores=self.scores,
         )
         self.started = time.perf_counter()
-        self.process = checkpoint_writer.start(self.job)
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen:
+        assert self.job is not None
+        try:
+            return checkpoint_writer.start(self.job)
+        except OSError as error:  # no memory, process or descriptor is left
+            shutil.rmtree(self.job.temporary, ignore_errors=True)
+            raise not_written(Path(self.job.target), error) from error
 
     def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> FileImage:
         image = self.images.get(name)
         if image is None or image.layout != layout_of(tensors):  # an optimizer gets its state at the first step
+            if image is not None:
+                image.close()
             image = self.images[name] = FileImage(tensors, metadata=metadata)
         return image
 
@@ -106,12 +116,14 @@ class CheckpointSaver:
         told, target = self._words(self.process), Path(self.job.target)
         status = self.process.returncode
         if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
-            self.process = checkpoint_writer.start(self.job)
+            self.process = self._start()
             told = self._words(self.process)
             status = self.process.returncode
         self.process = None
-        if status != 0 and not target.exists():  # else it was killed while it deleted old ones
+        if status != 0 and not target.exists():
             raise failure(self.job, status, told)
+        if status > 0:  # it is whole; what failed is the deletion of old ones, which fills the disk in time
+            print(f"{target.parent}: older checkpoints could not be deleted: {told.decode(errors='replace').strip()}")
         return time.perf_counter() - self.started
 
     def _words(self, process: subprocess.Popen) -> bytes:
