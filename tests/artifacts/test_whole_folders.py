@@ -53,6 +53,21 @@ def test_a_damaged_newest_checkpoint_is_quarantined_and_the_one_before_it_used(t
     assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()
 
 
+def test_every_flipped_bit_of_a_manifest_is_found(tmp_path):
+    checkpoint = tmp_path / "checkpoint-5"
+    with checkpoints.whole_folder(checkpoint, step=5, run="a", tokens=2560) as temporary:
+        (temporary / "scheduler.json").write_text("{}")
+    manifest = checkpoint / "MANIFEST.json"
+    content = manifest.read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(flipped)
+        assert checkpoints.problems(checkpoint), flipped
+    manifest.write_bytes(content)
+    assert checkpoints.problems(checkpoint) == []
+
+
 def test_files_swapped_between_two_checkpoints_are_found(tmp_path):
     one, two = make_checkpoint(tmp_path, 1), make_checkpoint(tmp_path, 2)
     (two / "model.safetensors").write_bytes((one / "model.safetensors").read_bytes())

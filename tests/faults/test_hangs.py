@@ -135,6 +135,27 @@ def ranks_of(process: subprocess.Popen, entry: str = "pretrain.py") -> dict[int,
     return found
 
 
+WORKS = """
+import os, time
+from pipeline.monitor.heartbeat import beat
+from transformers import TrainerCallback
+
+
+class Works(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        for _ in range(80 * (os.environ["RANK"] == "0" and state.global_step == 3)):
+            beat()
+            time.sleep(0.1)
+"""
+
+
+def test_a_rank_that_waits_for_one_that_works_takes_it_for_no_hang(runner):
+    (runner.folder / "mine.py").write_text(WORKS)
+    train = {"max_steps": 4, "save_steps": 100, "per_device_train_batch_size": 4}
+    run = {"callbacks": ["mine:Works"], "hang_timeout": 3}
+    runner.train(runner.recipe("works", "gpt2", train=train, run=run), ranks=2)
+
+
 @pytest.mark.parametrize(
     ("launcher", "rank"),
     [("run_pretrain.sh", 1), ("torchrun", 0), pytest.param("accelerate", 1, marks=pytest.mark.slow)],

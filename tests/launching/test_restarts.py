@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.artifacts.checkpoint_writer import take_lock
+
 ROOT = Path(__file__).parents[2]
 # Each start takes the next line of `plan`: the step of the checkpoint that it leaves, and the status that it ends with.
 ENTRY = """
@@ -90,6 +92,23 @@ def test_a_run_that_crashes_on_a_signal_is_not_started_again(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
+    assert "again (" not in errors
+
+
+def test_a_signal_between_two_starts_is_answered(tmp_path):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    lock = take_lock(checkpoints)  # as of a checkpoint that the crashed run was still writing
+    process = start(tmp_path, "5 1, 10 0", 3)
+    ends = time.monotonic() + 60
+    while not (checkpoints / "checkpoint-5").exists():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    time.sleep(1.0)  # until the crashed run has ended, and the next start waits
+    process.send_signal(signal.SIGTERM)
+    lock.close()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
     assert "again (" not in errors
 
 

@@ -1,0 +1,47 @@
+"""The end of a process comes, with its status, whatever terminal and disk are like."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+ENTRY = """
+import sys, threading
+from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.failures import exit_with_status, leave, record_failures_in
+from pipeline.artifacts.run_directory import RunDirectory
+
+
+def main(argv):
+    print("on its way", flush=True)
+    record_failures_in(RunDirectory("/dev/null/no such folder"))
+    error = DataError("rows.jsonl:3: it is no JSON.")
+    if argv[0] == "thread":
+        threading.Thread(target=leave, args=[error]).start()
+        threading.Event().wait(60)
+    raise error
+
+
+exit_with_status(main)
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "thread"])
+@pytest.mark.parametrize("nobody_reads", [False, True])
+def test_a_process_leaves_with_its_status_when_terminal_and_run_directory_are_gone(tmp_path, thread, nobody_reads):
+    reader, writer = os.pipe()
+    command = [sys.executable, "-c", ENTRY, thread]
+    environment = {**os.environ, "TANDEM_STATUS": str(tmp_path / "status"), "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, stdout=writer, stderr=writer, env=environment, cwd=tmp_path)
+    os.close(writer)
+    if nobody_reads:
+        os.close(reader)
+    assert process.wait(60) == 65
+    assert (tmp_path / "status").read_text() == "65\nrows.jsonl:3: it is no JSON.\n"
+    if not nobody_reads:
+        said = os.fdopen(reader).read()
+        assert "on its way" in said
+        assert "error: rows.jsonl:3: it is no JSON." in said
