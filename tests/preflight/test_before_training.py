@@ -230,6 +230,35 @@ def test_code_that_cannot_be_used_is_named_before_the_data_are_prepared(recipe_f
     assert said in problems_of(read_recipe([recipe_file(), *overrides]), RecipeError, named_code_problems)
 
 
+@pytest.mark.parametrize("override", ["run.callbacks=[{}:It]", "evals.tasks=[{}:it]", "optimizer.type={}:it"])
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [("unclosed", "def it(:\n", "SyntaxError: "), ("misspelt", "it = Ti\n", "NameError: name 'Ti' is not defined"), ("asserts", "assert False, 'no'", "AssertionError: no")],
+)  # fmt: skip
+def test_a_module_that_raises_is_named_with_what_it_raised(recipe_file, tmp_path, override, module, source, said):
+    (tmp_path / f"{module}.py").write_text(source)
+    recipe = read_recipe([recipe_file(), override.format(module), f"run.code_folder={tmp_path}"])
+    told = problems_of(recipe, RecipeError, named_code_problems)
+    assert f"command line: {override.split('=')[0]}: {module}:" in told
+    assert f"({said}" in told
+
+
+def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
+    (tmp_path / "unfinished.py").write_text("def read(row:\n")
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl, format: 'unfinished:read'}]"])
+    assert "format: unfinished:read cannot be imported: SyntaxError: " in problems_of(recipe, RecipeError)
+
+
+def test_a_layer_that_asserts_its_sizes_is_told_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise RuntimeError("trying to create a tensor with a negative dimension")
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.__init__", refuse)
+    recipe = read_recipe([recipe_file(), "model.type=llama"])
+    told = problems_of(recipe, RecipeError, named_code_problems)
+    assert "llama cannot be built with them (RuntimeError: trying to create" in told
+
+
 def test_code_that_can_be_used_is_no_problem(recipe_file, tmp_path):
     (tmp_path / "mine_code.py").write_text(MINE)
     for overrides in (
