@@ -1,5 +1,6 @@
 """What a stage and the command find before step 1 beyond the recipe's own arithmetic: all of it in one list."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -123,8 +124,6 @@ def test_sources_of_a_run_that_goes_on_are_opened_at_the_commit_it_began_with(re
     recipe = read_recipe([recipe_file(data={"sources": [{"id": "a/b"}]})])
     kept = {"sources": [{"id": "a/b", "revision": "f" * 40}]}
     key = repr(("a/b", "f" * 40, None, "train", None))
-    import hashlib
-
     place = tmp_path / "cache" / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     place.parent.mkdir(parents=True)
     files = [{"path": "x.jsonl", "bytes": 9, "content": "git:a"}, {"path": "y.jsonl", "bytes": 9, "content": "git:b"}]
@@ -200,10 +199,30 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
     weights = tmp_path / "sealed" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert "model.safetensors has other content than was written" in problems_of(sealed, DataError)
+    # A run with a checkpoint of its own reads them no more, so they are not hashed at its starts.
+    (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    assert reading_problems(sealed) == []
+    shutil.rmtree(tmp_path / "runs")
     shutil.copytree(trained, tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
     bare = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={tmp_path}/bare"])
     assert "holds no weights" in problems_of(bare, InputMissingError)
+
+
+def test_the_weights_that_a_run_starts_from_are_hashed_at_its_first_start_only(recipe_file, trained, tmp_path):
+    from pipeline.preflight.inputs import _weights
+
+    start = tmp_path / "start"
+    shutil.copytree(trained, start)
+    weights = start / "model.safetensors"
+    recipe = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={start}"])
+    first, status = _weights(recipe), weights.stat()
+    assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _weights(recipe) == first  # not a byte was read
+    os.utime(weights)
+    assert _weights(recipe) != first
 
 
 MINE = """\
