@@ -28,12 +28,14 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.preparing import open_rows
     from pipeline.preflight.shape import say_shape
     from pipeline.preflight.starting import start_process
+    from pipeline.sources.hub_client import limit_silence
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
     from pipeline.training.agreement import store_of_ranks
     from pipeline.training.build import build_from_recipe, build_trainer
 
     processes = start_process(recipe)
+    limit_silence()
     signals.connect(store_of_ranks())
     check_before_training(recipe, processes=processes)
     run = open_run(recipe)

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.monitor.heartbeat import beat
-from pipeline.sources.formats import import_attribute
+from pipeline.sources.formats import import_attribute, reason_of
 
 Task = Callable[[Any, Any], dict[str, float]]
 
@@ -18,8 +18,8 @@ def load_tasks(names: list[str], *, folder: str | None, where: str) -> dict[str,
     for name in names:
         try:
             tasks[name] = import_attribute(name, folder)
-        except (ImportError, AttributeError) as error:
-            wrong.append(f"{where}: {name} cannot be imported ({error}).")
+        except Exception as error:  # the module is run, and may raise anything
+            wrong.append(f"{where}: {name} cannot be imported ({reason_of(error)}).")
             continue
         if not callable(tasks[name]):
             wrong.append(f"{where}: {name} is no function.")

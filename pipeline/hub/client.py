@@ -1,19 +1,16 @@
-"""The HTTP client of huggingface_hub with an end to every wait: by itself it waits for ever."""
+"""The HTTP client of who publishes: a Hub that is silent, asks to wait, or is not the Hub at all ends a request."""
 
 from typing import Any
 
-# Seconds without a byte, not for a whole transfer: an upload of hours goes on as long as it moves.
-CONNECT_S, SILENCE_S = 10.0, 60.0
+from pipeline.sources.hub_client import client_that_gives_up
 
 
 def bound_waits() -> None:
     """From now on a request of this process ends when the Hub is silent, asks to wait, or is not the Hub at all."""
     from huggingface_hub import set_client_factory
-    from huggingface_hub.utils._http import default_client_factory
 
     def client() -> Any:
-        made = default_client_factory()
-        made.timeout = (CONNECT_S, SILENCE_S, SILENCE_S, SILENCE_S)  # connect, read, write, a free connection
+        made = client_that_gives_up()
         made.event_hooks["response"] = [_look_at]
         return made
 

@@ -9,6 +9,7 @@ from pipeline.artifacts.atomic import new_folder, read_json
 from pipeline.artifacts.checkpoints import SEAL, problems
 from pipeline.artifacts.errors import CannotWriteError, DataError, ServiceError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hub.client import bound_waits
 from pipeline.hub.retries import retried
 
 
@@ -20,6 +21,7 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
     """
     from huggingface_hub import HfApi, snapshot_download
 
+    bound_waits()
     commit = retried(lambda: HfApi().model_info(repo_id, revision=revision), what=f"reading {repo_id}").sha
     with tempfile.TemporaryDirectory(prefix="tandem-pull-") as folder:
         snapshot = Path(folder)

@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.artifacts.secrets import ANY_PATTERN, kind_of, known_secrets
+from pipeline.artifacts.secrets import kinds_in, known_secrets
 
 _CHUNK, _OVERLAP = 16 * 2**20, 4096
 _PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy"}
@@ -12,9 +12,9 @@ _PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib"
 
 def secrets_in(path: Path, known: dict[str, bytes]) -> list[str]:
     """One line for each kind of secret in a file; the secret itself is never repeated."""
-    found = set()
+    found: set[str] = set()
     for block in _blocks(path):
-        found |= {kind_of(match) for match in ANY_PATTERN.finditer(block)}
+        found |= kinds_in(block)
         found |= {f"the value of {name}" for name, value in known.items() if value in block}
     return sorted(found)
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.reading import use_revisions
 from pipeline.recipe import Recipe
+from pipeline.sources.facts import FactsOfFiles
 from pipeline.tokenizer import identity
 from pipeline.training.agreement import on_rank_0
 
@@ -34,7 +35,7 @@ def record_inputs(
             "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
             "batch_tokens": recipe.data.batch_tokens,
             "max_steps": recipe.train["max_steps"],
-            "start_from": _weights(recipe.model.start_from),
+            "start_from": _weights(recipe),
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
@@ -91,8 +92,11 @@ def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list
     return lines or [f"{where}: the files' order or how their rows are read"]
 
 
-def _weights(start_from: str | None) -> dict[str, str] | None:
+def _weights(recipe: Recipe) -> dict[str, str] | None:
+    """The files by hash, read once: a later start knows them by size and time of change."""
+    start_from = recipe.model.start_from
     if start_from is None:
         return None
-    files = sorted(Path(start_from).glob("*.safetensors")) if Path(start_from).is_dir() else []
-    return {"from": start_from} | {path.name: sha256_file(path) for path in files if path.name.startswith("model")}
+    facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
+    files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
+    return {"from": start_from} | {path.name: facts.of(path).sha256 for path in files}

@@ -1,10 +1,15 @@
-"""What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model. Imports torch."""
+"""What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model. Imports torch.
+
+The user's modules are run for it and may raise anything, which is told as a problem: a bare traceback of rank 0 would leave
+the other ranks waiting for its word.
+"""
 
 import inspect
 
 from pipeline.artifacts.errors import RecipeError, TandemError
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
+from pipeline.sources.formats import reason_of
 
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
@@ -19,10 +24,10 @@ def _callbacks(recipe: Recipe) -> list[TandemError]:
     for name in recipe.run.callbacks:
         try:
             inspect.signature(import_attribute(name, recipe.run.code_folder)).bind()
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
+        except Exception as error:
             found.append(
                 RecipeError(
-                    f"{recipe.where('run.callbacks')}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+                    f"{recipe.where('run.callbacks')}: {name} cannot be used ({reason_of(error)}). Name a TrainerCallback class that is made without arguments."
                 )
             )
     return found
@@ -45,10 +50,10 @@ def _optimizer(recipe: Recipe) -> list[TandemError]:
 
     try:
         import_attribute(recipe.optimizer.type, recipe.run.code_folder)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:
         return [
             RecipeError(
-                f"{recipe.where('optimizer.type')}: {recipe.optimizer.type} cannot be imported ({error}). Put its module beside the recipe."
+                f"{recipe.where('optimizer.type')}: {recipe.optimizer.type} cannot be imported ({reason_of(error)}). Put its module beside the recipe."
             )
         ]
     return []
@@ -85,12 +90,7 @@ def _model(recipe: Recipe) -> list[TandemError]:
     except ModelOptionsError as error:
         key = str(error).partition(":")[0]
         return [RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}")]
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        ImportError,
-    ) as error:  # a value that its config took and its layers do not
+    except Exception as error:  # a value that its config took and its layers do not
         return [
             RecipeError(
                 f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."

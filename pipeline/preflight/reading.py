@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import SEAL, problems
+from pipeline.artifacts.checkpoints import SEAL, by_step, problems
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
@@ -34,13 +34,17 @@ def _sources(recipe: Recipe) -> list[str]:
     from pipeline.sources.open import open_sources
     from pipeline.sources.overlap import overlap_note
 
-    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    run = _run(recipe)
     if run.has_trained():
         recipe = copy.deepcopy(recipe)
         use_revisions(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = overlap_note(train, validation)
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
+
+
+def _run(recipe: Recipe) -> RunDirectory:
+    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
 
 
 def use_revisions(recipe: Recipe, inputs: dict[str, Any]) -> None:
@@ -90,9 +94,12 @@ def _shown(ids: dict[str, int], number: int) -> str:
 
 
 def _weights(recipe: Recipe) -> None:
-    """Sealed weights are whole, and a folder that something else wrote has weights at all."""
+    """Sealed weights are whole, and a folder that something else wrote has weights at all.
+
+    A run with a checkpoint of its own goes on from that one and reads them no more.
+    """
     start = recipe.model.start_from
-    if start is None or not Path(start).is_dir():
+    if start is None or not Path(start).is_dir() or by_step(_run(recipe).checkpoints):
         return
     folder, where = Path(start), recipe.where("model.start_from")
     if (folder / SEAL).is_file():

@@ -1,7 +1,8 @@
 """The services that a recipe asks for: whether the Hub will take the model, and whether W&B knows who is writing.
 
 One attempt each, with a time limit, and nothing is written. A service that is away is a note: the run queues what it would
-have sent. One that refuses is a problem: it will refuse at the end, too.
+have sent. One that refuses is a problem: it will refuse at the end, too. It is a note again for a run that has trained: a
+token that expired meanwhile must not keep it from going on after an interruption.
 """
 
 import netrc
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.artifacts.errors import ServiceError, TandemError
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
 
 PATIENCE_S = 10.0
@@ -36,7 +38,14 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if isinstance(outcome, BaseException):
         reason = " ".join(str(outcome).split())[:160] or type(outcome).__name__
         return [], [f"{where}: the Hub did not say whether {recipe.hub.id} may be written ({reason})."]
-    return ([ServiceError(f"{where}: {outcome}")] if outcome else []), []
+    if not outcome:
+        return [], []
+    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    if run.has_trained():
+        return [], [
+            f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `python -m pipeline.hub push {run.path}`."
+        ]
+    return [ServiceError(f"{where}: {outcome}")], []
 
 
 def _refusal(repo_id: str, *, private: bool) -> str | None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import unicodedata
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,16 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def default_name(recipe: Recipe) -> str:
-    """`<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's."""
+    """`<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's.
+
+    Of the file's name only what run.name may hold, since the run's recipe.yaml gives it there.
+    """
     fork = {"run.fork_from": recipe.run.fork_from} if recipe.run.fork_from else {}
     text = json.dumps(must_match(recipe) | fork, sort_keys=True)
-    return f"{Path(recipe.path or 'recipe').stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    stem = unicodedata.normalize("NFKD", Path(recipe.path or "recipe").stem).encode("ascii", "ignore").decode()
+    stem = re.sub(r"^[^A-Za-z0-9_]+|[^A-Za-z0-9_.\-]+$", "", stem)
+    stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", stem) or "recipe"
+    return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 def _json(value: Any) -> Any:

@@ -107,9 +107,9 @@ def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
         )
     try:
         function = import_attribute(name, folder)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module is run, and may raise anything
         raise RecipeError(
-            f"{where}.format: {name} cannot be imported: {error}. Put the module into the recipe's folder or install it."
+            f"{where}.format: {name} cannot be imported: {reason_of(error)}. Put the module into the recipe's folder or install it."
         ) from error
     if not callable(function):
         raise RecipeError(
@@ -132,6 +132,12 @@ def import_attribute(name: str, folder: str | None) -> Any:
     finally:
         if added:
             sys.path.remove(str(folder))
+
+
+def reason_of(error: Exception) -> str:
+    """Why an object could not be imported; the kind of what its module itself raised, whose text may say little."""
+    own = isinstance(error, ImportError | AttributeError | TypeError | ValueError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def _column(row: Any, column: str | None) -> Any:

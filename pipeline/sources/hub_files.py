@@ -12,6 +12,7 @@ from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.sources.files import READABLE, SourceFile
 from pipeline.sources.heads import both_ends
+from pipeline.sources.hub_client import limit_silence
 from pipeline.sources.hub_splits import chosen_paths
 from pipeline.sources.raw_rows import kind_of
 
@@ -19,6 +20,7 @@ LOG = logging.getLogger(__name__)
 ATTEMPTS = 5
 FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
+ANSWER_S = 10.0  # for the list of files, which a start waits for
 
 
 @dataclass
@@ -68,7 +70,9 @@ def _resolve(spec: Any, where: str) -> tuple[str, list[RemoteFile]]:
 
     api = HfApi()
     try:
-        info = retried(lambda: api.dataset_info(spec.id, revision=spec.revision), what=spec.id, where=where)
+        info = retried(
+            lambda: api.dataset_info(spec.id, revision=spec.revision, timeout=ANSWER_S), what=spec.id, where=where
+        )
     except RevisionNotFoundError as error:
         raise InputMissingError(
             f"{where}.revision: {spec.id} has no revision {spec.revision!r}. Write a branch, tag or commit that it has."
@@ -144,6 +148,7 @@ def retried(call, *, what: str, where: str):
         RevisionNotFoundError,
     )
 
+    limit_silence()
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return call()

@@ -264,7 +264,9 @@ class TandemTrainer(Trainer):
         """Done with the optimizer."""
 
     def _load_callback_state(self) -> None:
-        """Callbacks keep no state: what they need is in the run directory."""
+        """Callbacks keep no state: what they need is in the run directory. The cadences are the recipe's of this start: the
+        state that was just read holds those of the checkpoint's."""
+        self.state.compute_steps(self.args, self.args.max_steps)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

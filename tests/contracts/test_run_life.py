@@ -56,13 +56,17 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     recipe = runner.recipe("changed", "gpt2")
     runner.kill(recipe, name="changed", after_step=6)
     saved = runner.folder / "runs" / "changed" / "recipe.yaml"
-    run = runner.train(saved, "run.name=changed", "hub.dtype=bfloat16", "train.max_grad_norm=0.01", "run.note=two")
+    changes = ["hub.dtype=bfloat16", "train.max_grad_norm=0.01", "train.logging_steps=4", "run.note=two"]
+    run = runner.train(saved, "run.name=changed", *changes)
     (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
     assert event["changed"] == [
         'hub.dtype: "float32" -> "bfloat16"',
         'run.note: null -> "two"',
+        "train.logging_steps: 1 -> 4",
         "train.max_grad_norm: 1.0 -> 0.01",
     ]
+    rows = [row for row in read_rows(run.directory / "metrics.jsonl") if "train/loss" in row and row["attempt"] == 2]
+    assert [row["step"] for row in rows] == [8, 12, 16, 20]
     saved = yaml.safe_load((run.directory / "recipe.yaml").read_text())
     assert (saved["hub"]["dtype"], saved["train"]["max_grad_norm"]) == ("bfloat16", 0.01)
     manifest = json.loads((run.directory / "run_manifest.json").read_text())

@@ -34,7 +34,7 @@ REPO = "somebody/quick"
 TRAINER = """
 import os, subprocess, sys, time
 code = '''
-import os, pipeline.hub.client as c, pipeline.hub.publisher as p, pipeline.hub.retries as r
+import os, pipeline.sources.hub_client as c, pipeline.hub.publisher as p, pipeline.hub.retries as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.artifacts.run_directory import RunDirectory
 p.publish_beside(RunDirectory(%r), trainer=%d)
@@ -204,6 +204,18 @@ def test_two_publishers_are_kept_apart(run, tmp_path):
             done = push(run.path, hub.url, tmp_path / "hf")
         assert done.returncode == 73, done.stderr
         assert hub.calls == []
+
+
+def test_a_hub_that_is_silent_after_it_made_the_repository_is_noted_and_asked_again(run, tmp_path):
+    save_checkpoint(run, 5)
+    queue = HubQueue(run)
+    with hub_stand_in() as hub:
+        hub.fault = Fault(to="GET /api/models", delay_s=100.0)
+        with training(run, hub.url, tmp_path):
+            item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
+            assert f"reading {REPO}: the Hub did not answer well" in item.error
+            hub.fault = None
+            wait_for(lambda: published_steps(run) == [5])
 
 
 def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):

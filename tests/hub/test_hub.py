@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from pipeline.artifacts.atomic import write_text
 from pipeline.artifacts.checkpoints import whole_folder
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.hub.secrets import is_pickle, refusals
+from pipeline.artifacts.secrets import redacted
+from pipeline.hub.secrets import is_pickle, refusals, secrets_in
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "aBcD1234" * 5
@@ -148,6 +150,49 @@ def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypa
     path = tmp_path / "file"
     path.write_bytes(b" " * 80 + TOKEN.encode() + b" " * 80)
     assert secrets.secrets_in(path, {}) == ["Hugging Face token"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("Hugging Face token", "hf_" + "Z9" * 17),
+        ("Hugging Face organization token", "api_org_" + "Z9" * 17),
+        ("W&B key", "wandb_v1_" + "Z9" * 17),
+        ("GitHub token", "ghs_" + "Z9" * 18),
+        ("GitHub token", "github_pat_" + "Z9" * 20),
+        ("AWS access key", "ASIA" + "ABCD" * 4),
+        ("Google API key", "AIza" + "abcde" * 7),
+        ("OpenAI-style key", "sk-" + "Z9" * 16),
+        ("Slack token", "xoxp-" + "Z9" * 10),
+        ("private key", "-----BEGIN RSA PRIVATE KEY-----"),
+        ("password in a URL", "git+ssh://me:hunter22@example.org/x"),
+    ],
+)
+def test_each_kind_of_secret_is_found_and_what_only_begins_like_it_is_not(tmp_path, kind, text):
+    path = tmp_path / "file"
+    begun = text.encode()[:-1] if kind == "private key" else text.encode()[:17]
+    path.write_bytes(b"x " + begun + b" y")
+    assert secrets_in(path, {}) == []
+    path.write_bytes(b"x " + begun + b" " + text.encode() + b" y")
+    assert secrets_in(path, {}) == [kind]
+
+
+def test_looking_for_secrets_takes_no_longer_than_a_few_searches_for_fixed_bytes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    data = os.urandom(2**20) * 24
+    path.write_bytes(data)
+    began = time.process_time()
+    assert data.find(b"no such bytes") == -1
+    searched = time.process_time()
+    assert secrets_in(path, {}) == []
+    # About 25 now; 250 where one expression looks for all kinds, which is minutes for a model of 2 GB.
+    assert time.process_time() - searched < 80 * (searched - began)
+
+
+def test_a_long_line_without_a_secret_is_looked_at_once():
+    began = time.process_time()
+    assert redacted("a" * 100_000) == "a" * 100_000  # 8 s where every letter could begin a URL
+    assert time.process_time() - began < 2.0
 
 
 def test_pickles_are_refused_whatever_their_name(tmp_path):

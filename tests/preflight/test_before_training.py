@@ -1,5 +1,6 @@
 """What a stage and the command find before step 1 beyond the recipe's own arithmetic: all of it in one list."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -123,8 +124,6 @@ def test_sources_of_a_run_that_goes_on_are_opened_at_the_commit_it_began_with(re
     recipe = read_recipe([recipe_file(data={"sources": [{"id": "a/b"}]})])
     kept = {"sources": [{"id": "a/b", "revision": "f" * 40}]}
     key = repr(("a/b", "f" * 40, None, "train", None))
-    import hashlib
-
     place = tmp_path / "cache" / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     place.parent.mkdir(parents=True)
     files = [{"path": "x.jsonl", "bytes": 9, "content": "git:a"}, {"path": "y.jsonl", "bytes": 9, "content": "git:b"}]
@@ -200,10 +199,30 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
     weights = tmp_path / "sealed" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert "model.safetensors has other content than was written" in problems_of(sealed, DataError)
+    # A run with a checkpoint of its own reads them no more, so they are not hashed at its starts.
+    (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    assert reading_problems(sealed) == []
+    shutil.rmtree(tmp_path / "runs")
     shutil.copytree(trained, tmp_path / "bare")
     (tmp_path / "bare" / "model.safetensors").unlink()
     bare = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={tmp_path}/bare"])
     assert "holds no weights" in problems_of(bare, InputMissingError)
+
+
+def test_the_weights_that_a_run_starts_from_are_hashed_at_its_first_start_only(recipe_file, trained, tmp_path):
+    from pipeline.preflight.inputs import _weights
+
+    start = tmp_path / "start"
+    shutil.copytree(trained, start)
+    weights = start / "model.safetensors"
+    recipe = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={start}"])
+    first, status = _weights(recipe), weights.stat()
+    assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _weights(recipe) == first  # not a byte was read
+    os.utime(weights)
+    assert _weights(recipe) != first
 
 
 MINE = """\
@@ -228,6 +247,35 @@ class Needs:
 def test_code_that_cannot_be_used_is_named_before_the_data_are_prepared(recipe_file, tmp_path, overrides, said):
     (tmp_path / "mine_code.py").write_text(MINE)
     assert said in problems_of(read_recipe([recipe_file(), *overrides]), RecipeError, named_code_problems)
+
+
+@pytest.mark.parametrize("override", ["run.callbacks=[{}:It]", "evals.tasks=[{}:it]", "optimizer.type={}:it"])
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [("unclosed", "def it(:\n", "SyntaxError: "), ("misspelt", "it = Ti\n", "NameError: name 'Ti' is not defined"), ("asserts", "assert False, 'no'", "AssertionError: no")],
+)  # fmt: skip
+def test_a_module_that_raises_is_named_with_what_it_raised(recipe_file, tmp_path, override, module, source, said):
+    (tmp_path / f"{module}.py").write_text(source)
+    recipe = read_recipe([recipe_file(), override.format(module), f"run.code_folder={tmp_path}"])
+    told = problems_of(recipe, RecipeError, named_code_problems)
+    assert f"command line: {override.split('=')[0]}: {module}:" in told
+    assert f"({said}" in told
+
+
+def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
+    (tmp_path / "unfinished.py").write_text("def read(row:\n")
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl, format: 'unfinished:read'}]"])
+    assert "format: unfinished:read cannot be imported: SyntaxError: " in problems_of(recipe, RecipeError)
+
+
+def test_a_layer_that_asserts_its_sizes_is_told_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise RuntimeError("trying to create a tensor with a negative dimension")
+
+    monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.__init__", refuse)
+    recipe = read_recipe([recipe_file(), "model.type=llama"])
+    told = problems_of(recipe, RecipeError, named_code_problems)
+    assert "llama cannot be built with them (RuntimeError: trying to create" in told
 
 
 def test_code_that_can_be_used_is_no_problem(recipe_file, tmp_path):

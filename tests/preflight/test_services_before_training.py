@@ -68,7 +68,7 @@ for repo_id, token in json.loads(sys.argv[1]):
     if token:
         os.environ["HF_TOKEN"] = token
     recipe = Recipe(path="r.yaml")
-    recipe.hub.id = repo_id
+    recipe.hub.id, recipe.run.directory, recipe.run.name = repo_id, sys.argv[2], "mine"
     problems, notes = services.service_findings(recipe)
     print(json.dumps([[type(p).__name__ for p in problems], [p.status for p in problems], "\\n".join([*map(str, problems), *notes])]))
 """
@@ -79,7 +79,7 @@ def ask(cases, folder, url, **environment):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
         "HF_ENDPOINT": url, "HF_HOME": str(folder), "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1", **environment,
     }  # fmt: skip
-    command = [sys.executable, "-c", ASK, json.dumps(cases)]
+    command = [sys.executable, "-c", ASK, json.dumps(cases), str(folder / "runs")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -103,22 +103,36 @@ CASES = [  # repository, token, whether it is refused, what is said
 ]  # fmt: skip
 
 
-def test_a_hub_that_would_refuse_the_model_is_told_before_step_1_and_nothing_is_written(tmp_path):
+@pytest.fixture
+def hub():
+    """(address, calls)"""
     calls: list[str] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"calls": calls}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        found = ask([case[:2] for case in CASES], tmp_path, f"http://127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        server.server_close()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", calls
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_hub_that_would_refuse_the_model_is_told_before_step_1_and_nothing_is_written(hub, tmp_path):
+    url, calls = hub
+    found = ask([case[:2] for case in CASES], tmp_path, url)
     for (repo_id, token, refused, said), (kinds, statuses, text) in zip(CASES, found, strict=True):
         assert (kinds, statuses) == ((["ServiceError"], [69]) if refused else ([], [])), (repo_id, text)
         assert text.startswith("r.yaml: hub.id: ") if said else text == "", (repo_id, text)
         assert said in text, (repo_id, text)
         assert token is None or token not in text
     assert {call.split()[0] for call in calls} == {"GET"}
+
+
+def test_a_hub_that_refuses_a_run_which_has_trained_is_a_note_so_that_it_goes_on(hub, tmp_path):
+    cases = [case for case in CASES if case[2]]
+    (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    found = ask([case[:2] for case in cases], tmp_path, hub[0])
+    for (repo_id, _, _, said), (kinds, _, text) in zip(cases, found, strict=True):
+        assert kinds == [], (repo_id, text)
+        assert said in text
+        assert f"`python -m pipeline.hub push {tmp_path}/runs/mine`" in text
 
 
 def test_a_hub_that_is_away_is_a_note(tmp_path):

@@ -306,6 +306,17 @@ def test_the_name_follows_the_keys_that_must_match_and_no_others(folder):
     assert read_recipe([write(folder), "run.name=mine"]).run.name == "mine"
 
 
+@pytest.mark.parametrize(
+    ("file", "stem"),
+    [("my recipe (v2)", "my-recipe-v2"), ("modèle d12", "modele-d12"), ("模型", "recipe"), ("(a).b_-", "a-.b_-"), ("+x", "x")],
+)  # fmt: skip
+def test_the_default_name_is_one_that_the_saved_recipe_may_give(folder, file, stem):
+    recipe = read_recipe([write(folder, name=f"{file}.yaml")])
+    assert recipe.run.name.rpartition("-")[0] == stem
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert read_recipe([str(folder / "recipe.yaml")]).run.name == recipe.run.name
+
+
 def test_differences_name_key_and_both_values(folder):
     saved, now = must_match(read_recipe([write(folder)])), must_match(read_recipe([write(folder), "train.seed=3"]))
     assert differences(saved, now) == ["train.seed: 42 -> 3"]
