@@ -57,15 +57,19 @@ def is_leaving() -> bool:
     return _leaving.locked()
 
 
-def leave(outcome: int | BaseException, *, agreed: bool = True) -> NoReturn:
-    """End the process from any thread; the first one to come has the word. agreed: when it is a stop, all ranks make it."""
+def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda: True) -> NoReturn:
+    """End the process from any thread; the first one to come has the word.
+
+    all_stop: asked when it is a stop, and whether all ranks make it. It may wait for them: from now on an error that another
+    thread meets because a rank has left is not told.
+    """
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
     # What the user, the script and the next start are told is worth something each on its own: a closed terminal or a full
     # disk takes one of them away, and never the end itself.
     status, message = (outcome, "") if isinstance(outcome, int) else _classify(outcome)
     message = redacted(message)
-    agreed = agreed and status in (0, Preempted.status, Interrupted.status)
+    agreed = status in (0, Preempted.status, Interrupted.status) and all_stop()
     reported = False
     with suppress(OSError, ValueError):
         reported = _report_status(status, message, first_rank_only=agreed)

@@ -105,7 +105,7 @@ class Signals:
 
     def _leave_at_once(self) -> None:
         self._tell("leaving", self.received)
-        leave(self._outcome(self.where), agreed=self._meet("left"))
+        leave(self._outcome(self.where), all_stop=lambda: self._meet("left"))
 
     def _outcome(self, where: str) -> TandemError:
         orphaned = self.launcher is not None and os.getppid() != self.launcher
