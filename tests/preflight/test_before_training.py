@@ -154,6 +154,30 @@ def test_validation_documents_that_are_trained_on_are_counted_with_a_place(recip
     assert reading_findings(recipe, only=["sources"]) == ([], [])
 
 
+def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that_goes_on(recipe_file, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"Document {n}."}) + "\n" for n in range(40)))
+    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + '{"text": "Another."}\n')
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", "data.validation=[{files: b.jsonl}]"])
+    assert "40 of the first 41" in reading_findings(recipe, only=["sources"])[1][0]
+    (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    assert reading_findings(recipe, only=["sources"]) == ([], [])
+
+
+@pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
+def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
+    from pipeline.sources import overlap
+
+    for name in ("a", "b"):
+        lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
+    _, (source,) = open_sources(recipe, kind="text")
+    monkeypatch.setattr(overlap, "HELD_OUT_CHARS", 500_000)
+    rows_for_one = source.files[0].period or 1
+    assert len(list(overlap._held_out(source))) == 500 // rows_for_one + 1
+    assert rows_for_one == (100 if validation == "null" else 1)
+
+
 def test_a_tokenizer_with_other_ids_than_the_weights_were_trained_with_is_refused(recipe_file, trained, tmp_path):
     own = read_recipe(
         [recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={trained}", f"tokenizer.path={trained}"]
