@@ -374,3 +374,21 @@ def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_no
     assert [file.label for file in parquet.files] == ["a.parquet"]
     assert text_bytes(parquet) == pytest.approx(sum(map(len, texts)), rel=0.05)
     assert text_bytes(compressed) is None
+
+
+def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recipe_file, tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipeline.sources.text_bytes import SAMPLED_FOOTERS, text_bytes
+
+    texts = [f"document {n} " * 40 for n in range(500)]
+    for number in range(20):  # the last one is held out
+        table = pa.table({"text": [f"{number} {text}" for text in texts], "other": ["x" * 1000] * 500})
+        pq.write_table(table, tmp_path / f"p{number:02}.parquet", row_group_size=100, use_dictionary=False)
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: p*.parquet}]", "data.validation=null"])
+    (source,), _ = open_sources(recipe, kind="text")
+    read, original = [], pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda path: read.append(path) or original(path))
+    assert text_bytes(source) == pytest.approx(19 * sum(map(len, texts)), rel=0.05)
+    assert 1 <= len(read) <= SAMPLED_FOOTERS
