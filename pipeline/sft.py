@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     say_shape(run, trainer)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
-    publishing = Publishing(recipe, run.directory)
+    publishing = Publishing(recipe, run.directory, start_step=run.step)
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step)
     finish_run(recipe, run, trainer, publishing)

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, write_json
 from pipeline.artifacts.cache import file_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, clean
+from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems
 from pipeline.artifacts.rows import append_row, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 
@@ -59,6 +59,7 @@ class HubQueue:
                 if held or time.monotonic() >= deadline:
                     if held:
                         clean(self.path)
+                        self._drop_damaged()
                     yield held
                     return
             time.sleep(0.2)
@@ -98,14 +99,26 @@ class HubQueue:
         write_json(self.path / f"{item.name}.json", asdict(item))
 
     def note(self, item: Item, **changes: Any) -> None:
-        """Change a queued item, as it is on disk now."""
-        self._save(replace(next(i for i in self.items() if i.name == item.name), **changes))
+        """Change a queued item, as it is on disk now; one that was dropped meanwhile stays dropped."""
+        for queued in self.items():
+            if queued.name == item.name:
+                self._save(replace(queued, **changes))
 
     def done(self, item: Item, **facts: Any) -> None:
         """Write down that an item was published, and let go of it and of what is older."""
         row = {"item": item.name, "step": item.step, "content": item.content, "time": time.time()}
         append_row(self.published, row | facts)
         self._remove(other for other in self.items() if _order(other) <= _order(item))
+
+    def drop_after(self, step: int) -> None:
+        """Forget what lies beyond the step where the run goes on: it would be published, and keep newer work out."""
+        self._remove(item for item in self.items() if item.step > step)
+
+    def _drop_damaged(self) -> None:
+        for item in self.items():
+            if item.name != MODEL and (found := problems(self.folder(item))):
+                print(f"{self.folder(item)}: damaged ({'; '.join(found)}), so it is not published", flush=True)
+                self._remove(iter([item]))
 
     def last_published(self, repo_id: str) -> dict[str, Any] | None:
         rows = [row for row in read_rows(self.published) if row.get("repo_id") == repo_id]

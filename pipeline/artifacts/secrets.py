@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
 REDACTED = "[secret]"
 
-_ENVIRONMENT = re.compile(r"(TOKEN|API_?KEY|SECRET|PASSWORD|PASSWD)$")
+_ENVIRONMENT = re.compile(r"(TOKEN|(API|ACCESS)_?KEY|SECRET|PASSWORD|PASSWD)$")
 
 
 def kinds_in(block: bytes) -> set[str]:
@@ -56,14 +57,27 @@ def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
 def known_secrets() -> dict[str, bytes]:
     """Secrets this machine holds, by where they stand: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper())}
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    with suppress(OSError, ValueError):  # no login, no secret; the same below
-        found["the Hugging Face login"] = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").read_text()
-    with suppress(OSError, netrc.NetrcParseError):
-        logins = netrc.netrc(os.environ.get("NETRC"))
-        found |= {f"the login of {host} in .netrc": login[2] for host, login in logins.hosts.items() if login[2]}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
+    with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret
+        found["the Hugging Face login"] = token.expanduser().read_text()
+    for file in [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]:
+        found |= _netrc_logins(file)
     # A short value is a word, which stands in texts for other reasons.
     return {where: value.strip().encode() for where, value in found.items() if len(value.strip()) >= 8}
+
+
+def _netrc_logins(file: str) -> dict[str, str]:
+    """Passwords of a netrc file by where they stand; also of one that the parser refuses, since W&B reads it."""
+    try:
+        path = Path(file).expanduser()
+        hosts = netrc.netrc(str(path)).hosts  # named, else one that others may read is refused
+    except netrc.NetrcParseError:
+        words = path.read_text(errors="replace").split()
+        return {f"login {i} in {path.name}": b for i, (a, b) in enumerate(pairwise(words)) if a == "password"}
+    except (OSError, ValueError, RuntimeError):  # not there, no text, no home
+        return {}
+    return {f"the login of {host} in {path.name}": login[2] for host, login in hosts.items() if login[2]}
 
 
 @cache

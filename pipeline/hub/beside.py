@@ -20,12 +20,17 @@ class Publishing:
     A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be killed.
     """
 
-    def __init__(self, recipe: Recipe, run: RunDirectory):
+    def __init__(self, recipe: Recipe, run: RunDirectory, *, start_step: int):
         self.hub, self.run, self.queue = recipe.hub, run, HubQueue(run)
         self.active = recipe.hub.id is not None and int(os.environ.get("RANK", 0)) == 0
         self.process: subprocess.Popen[bytes] | None = None
-        if self.active and recipe.hub.strategy != "end":
-            self._start()
+        if self.active:
+            try:
+                self.queue.drop_after(start_step)
+            except OSError as error:
+                print(f"{self.queue.path}: what lies beyond step {start_step} stays queued: {error}", flush=True)
+            if recipe.hub.strategy != "end":
+                self._start()
 
     def finish(self) -> None:
         """Publish the finished model; say what was published, or what was not and how to finish it. Never raises."""

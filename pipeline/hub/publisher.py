@@ -8,6 +8,7 @@ import traceback
 from pipeline.artifacts.errors import ServiceError, TandemError
 from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.secrets import redacted
 from pipeline.hub.client import bound_waits
 from pipeline.hub.push import publish
 from pipeline.report.run_data import read_run
@@ -33,10 +34,10 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
             print(f"{queue.path}: another process publishes", flush=True)
             return
         hub = read_run(str(run.path)).recipe["hub"]
-        pause, next_round = FIRST_PAUSE_S, 0.0
+        pause, next_round, next_look = FIRST_PAUSE_S, 0.0, 0.0
         while True:
-            if hub["strategy"] == "every_save":
-                queue.add_newest_checkpoint(hub["id"])
+            if hub["strategy"] == "every_save" and time.monotonic() >= next_look and not _look(queue, hub["id"]):
+                next_look = time.monotonic() + FIRST_PAUSE_S
             for item in queue.items()[-1:]:
                 at_end = item.name == MODEL
                 if at_end and item.not_before > time.time() + hub["wait_at_end_s"]:
@@ -44,11 +45,21 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
                 if time.time() < item.not_before or (time.monotonic() < next_round and not at_end):
                     continue
                 published = _try(queue, item, run=run, repo_id=hub["id"])
-                if at_end and (published or queue.items()[-1].not_before <= time.time()):
+                if at_end and (published or all(left.not_before <= time.time() for left in queue.items()[-1:])):
                     return
                 pause = FIRST_PAUSE_S if published else min(pause * 2, LONGEST_PAUSE_S)
                 next_round = 0.0 if published else time.monotonic() + pause
             time.sleep(LOOK_EVERY_S)
+
+
+def _look(queue: HubQueue, repo_id: str) -> bool:
+    """Whether the newest checkpoint could be queued; one that could not must not end the publishing of what comes later."""
+    try:
+        queue.add_newest_checkpoint(repo_id)
+        return True
+    except Exception as error:  # the disk is full, a seal is damaged
+        print(f"the newest checkpoint was not queued: {type(error).__name__}: {error}", flush=True)
+        return False
 
 
 def _try(queue: HubQueue, item: Item, *, run: RunDirectory, repo_id: str) -> bool:
@@ -61,8 +72,12 @@ def _try(queue: HubQueue, item: Item, *, run: RunDirectory, repo_id: str) -> boo
     except Exception as error:  # an answer that nobody foresaw must not end the publishing of what comes later
         traceback.print_exc()
         reason, wait_s = f"{type(error).__name__}: {error}", 0.0
+    reason = redacted(reason)  # the Hub's answer may repeat the request, token and all
     print(f"{item.name} of step {item.step} was not published: {reason}", flush=True)
-    queue.note(item, error=reason, not_before=time.time() + wait_s if wait_s else item.not_before)
+    try:
+        queue.note(item, error=reason, not_before=time.time() + wait_s if wait_s else item.not_before)
+    except OSError as error:
+        print(f"{queue.path}: the reason was not written down: {error}", flush=True)
     return False
 
 

@@ -170,7 +170,7 @@ def _upload(
 def _made_since(before: str, repo_id: str, seal: Path) -> str | None:
     """The newest commit when it is not `before` and holds the model that `seal` seals."""
     from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     newest = HfApi().model_info(repo_id).sha
     if newest is None or newest == before:
@@ -178,7 +178,7 @@ def _made_since(before: str, repo_id: str, seal: Path) -> str | None:
     with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
         try:
             theirs = hf_hub_download(repo_id, SEAL, revision=newest, local_dir=folder)
-        except EntryNotFoundError:
+        except RemoteEntryNotFoundError:  # not its base, which is also a Hub that was not reached
             return None
         return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 

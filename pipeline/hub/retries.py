@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pipeline.artifacts.errors import InputMissingError, ServiceError
+from pipeline.artifacts.secrets import redacted
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 2.0
@@ -60,7 +61,9 @@ def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
     """
     while error is not None:
         if isinstance(error, (*_transport_errors(), ConnectionError, TimeoutError)):
-            text = " ".join(str(error).split())[:200] or type(error).__name__
+            text = (
+                redacted(" ".join(str(error).split()))[:200] or type(error).__name__
+            )  # a secret cut short is not known
             return getattr(getattr(error, "response", None), "status_code", None), text
         error = error.__cause__ or error.__context__
     return None

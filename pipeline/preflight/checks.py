@@ -19,6 +19,7 @@ from pipeline.artifacts.errors import (
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.kernels import kernel_problems
+from pipeline.preflight.memory import queued_bytes
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
@@ -230,12 +231,17 @@ def _writing(plan: Plan) -> list[TandemError]:
 
 def _disk(plan: Plan) -> list[TandemError]:
     """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
-    since a checkpoint is deleted only after the next one is whole."""
+    since a checkpoint is deleted only after the next one is whole.
+
+    What lies there counts where it will be replaced: the rest of the folder (quarantine/, wandb/) only grows.
+    """
     folder = _run_folder(plan.recipe)
-    if plan.checkpoint_bytes is None:
+    if plan.checkpoint_bytes is None or plan.sizes is None:
         return []
-    there = sum(_bytes(file) for file in folder.rglob("*"))
-    needed = max(max(plan.run_disk_bytes or 0, int(LEAST_CHECKPOINTS * plan.checkpoint_bytes)) - there, 0)
+    run = RunDirectory(folder)
+    there = sum(_bytes(file) for kept in (run.checkpoints, run.model) for file in kept.rglob("*"))
+    least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + queued_bytes(plan.recipe, plan.sizes)
+    needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
     if needed <= _free(folder):
         return []
     return [

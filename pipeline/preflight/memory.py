@@ -99,6 +99,12 @@ def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
     return (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
 
 
+def queued_bytes(recipe: Recipe, sizes: Sizes) -> int:
+    """A checkpoint's model that waits for the Hub while its checkpoint is rotated away."""
+    waits = recipe.hub.id is not None and recipe.hub.strategy == "every_save"
+    return FP32 * sizes.parameters()["total"] if waits else 0
+
+
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:
     """Checkpoints that lie there at the fullest moment: those kept and the one being written. None when their number
     depends on a horizon that is not known."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from pipeline.hardware.cpu import can_compile, multiplies_bf16_fast
 from pipeline.hardware.device import DeviceInfo
-from pipeline.preflight.memory import Memory, checkpoint_bytes, checkpoints_on_disk, memory_of, model_bytes, row_bytes
+from pipeline.preflight.memory import (
+    Memory,
+    checkpoint_bytes,
+    checkpoints_on_disk,
+    memory_of,
+    model_bytes,
+    queued_bytes,
+    row_bytes,
+)
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
@@ -106,7 +114,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
         micro_steps=micro_steps(recipe, processes),
         memory=memory,
         checkpoint_bytes=checkpoint,
-        run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes)
+        run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes) + queued_bytes(recipe, sizes)
         if sizes and checkpoint is not None and count
         else None,
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),

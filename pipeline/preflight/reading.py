@@ -35,11 +35,12 @@ def _sources(recipe: Recipe) -> list[str]:
     from pipeline.sources.overlap import overlap_note
 
     run = _run(recipe)
-    if run.has_trained():
+    goes_on = run.has_trained()
+    if goes_on:
         recipe = copy.deepcopy(recipe)
         use_revisions(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    note = overlap_note(train, validation)
+    note = None if goes_on else overlap_note(train, validation)  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 

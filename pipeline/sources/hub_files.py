@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.secrets import redacted
 from pipeline.sources.files import READABLE, SourceFile
 from pipeline.sources.heads import both_ends
 from pipeline.sources.hub_client import limit_silence
@@ -210,4 +211,4 @@ def _is_network(error: Exception) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:200]

@@ -10,6 +10,9 @@ from pipeline.sources.bad_rows import row_name
 
 DOCUMENTS = 2_000  # of each validation source that are looked for
 TRAINED_CHARS = 50_000_000  # of each training source that are looked at: a second or two
+HELD_OUT_CHARS = (
+    250_000_000  # of each validation source that are read for them: of a one-file source all rows between, too
+)
 
 
 def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
@@ -17,7 +20,7 @@ def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
 
     Equal means equal but for white space around it. Nothing is fetched for it.
     """
-    held = {digest for source in validation for digest, _, _ in islice(_documents(source), DOCUMENTS)}
+    held = {digest for source in validation for digest in _held_out(source)}
     found: dict[bytes, str] = {}
     for source in train if held else []:
         chars = 0
@@ -35,15 +38,26 @@ def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
     )
 
 
+def _held_out(source: Any) -> Iterator[bytes]:
+    """Digests of the first validation documents, until so many are found or so much text was read for them."""
+    chars = 0
+    for digest, _, read in islice(_documents(source), DOCUMENTS):
+        yield digest
+        chars += read
+        if chars > HELD_OUT_CHARS:
+            return
+
+
 def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
-    """(digest, place, characters) of each document of the source's first files, until one is not here."""
+    """(digest, place, characters read for it) of each document of the source's first files, until one is not here."""
     for number, file in enumerate(source.files):
         if file.path is None:
             return
+        rows = file.period if file.part == "validation" else 1
         for block in source.read(file=number):
             if block.file != number:
                 break
             for item in block.items:
                 text = item.text if source.kind == "text" else json.dumps(item.messages, sort_keys=True)
                 digest = hashlib.blake2b(text.strip().encode(), digest_size=16).digest()
-                yield digest, row_name(file.label, item.row), len(text)
+                yield digest, row_name(file.label, item.row), len(text) * rows

@@ -114,6 +114,24 @@ def test_what_a_process_prints_holds_no_secret(text, tmp_path):
     assert done.stderr.count("[secret]") == 2
 
 
+def test_logins_where_other_programs_look_for_them_are_known(tmp_path):
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password key-that-others-may-read\n")
+    (tmp_path / ".netrc").chmod(0o644)
+    (tmp_path / "_netrc").write_text("what = ever\nmachine a.b login user password key-no-parser-finds\n")
+    (tmp_path / "xdg" / "huggingface").mkdir(parents=True)
+    (tmp_path / "xdg" / "huggingface" / "token").write_text("login-below-xdg-cache\n")
+    hidden = ["key-that-others-may-read", "key-no-parser-finds", "login-below-xdg-cache", "not-even-an-aws-key"]
+    known = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "xdg"), "AWS_SECRET_ACCESS_KEY": hidden[-1]}
+    others = {k: v for k, v in os.environ.items() if k not in ("NETRC", "HF_HOME", "HF_TOKEN_PATH")}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from pipeline.artifacts.secrets import redacted; print(redacted(sys.argv[1]))", " ".join(hidden)],
+        env={**others, **known, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.stdout == "[secret] [secret] [secret] [secret]\n", done.stderr
+
+
 def test_an_entry_that_fails_with_a_secret_tells_it_to_nobody(tmp_path):
     code = (
         "import os; from pipeline.artifacts.failures import exit_with_status\n"

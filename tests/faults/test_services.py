@@ -3,11 +3,13 @@
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +18,10 @@ from pipeline.artifacts.checkpoints import problems, whole_folder
 from pipeline.artifacts.hub_queue import HubQueue
 from pipeline.artifacts.rows import read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hub.beside import Publishing
 from tests.faults.services import (
     FAULTS,
+    HF_TOKEN,
     NO_SUCH_HOST,
     TEN_STEPS,
     WANDB_API_KEY,
@@ -218,6 +222,53 @@ def test_a_hub_that_is_silent_after_it_made_the_repository_is_noted_and_asked_ag
             wait_for(lambda: published_steps(run) == [5])
 
 
+def test_an_answer_that_repeats_the_token_leaves_none_in_the_queue(run, tmp_path):
+    save_checkpoint(run, 5)
+    queue = HubQueue(run)
+    with hub_stand_in() as hub:
+        hub.fault = Fault(status=403, echo=True)
+        with training(run, hub.url, tmp_path):
+            item = wait_for(lambda: next((i for i in queue.items() if i.error), None))
+    assert "refused: Bearer [secret]" in item.error
+    assert not [p for p in queue.path.rglob("*") if p.is_file() and HF_TOKEN.encode() in p.read_bytes()]
+
+
+def test_a_checkpoint_that_cannot_be_queued_does_not_end_the_publishing_of_the_next(run, tmp_path):
+    save_checkpoint(run, 5)
+    (run.checkpoint(5) / "MANIFEST.json").write_text('{"step": 5, ')
+    with hub_stand_in() as hub, training(run, hub.url, tmp_path) as trainer:
+        time.sleep(2.0)
+        assert trainer.poll() is None
+        save_checkpoint(run, 10)
+        wait_for(lambda: published_steps(run) == [10])
+
+
+def test_a_start_from_an_earlier_checkpoint_drops_what_waits_from_beyond_it(run):
+    queue = HubQueue(run)
+    recipe = SimpleNamespace(hub=SimpleNamespace(id=REPO, strategy="end"))
+    for step in (5, 20):
+        save_checkpoint(run, step)
+    queue.add_newest_checkpoint(REPO)
+    Publishing(recipe, run, start_step=20)
+    (item,) = queue.items()
+    Publishing(recipe, run, start_step=10)
+    assert queue.items() == []
+    assert not queue.folder(item).exists()
+    queue.note(item, error="told by a publisher that was sending it")
+    assert list(queue.path.glob("*.json")) == []
+
+
+def test_a_damaged_model_leaves_the_queue_when_a_publisher_takes_it(run):
+    queue = HubQueue(run)
+    save_checkpoint(run, 5)
+    queue.add_newest_checkpoint(REPO)
+    with queue.hold():
+        (item,) = queue.items()
+    (queue.folder(item) / "model.safetensors").write_bytes(b"other")
+    with queue.hold():
+        assert queue.items() == []
+
+
 def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
     save_checkpoint(run, 5)
     queue = HubQueue(run)
@@ -261,7 +312,9 @@ from pipeline.artifacts.secrets import redact_output
 from types import SimpleNamespace
 
 def wait_until_it_has_begun(folder):
+    deadline = time.monotonic() + 120
     while not glob.glob(f"{folder}/wandb/offline-run-*/files/requirements.txt"):
+        assert time.monotonic() < deadline, "W&B has not begun"
         time.sleep(0.05)
     time.sleep(0.5)
 
@@ -317,7 +370,14 @@ def wandb_folder(tmp_path_factory):
         }
         variables = environment(nobody, folder / "hf", PYTHONPATH=str(ROOT))
         command = [sys.executable, "-c", WANDB, json.dumps(urls)]
-        subprocess.run(command, cwd=folder, env={**os.environ, **variables}, check=True, timeout=200)
+        # A session of its own: the trackers are forked, and would outlive the parent that a timeout kills.
+        trackers = subprocess.Popen(command, cwd=folder, env={**os.environ, **variables}, start_new_session=True)
+        try:
+            assert trackers.wait(timeout=200) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(trackers.pid, signal.SIGKILL)
+            trackers.wait()
     return folder
 
 

@@ -37,6 +37,7 @@ class Fault:
     html: bool = False  # a web page with status 200, as a proxy's login page comes
     status: int | None = None
     retry_after: int | None = None  # seconds
+    echo: bool = False  # the answer with that status repeats the Authorization header
 
 
 @dataclass
@@ -134,7 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
         if fault.status:
             wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
-            return self.answer(fault.status, {"error": "made to fail"}, **wait)
+            said = f"refused: {self.headers.get('Authorization')}" if fault.echo else "made to fail"
+            return self.answer(fault.status, {"error": said}, **wait)
         for fault in self.state.faults:
             if fault[0] in call:
                 self.state.faults.remove(fault)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hub_stand_in import hub_stand_in
+from hub_stand_in import Fault, hub_stand_in
 
 from pipeline.artifacts.atomic import write_text
 from pipeline.artifacts.checkpoints import whole_folder
@@ -289,6 +289,14 @@ def test_a_hub_that_is_away_for_a_moment_is_asked_again(hub, run, tmp_path):
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
     assert hub.faults == []
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_again_when_the_look_at_it_fails_too(hub, run, tmp_path):
+    hub.fault = Fault(to="commit/main", lost=True, times=1)
+    hub.faults += [("HEAD /somebody/quick/resolve", 503)] * 8  # more than the client's own attempts
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 0, done.stderr
+    assert len(hub.repos["somebody/quick"].commits) == 2
 
 
 def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):

@@ -154,6 +154,30 @@ def test_validation_documents_that_are_trained_on_are_counted_with_a_place(recip
     assert reading_findings(recipe, only=["sources"]) == ([], [])
 
 
+def test_documents_that_are_trained_on_are_looked_for_once_and_not_in_a_run_that_goes_on(recipe_file, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"Document {n}."}) + "\n" for n in range(40)))
+    (tmp_path / "b.jsonl").write_text((tmp_path / "a.jsonl").read_text() + '{"text": "Another."}\n')
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", "data.validation=[{files: b.jsonl}]"])
+    assert "40 of the first 41" in reading_findings(recipe, only=["sources"])[1][0]
+    (tmp_path / "runs" / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    assert reading_findings(recipe, only=["sources"]) == ([], [])
+
+
+@pytest.mark.parametrize("validation", ["[{files: b.jsonl}]", "null"])
+def test_the_text_read_for_validation_documents_is_bounded(recipe_file, tmp_path, monkeypatch, validation):
+    from pipeline.sources import overlap
+
+    for name in ("a", "b"):
+        lines = [json.dumps({"text": f"{name} {n:05} " + "x" * 992}) + "\n" for n in range(3000)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl}]", f"data.validation={validation}"])
+    _, (source,) = open_sources(recipe, kind="text")
+    monkeypatch.setattr(overlap, "HELD_OUT_CHARS", 500_000)
+    rows_for_one = source.files[0].period or 1
+    assert len(list(overlap._held_out(source))) == 500 // rows_for_one + 1
+    assert rows_for_one == (100 if validation == "null" else 1)
+
+
 def test_a_tokenizer_with_other_ids_than_the_weights_were_trained_with_is_refused(recipe_file, trained, tmp_path):
     own = read_recipe(
         [recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={trained}", f"tokenizer.path={trained}"]
@@ -350,3 +374,21 @@ def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_no
     assert [file.label for file in parquet.files] == ["a.parquet"]
     assert text_bytes(parquet) == pytest.approx(sum(map(len, texts)), rel=0.05)
     assert text_bytes(compressed) is None
+
+
+def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recipe_file, tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipeline.sources.text_bytes import SAMPLED_FOOTERS, text_bytes
+
+    texts = [f"document {n} " * 40 for n in range(500)]
+    for number in range(20):  # the last one is held out
+        table = pa.table({"text": [f"{number} {text}" for text in texts], "other": ["x" * 1000] * 500})
+        pq.write_table(table, tmp_path / f"p{number:02}.parquet", row_group_size=100, use_dictionary=False)
+    recipe = read_recipe([recipe_file(), "data.sources=[{files: p*.parquet}]", "data.validation=null"])
+    (source,), _ = open_sources(recipe, kind="text")
+    read, original = [], pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda path: read.append(path) or original(path))
+    assert text_bytes(source) == pytest.approx(19 * sum(map(len, texts)), rel=0.05)
+    assert 1 <= len(read) <= SAMPLED_FOOTERS

@@ -73,12 +73,16 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
     for plan in (
         quickstart("train.save_total_limit=null", "train.max_steps=null", "train.num_train_epochs=1"),
         quickstart("train.save_steps=1900"),
+        quickstart("train.save_steps=1900", "hub.id=a/b", "hub.strategy=every_save"),
     ):
-        assert (plan.run_disk_bytes or 0) < 2.2 * plan.checkpoint_bytes
-        monkeypatch.setattr(checks, "_free", lambda folder, plan=plan: int(2.2 * plan.checkpoint_bytes) - 1)
+        least = int(2.2 * plan.checkpoint_bytes)
+        if plan.recipe.hub.id:
+            least += 4 * plan.sizes.parameters()["total"]
+        assert (plan.run_disk_bytes or 0) < least
+        monkeypatch.setattr(checks, "_free", lambda folder, least=least: least - 1)
         (told,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
         assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in told
-        monkeypatch.setattr(checks, "_free", lambda folder, plan=plan: int(2.2 * plan.checkpoint_bytes))
+        monkeypatch.setattr(checks, "_free", lambda folder, least=least: least)
         assert find_problems(plan, on_this_machine=True) == []
 
 
@@ -89,6 +93,23 @@ def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickst
     (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
     monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
     assert find_problems(plan, on_this_machine=True) == []
+
+
+def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quickstart, monkeypatch):
+    plan = quickstart()
+    for name in ("quarantine", "wandb", "hub_queue"):
+        folder = checks._run_folder(plan.recipe) / name / "checkpoint-600"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
+    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1)
+    assert len(messages(find_problems(plan, on_this_machine=True), DiskFullError)) == 1
+
+
+def test_a_model_that_waits_for_the_hub_needs_room_too(quickstart):
+    plain, at_end = quickstart(), quickstart("hub.id=a/b")
+    every_save = quickstart("hub.id=a/b", "hub.strategy=every_save")
+    assert at_end.run_disk_bytes == plain.run_disk_bytes
+    assert every_save.run_disk_bytes - plain.run_disk_bytes == 4 * plain.sizes.parameters()["total"]
 
 
 def test_a_model_larger_than_the_device_is_refused_and_a_large_micro_batch_only_noted():
