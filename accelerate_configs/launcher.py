@@ -35,14 +35,15 @@ def main() -> int:
     try:
         launch.main()
     except CalledProcessError as error:  # of one process
-        rank, status = 0, error.returncode
+        statuses = {0: error.returncode}
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        status = failure.exitcode
+        # All of them: one that was left behind may end so soon that torch takes its failure for the first.
+        statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
     else:
         return 0
-    if status < 0 and -status not in ASKED and "TANDEM_STATUS" in os.environ:
-        report(rank, -status)
+    killed = {rank: -status for rank, status in statuses.items() if status < 0 and -status not in ASKED}
+    if killed and "TANDEM_STATUS" in os.environ:
+        report(*min(killed.items()))
     return 1  # told by the rank itself, or above: no traceback of the launcher
 
 
