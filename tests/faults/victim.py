@@ -2,6 +2,7 @@
 and has its data tokenized while it trains. Beside it plain GPT-2 with AdamW, and SFT.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -54,8 +55,9 @@ class Lab:
     def __init__(self, folder: Path):
         self.folder = folder
         self.texts, self.trials = folder / "texts", folder / "trials"
-        self.cache, self.partly = folder / "cache", folder / "cache-partly"
-        for path in (folder, self.texts, self.trials):
+        self.made = folder / f"made-{_code()}"  # of this code: another may write its files otherwise
+        self.cache, self.partly, self.bases = folder / "cache", self.made / "cache-partly", self.made / "bases"
+        for path in (self.texts, self.trials, self.made):
             path.mkdir(parents=True, exist_ok=True)
         text_files = [self.texts / f"part-{n}.jsonl" for n in range(3)]
         chat_files = [self.texts / f"chat-{n}.jsonl" for n in range(2)]
@@ -136,7 +138,7 @@ class Lab:
 
     def reference(self, setting: Setting) -> dict[str, str]:
         """The final state of the uncut run, trained once."""
-        kept = self.folder / "references" / f"{setting.name}.json"
+        kept = self.made / "references" / f"{setting.name}.json"
         if not kept.exists():
             directory = self.trial(f"reference-{setting.name}") / "run"
             status, output = self.finish(setting, directory)
@@ -178,6 +180,11 @@ class Lab:
     def _tokenizers(self, setting: Setting) -> Path:
         self.reference(setting)
         return self.cache / "tokenizers"
+
+
+def _code() -> str:
+    files = sorted((ROOT / "pipeline").rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def _write_texts(text_files: list[Path], chat_files: list[Path]) -> None:

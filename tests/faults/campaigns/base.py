@@ -14,7 +14,7 @@ SETTING = Setting(max_steps=2 * SAVE_STEPS, keep=1)
 
 def cut_after_first_save(lab: Lab, setting: Setting = SETTING) -> Path:
     """The folder of a run that holds checkpoint-4 and was killed before checkpoint-8."""
-    base = lab.folder / "bases" / setting.name
+    base = lab.bases / setting.name
     if not base.exists():
         lab.reference(setting)
         making = lab.trial(f"base-{setting.name}")
@@ -36,7 +36,7 @@ def copy_of(base: Path, folder: Path) -> Path:
 
 def calls_of_second_save(lab: Lab, setting: Setting = SETTING) -> list[tuple[int, str, str]]:
     """The file calls below checkpoints/ of the save at step 8 and its rotation, as a start from the base makes them."""
-    kept = lab.folder / "bases" / f"{setting.name}-calls.json"
+    kept = lab.bases / f"{setting.name}-calls.json"
     if not kept.exists():
         base = cut_after_first_save(lab, setting)
         folder = lab.trial("watch")

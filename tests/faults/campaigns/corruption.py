@@ -27,7 +27,7 @@ REAL = {
 
 def _template(lab: Lab) -> Path:
     """A run with two checkpoints, whose end was lost."""
-    template = lab.folder / "bases" / "two-checkpoints"
+    template = lab.bases / "two-checkpoints"
     if not template.exists():
         making = lab.trial("two-checkpoints")
         status, output = lab.finish(SETTING, making / "run")

@@ -97,7 +97,7 @@ def _text(lab: Lab) -> Path:
 
 def _base(lab: Lab) -> Path:
     """The run that used a million rows, with checkpoints at its first and its last hundred."""
-    base = lab.folder / "bases" / "cost"
+    base = lab.bases / "cost"
     if not base.exists():
         making = lab.trial("base-cost")
         process = _start(lab, making)
