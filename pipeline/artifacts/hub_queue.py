@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, write_json
 from pipeline.artifacts.cache import file_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems
+from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems, seal
 from pipeline.artifacts.rows import append_row, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 
@@ -77,8 +77,8 @@ class HubQueue:
 
     def add_model(self, repo_id: str, *, again: bool = False) -> None:
         """Queue the finished model, unless it is queued already or was published; `again`: also when it was."""
-        seal = read_json(self.run.model / SEAL)
-        item = Item(name=MODEL, step=seal["step"], content=_content(seal["files"]))
+        manifest = read_json(self.run.model / SEAL)
+        item = Item(name=MODEL, step=manifest["step"], content=_content(manifest["files"]))
         queued = (item.name, item.content) in {(other.name, other.content) for other in self.items()}
         if not queued and (again or self._is_new(item, repo_id)):
             self._add(item)
@@ -87,11 +87,11 @@ class HubQueue:
         """Queue the newest checkpoint's model, unless it was queued or published; older queued ones are superseded."""
         for folder in by_step(self.run.checkpoints)[-1:]:
             with suppress(FileNotFoundError):  # rotated away between two looks: the next look finds a newer one
-                seal = read_json(folder / SEAL)
-                files = {name: facts for name, facts in seal["files"].items() if not _is_training_state(name)}
-                item = Item(name=folder.name, step=seal["step"], content=_content(files))
+                manifest = read_json(folder / SEAL)
+                files = {name: facts for name, facts in manifest["files"].items() if not _is_training_state(name)}
+                item = Item(name=folder.name, step=manifest["step"], content=_content(files))
                 if self._is_new(item, repo_id):
-                    self._link(folder, item, {"step": seal["step"], "run": seal["run"], "files": files})
+                    self._link(folder, item, manifest["run"], files)
                     self._add(item)
                     self._remove(other for other in self.items() if _order(other) < _order(item))
 
@@ -136,15 +136,16 @@ class HubQueue:
         )
         return same not in {(queued.name, queued.content) for queued in self.items()} | set(published)
 
-    def _link(self, checkpoint: Path, item: Item, seal: dict[str, Any]) -> None:
+    def _link(self, checkpoint: Path, item: Item, run: str, files: dict[str, dict[str, Any]]) -> None:
         target = self.folder(item)
         if target.exists():  # of another content, or never finished
             remove_folder(target)
         with new_folder(target) as folder:
-            for name in seal["files"]:
+            for name in files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(checkpoint / name, folder / name)
-            write_json(folder / SEAL, seal)
+            # The hashes that the checkpoint was written with: what has rotted since is found before it is published.
+            seal(folder, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
 
     def _remove(self, items: Iterator[Item]) -> None:
         for item in list(items):

@@ -3,7 +3,6 @@
 import argparse
 import csv
 import datetime
-import os
 import signal
 import socket
 import sys
@@ -65,15 +64,15 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         if options.output is None:
-            write_samples(sys.stdout, every_s=options.every, samples=options.samples)
+            # The stream as it was opened: what prints a run's words goes on without a reader, and this must end without one.
+            write_samples(sys.__stdout__ or sys.stdout, every_s=options.every, samples=options.samples)
         else:
             with open(options.output, "w", newline="") as file:
                 write_samples(file, every_s=options.every, samples=options.samples)
     except KeyboardInterrupt:
         return 0  # the way to end it; every sample is written
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the reader, such as `head`, has left; nothing more is told
-        return 0
+        return 0  # the reader, such as `head`, has left
     except OSError as error:
         raise CannotWriteError(
             f"{options.output or 'the terminal'}: cannot be written ({error.strerror}). Give another --output."
