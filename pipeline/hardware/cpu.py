@@ -88,12 +88,24 @@ def set_threads(local_processes: int = 1) -> int:
     return threads
 
 
+# What torch computes on a CPU with MKL's vector functions.
+_VECTOR_FUNCTIONS = (
+    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "sin", "sinh"),
+    *("cosh", "sqrt", "tan", "tanh"),
+)  # fmt: skip
+
+
 def use_deterministic_kernels() -> None:
     """The same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
 
-    Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order.
+    Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order. And MKL
+    looks for the kernel of a vector function at its first call: where two threads make that call at once, one of them may
+    take a coarse kernel (pytorch issue 188792). One number alone is computed by one thread.
     """
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a guard for debugging that costs a pass over every new tensor
+    for name in _VECTOR_FUNCTIONS:
+        for dtype in (torch.float32, torch.float64):
+            getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype))

@@ -282,7 +282,9 @@ def poison(folder: Path, file: str) -> str:
     name, tensor = next((name, tensor) for name, tensor in tensors.items() if tensor.ndim > 1)
     tensor.view(-1)[-1] = torch.nan
     save_file(tensors, folder / file, metadata={"format": "pt"})
-    facts = {key: value for key, value in json.loads((folder / SEAL).read_text()).items() if key not in ("files", "sha256")}
+    facts = {
+        key: value for key, value in json.loads((folder / SEAL).read_text()).items() if key not in ("files", "sha256")
+    }
     seal(folder, **facts)
     return name
 
