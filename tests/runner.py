@@ -12,6 +12,7 @@ import yaml
 
 from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.rows import last_attempts, read_rows
+from tests.faults.warm_runs import WarmRuns
 
 ROOT = Path(__file__).parents[1]
 
@@ -150,5 +151,24 @@ class Runner:
         process = self.start(recipe, *overrides, **how)
         output, _ = process.communicate(timeout=300)
         assert process.returncode == status, output[-4000:]
+        return Result(status, output, self._directory(recipe, overrides))
+
+    def _directory(self, recipe: Path, overrides: tuple[str, ...]) -> Path:
         name = next((o.removeprefix("run.name=") for o in overrides if o.startswith("run.name=")), recipe.stem)
-        return Result(process.returncode, output, self.folder / "runs" / name)
+        return self.folder / "runs" / name
+
+
+class WarmRunner(Runner):
+    """Whole runs are forked without the seconds of importing, and every rank has one thread, also of runs that are killed."""
+
+    def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path], warm: WarmRuns):
+        super().__init__(folder, cache, text_files, chat_files)
+        self.warm = warm
+
+    def start(self, *arguments, **how) -> subprocess.Popen:
+        return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
+
+    def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:
+        ended = self.warm.run(str(recipe), *overrides, **how)
+        assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
+        return Result(status, ended.output, self._directory(recipe, overrides))

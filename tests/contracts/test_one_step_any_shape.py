@@ -5,6 +5,11 @@ import pytest
 TOLERANCE = {"gpt2": 1e-5, "modern": 1e-4}  # relative; Muon's orthogonalisation amplifies the last bits
 
 
+@pytest.fixture
+def runner(warm_runner):
+    return warm_runner
+
+
 @pytest.mark.parametrize("model", ["gpt2", "modern"])
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
 def test_the_losses_of_20_steps_do_not_depend_on_micro_batch_or_processes(runner, stage, model):

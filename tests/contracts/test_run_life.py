@@ -18,6 +18,11 @@ from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
 
 
+@pytest.fixture
+def runner(warm_runner):
+    return warm_runner
+
+
 def wait_for_step(directory, step, process):
     while process.poll() is None and not any(
         r.get("step", 0) >= step and "event" not in r for r in read_rows(directory / "metrics.jsonl")
