@@ -168,11 +168,13 @@ def _open(name: str) -> tuple[Any, Any, str | None]:
     folder, stage = _find(name)
     from transformers.utils import logging
 
+    from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
     from pipeline.model.build import load_model
     from pipeline.tokenizer.ready import open_tokenizer
 
     tokenizer = open_tokenizer(str(folder or name), revision=None, beside=None, where=name)
+    settle_vector_functions()
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     try:
         model = load_model(folder or name)

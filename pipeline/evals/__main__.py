@@ -21,9 +21,11 @@ def main(argv: list[str]) -> int:
 
     from pipeline.evals.record import record
     from pipeline.evals.subject import load
+    from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
 
     device = device_info()
+    settle_vector_functions()
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -98,14 +98,23 @@ _VECTOR_FUNCTIONS = (
 def use_deterministic_kernels() -> None:
     """The same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
 
-    Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order. And MKL
-    looks for the kernel of a vector function at its first call: where two threads make that call at once, one of them may
-    take a coarse kernel (pytorch issue 188792). One number alone is computed by one thread.
+    Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order.
     """
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a guard for debugging that costs a pass over every new tensor
+    settle_vector_functions()
+
+
+def settle_vector_functions() -> None:
+    """Call MKL's vector functions on one number, which one thread computes, before several threads call them.
+
+    MKL looks for the kernel of a function at its first call, and of two threads that make that call at once one may take a
+    coarse kernel: four digits instead of seven, in one call of some process of a thousand (pytorch issue 188792).
+    """
+    import torch
+
     for name in _VECTOR_FUNCTIONS:
         for dtype in (torch.float32, torch.float64):
             getattr(torch, name)(torch.full((1,), 0.5, dtype=dtype))

@@ -61,9 +61,8 @@ def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
     """
     while error is not None:
         if isinstance(error, (*_transport_errors(), ConnectionError, TimeoutError)):
-            text = (
-                redacted(" ".join(str(error).split()))[:200] or type(error).__name__
-            )  # a secret cut short is not known
+            whole = redacted(" ".join(str(error).split()))  # before it is cut: a secret cut short is not known
+            text = whole[:200] or type(error).__name__
             return getattr(getattr(error, "response", None), "status_code", None), text
         error = error.__cause__ or error.__context__
     return None

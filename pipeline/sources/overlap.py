@@ -10,9 +10,7 @@ from pipeline.sources.bad_rows import row_name
 
 DOCUMENTS = 2_000  # of each validation source that are looked for
 TRAINED_CHARS = 50_000_000  # of each training source that are looked at: a second or two
-HELD_OUT_CHARS = (
-    250_000_000  # of each validation source that are read for them: of a one-file source all rows between, too
-)
+HELD_OUT_CHARS = 250_000_000  # of each validation source that are read for them; of one file also the rows between
 
 
 def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
