@@ -1,13 +1,13 @@
 """Real runs on tiny recipes over real text, started the way a user starts them."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 
 from pipeline.artifacts.checkpoint_writer import take_lock
@@ -33,6 +33,29 @@ MODELS = {
         "optimizer": {"type": "muon_adamw"},
     },
 }
+
+
+# However fast the steps and however late the killer: a run that is to be killed comes to that step and no further.
+WAITING = """
+import os
+import time
+
+from transformers import TrainerCallback
+
+
+class Waiting(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step >= int(os.environ["WAIT_BEHIND_STEP"]):
+            time.sleep(600)
+"""
+
+
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
+    """Until the run has logged that step, or ended."""
+    while process.poll() is None and not any(
+        row.get("step", 0) >= step and "event" not in row for row in read_rows(directory / "metrics.jsonl")
+    ):
+        time.sleep(0.002)
 
 
 @dataclass
@@ -132,16 +155,19 @@ class Runner:
         return subprocess.Popen(command, **pipes, env=environment, cwd=self.folder, start_new_session=True)
 
     def kill(self, recipe: Path, *overrides: str, name: str, after_step: int, **how) -> Path:
-        """Start a run and `kill -9` all its processes as soon as it has logged that step; a checkpoint that was being written
-        then is complete on return."""
-        process = self.start(recipe, f"run.name={name}", *overrides, **how)
+        """Start a run, let it wait behind that step, and `kill -9` all its processes; a checkpoint that was being written then
+        is complete on return."""
+        (self.folder / "waiting.py").write_text(WAITING)
+        waiting = ["run.callbacks=[waiting:Waiting]"]
+        process = self.start(recipe, f"run.name={name}", *waiting, *overrides, **how, WAIT_BEHIND_STEP=str(after_step))
         directory = self.folder / "runs" / name
-        while process.poll() is None and not any(
-            r.get("step", 0) >= after_step for r in read_rows(directory / "metrics.jsonl") if "event" not in r
-        ):
-            time.sleep(0.002)
+        wait_for_step(directory, after_step, process)
         assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
-        os.killpg(process.pid, signal.SIGKILL)
+        for one in psutil.process_iter(
+            ["cmdline"]
+        ):  # the launcher, and the ranks, which it starts in sessions of their own
+            if {str(recipe), f"run.name={name}"} <= set(one.info["cmdline"] or []):
+                one.kill()
         process.communicate()
         take_lock(directory / "checkpoints", wait_s=60).close()
         assert not (directory / "model").exists()

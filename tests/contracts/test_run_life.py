@@ -16,18 +16,12 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
+from tests.runner import wait_for_step
 
 
 @pytest.fixture
 def runner(warm_runner):
     return warm_runner
-
-
-def wait_for_step(directory, step, process):
-    while process.poll() is None and not any(
-        r.get("step", 0) >= step and "event" not in r for r in read_rows(directory / "metrics.jsonl")
-    ):
-        time.sleep(0.002)
 
 
 def test_a_finished_run_says_so_and_leaves_with_0(runner):
@@ -62,10 +56,11 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     runner.kill(recipe, name="changed", after_step=6)
     saved = runner.folder / "runs" / "changed" / "recipe.yaml"
     changes = ["hub.dtype=bfloat16", "train.max_grad_norm=0.01", "train.logging_steps=4", "run.note=two"]
-    run = runner.train(saved, "run.name=changed", *changes)
+    run = runner.train(saved, "run.name=changed", "run.callbacks=[]", *changes)
     (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
     assert event["changed"] == [
         'hub.dtype: "float32" -> "bfloat16"',
+        'run.callbacks: ["waiting:Waiting"] -> []',
         'run.note: null -> "two"',
         "train.logging_steps: 1 -> 4",
         "train.max_grad_norm: 1.0 -> 0.01",
@@ -205,7 +200,7 @@ def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_with_a_whole_checkpoint_at_the_step_it_came_in(runner, number, status):
     recipe = runner.recipe(
-        "signal", "gpt2", train={"max_steps": 400, "save_steps": 1000, "per_device_train_batch_size": 8}
+        "signal", "gpt2", train={"max_steps": 2000, "save_steps": 10000, "per_device_train_batch_size": 8}
     )
     process = runner.start(recipe)
     directory = runner.folder / "runs" / "signal"
