@@ -35,26 +35,29 @@ MODELS = {
 }
 
 
-# However fast the steps and however late the killer: a run that is to be killed comes to that step and no further.
-WAITING = """
+# A callback for runs that are to be hit at a step: however fast the steps and however late the hand, it is not too late.
+PACED = """
 import os
 import time
 
 from transformers import TrainerCallback
 
 
-class Waiting(TrainerCallback):
+class Paced(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step >= int(os.environ["WAIT_BEHIND_STEP"]):
+        time.sleep(float(os.environ.get("STEP_S", 0)))
+        if state.global_step >= int(os.environ.get("WAIT_BEHIND_STEP", 1_000_000)):
             time.sleep(600)
 """
 
 
 def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
     """Until the run has logged that step, or ended."""
+    ends = time.monotonic() + 120
     while process.poll() is None and not any(
         row.get("step", 0) >= step and "event" not in row for row in read_rows(directory / "metrics.jsonl")
     ):
+        assert time.monotonic() < ends, f"{directory}: waited too long for step {step}"
         time.sleep(0.002)
 
 
@@ -157,9 +160,9 @@ class Runner:
     def kill(self, recipe: Path, *overrides: str, name: str, after_step: int, **how) -> Path:
         """Start a run, let it wait behind that step, and `kill -9` all its processes; a checkpoint that was being written then
         is complete on return."""
-        (self.folder / "waiting.py").write_text(WAITING)
-        waiting = ["run.callbacks=[waiting:Waiting]"]
-        process = self.start(recipe, f"run.name={name}", *waiting, *overrides, **how, WAIT_BEHIND_STEP=str(after_step))
+        (self.folder / "paced.py").write_text(PACED)
+        more = ["run.callbacks=[paced:Paced]", *overrides]
+        process = self.start(recipe, f"run.name={name}", *more, **how, WAIT_BEHIND_STEP=str(after_step))
         directory = self.folder / "runs" / name
         wait_for_step(directory, after_step, process)
         assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]

@@ -60,7 +60,7 @@ def test_keys_that_may_change_are_applied_and_recorded(runner):
     (event,) = (row for row in read_rows(run.directory / "metrics.jsonl") if row.get("attempt") == 2 and "event" in row)
     assert event["changed"] == [
         'hub.dtype: "float32" -> "bfloat16"',
-        'run.callbacks: ["waiting:Waiting"] -> []',
+        'run.callbacks: ["paced:Paced"] -> []',
         'run.note: null -> "two"',
         "train.logging_steps: 1 -> 4",
         "train.max_grad_norm: 1.0 -> 0.01",

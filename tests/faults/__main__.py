@@ -75,7 +75,8 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     complete = [row for row in rows if set(row) > {"trial", "ok", "wrong", "seconds", "date"}]
     print(f"{name}: {campaign.figure(complete) if complete else 'no trial came to its end'}")
     if asked.page and complete:
-        command = f"python -m tests.faults {name} --times {len(rows)}"
+        times = getattr(campaign, "minutes", len)(rows)
+        command = f"python -m tests.faults {name} --times {times}"
         results.write_to_page(name, results.summary(name, campaign.WHAT, campaign.figure(complete), rows, command))
     return int(any(not done[key]["ok"] for key in tried))
 

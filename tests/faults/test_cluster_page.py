@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step, problems
-from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner
+from tests.runner import PACED, Runner, wait_for_step
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
+RUN = {"callbacks": ["paced:Paced"]}
 TRAIN = {"max_steps": 20, "save_steps": 1000, "eval_steps": 1000, "per_device_train_batch_size": 4}
 # Starts the command once for every node and hands SIGTERM on; its status is the highest of the tasks', as srun's is.
 SRUN = """#!{python}
@@ -42,6 +42,7 @@ esac
 
 @pytest.fixture
 def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    (tmp_path / "paced.py").write_text(PACED)
     return Runner(tmp_path, cache, text_files, chat_files)
 
 
@@ -56,16 +57,8 @@ def script(heading: str, **changed: str) -> str:
 
 def environment(**more: str) -> dict[str, str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
-    own = {"VIRTUAL_ENV": sys.prefix, "NPROC": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    own = {"VIRTUAL_ENV": sys.prefix, "NPROC": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "STEP_S": "0.1"}
     return environ | own | more
-
-
-def wait_for_step(directory: Path, step: int, process: subprocess.Popen):
-    ends = time.monotonic() + 120
-    while not any(r.get("step", 0) >= step and "event" not in r for r in read_rows(directory / "metrics.jsonl")):
-        assert process.poll() is None, process.communicate()[0][-4000:]
-        assert time.monotonic() < ends, "waited too long"
-        time.sleep(0.01)
 
 
 def on_one_core() -> None:
@@ -121,7 +114,7 @@ class Slurm:
 
 @pytest.mark.parametrize(("nodes", "cuts"), [(1, [5]), pytest.param(2, [5, 12], marks=pytest.mark.slow)])
 def test_the_slurm_script_is_requeued_until_the_run_has_finished(runner, nodes, cuts):
-    recipe, slurm = runner.recipe("slurm", "gpt2", train=TRAIN), Slurm(runner.folder, nodes=nodes)
+    recipe, slurm = runner.recipe("slurm", "gpt2", run=RUN, train=TRAIN), Slurm(runner.folder, nodes=nodes)
     directory = runner.folder / "runs" / "slurm"
     batch = script("Slurm")
     assert re.findall(r"^#SBATCH --signal=(\S+)$", batch, re.MULTILINE) == ["B:TERM@120"]
@@ -184,7 +177,7 @@ def provider():
 
 
 def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_finished(runner, provider):
-    recipe = runner.recipe("spot", "gpt2", train=TRAIN)
+    recipe = runner.recipe("spot", "gpt2", run=RUN, train=TRAIN)
     directory = runner.folder / "runs" / "spot"
     loop = script("Spot", recipe=str(recipe), metadata=provider).replace("sleep 5", "sleep 0.2")
     process = subprocess.Popen(

@@ -146,12 +146,16 @@ class _Trial:
         return differences(self.run, self.hub, REPOSITORY)
 
 
+def minutes(rows: list[dict]) -> int:
+    """What --times has to be for as many trials."""
+    return round(sum(row["seconds"] for row in rows) / 60)
+
+
 def figure(rows: list[dict]) -> str:
     hits = [fault for row in rows for fault in row["hits"]]
     by_kind = ", ".join(f"{hits.count(fault)} {fault}" for fault in FAULTS)
     cold = sum(row.get("published", False) for row in rows)
-    minutes = sum(row["seconds"] for row in rows) / 60
     return (
         f"{sum(row['ok'] for row in rows)} of {len(rows)} runs ended with the clean run's bits, after {len(hits)} faults "
-        f"({by_kind}) in {minutes:.0f} minutes; {cold} of them by the cold command, their models on the Hub as on disk"
+        f"({by_kind}) in {minutes(rows)} minutes; {cold} of them by the cold command, their models on the Hub as on disk"
     )
