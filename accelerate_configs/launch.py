@@ -146,8 +146,8 @@ def _end_with_parent() -> None:
 
 def final_status(status_file: Path, launcher_status: int, signals: list[int]) -> tuple[int, str]:
     """The run's exit status and message: the ranks' own word, else what the launcher and the signals tell."""
-    if status_file.exists():
-        status, _, message = status_file.read_text().partition("\n")
+    if status_file.exists() and (told := status_file.read_text()):  # empty on a full disk, with the word on the screen
+        status, _, message = told.partition("\n")
         return int(status), message.strip()
     if signals:
         name = signal.Signals(signals[-1]).name

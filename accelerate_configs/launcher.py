@@ -22,7 +22,8 @@ LEFT_BEHIND = (1, LOST, 75)
 def report(rank: int, number: int) -> None:
     """The killed rank's word in the place of what the others said."""
     file = Path(os.environ["TANDEM_STATUS"])
-    if file.exists() and int(file.read_text().split()[0]) not in LEFT_BEHIND:
+    told = file.read_text().split() if file.exists() else []  # nothing of a rank that found its disk full
+    if told and int(told[0]) not in LEFT_BEHIND:
         return
     reasons = " (on Linux often the kernel, when memory ran out)" if number == signal.SIGKILL else ""
     file.write_text(

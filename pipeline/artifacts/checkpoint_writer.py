@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -95,7 +96,23 @@ def write(job: Job) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    rotate(target.parent, keep=job.keep, every=job.every, scores=job.scores)
+    try:
+        rotate(target.parent, keep=job.keep, every=job.every, scores=job.scores)
+    except OSError as error:
+        raise NotRotatedError(error.errno, error.strerror, error.filename) from error
+
+
+class NotRotatedError(OSError):
+    """The new checkpoint is whole; old ones could not be deleted."""
+
+
+def not_rotated(told: bytes) -> str | None:
+    """What kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
+    with suppress(ValueError):
+        error = json.loads(told)
+        if error["rotating"]:
+            return f"{error['filename']}: {error['strerror']}"
+    return None
 
 
 def _write_image(path: Path, descriptor: int, size: int) -> str:
@@ -126,9 +143,8 @@ def main() -> int:
     try:
         write(job)
     except OSError as error:
-        print(
-            json.dumps({"errno": error.errno, "strerror": error.strerror, "filename": error.filename}), file=sys.stderr
-        )
+        told = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+        print(json.dumps(told | {"rotating": isinstance(error, NotRotatedError)}), file=sys.stderr)
         return 1
     return 0
 

@@ -1,5 +1,6 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use."""
 
+import errno
 import hashlib
 import json
 import math
@@ -50,19 +51,31 @@ def problems(folder: str | Path) -> list[str]:
         return [f"{SEAL} is missing"]
     except (ValueError, KeyError, TypeError, AttributeError):
         return [f"{SEAL} cannot be read"]
+    except OSError as error:
+        return [unreadable(SEAL, error)]
     if own_sum != _sum_of(manifest):
         return [f"{SEAL} has other content than was written"]
     found = []
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file():
-            found.append(f"{name} is missing")
-        elif path.stat().st_size != expected["bytes"]:
-            found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}")
-        elif sha256_file(path) != expected["sha256"]:
-            found.append(f"{name} has other content than was written")
+        try:
+            if not path.is_file():
+                found.append(f"{name} is missing")
+            elif path.stat().st_size != expected["bytes"]:
+                found.append(f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}")
+            elif sha256_file(path) != expected["sha256"]:
+                found.append(f"{name} has other content than was written")
+        except OSError as error:
+            found.append(unreadable(name, error))
     extra = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(files) - {SEAL}
     return found + [f"{name} does not belong to it" for name in sorted(extra)]
+
+
+def unreadable(name: str, error: OSError) -> str:
+    """A file whose blocks are bad is damaged like any other; whatever else keeps it from being read says nothing of it."""
+    if error.errno not in (errno.EIO, errno.EBADMSG, errno.EUCLEAN):
+        raise error
+    return f"{name} cannot be read ({error.strerror})"
 
 
 def step_of(folder: Path) -> int | None:

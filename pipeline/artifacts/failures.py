@@ -149,6 +149,11 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
             "after the disk or move run.directory; then run the same command again."
         )
+    if number in (errno.EACCES, errno.EPERM):
+        return CannotWriteError(
+            f"{where}: this user may not read or write it ({os.strerror(number)}); nothing was changed. Mend its rights or run "
+            "as the user that owns it; then run the same command again."
+        )
     if is_out_of_memory(error):
         return OutOfMemoryError(
             f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "

@@ -1,13 +1,13 @@
 """Texts generated while training, with fixed prompts: to samples.jsonl, the console and the trackers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.rows import append_row, read_rows
+from pipeline.artifacts.rows import append_row, counts_beside, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import LeftEarly
 from pipeline.training.meter import StepMeter
@@ -38,17 +38,27 @@ class Samples(TrainerCallback):
         self.attempt, self.batch_tokens, self.meter, self.writers = attempt, batch_tokens, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        if state.is_world_process_zero and state.global_step and self._owed(state.global_step):
-            self.sample(state, model)
+        if state.is_world_process_zero and state.global_step and self._due(state.global_step):
+            there = self._recorded(state.global_step)
+            if not there.issuperset(self.prompts):
+                self.sample(state, model, there=there)
 
-    def _owed(self, step: int) -> bool:
-        """Whether the samples of the checkpoint's step are missing; those of an evaluation that is due come with it."""
-        if any(row["step"] == step for row in read_rows(self.run.samples)):
-            return False
+    def _due(self, step: int) -> bool:
+        """Whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
         if self.every_steps is not None:
             return self.every_steps > 0 and step % self.every_steps == 0
-        rows = (row for row in read_rows(self.run.metrics) if row.get("step") == step)
+        rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
         return any(name.startswith(("val/", "sft/")) for row in rows for name in row)
+
+    def _recorded(self, step: int) -> set[str]:
+        """The prompts whose samples of a step are there and count: no later attempt went on from before it."""
+        attempts = [row for row in read_rows(self.run.metrics) if row.get("event") == "attempt"]
+        return {
+            row["prompt"]
+            for row in read_rows(self.run.samples)
+            if row["step"] == step
+            and all(counts_beside(row, later) for later in attempts if later["attempt"] > row["attempt"])
+        }
 
     def on_evaluate(self, args, state, control, model=None, **kwargs):
         if self.every_steps is None:
@@ -58,7 +68,8 @@ class Samples(TrainerCallback):
         if self.every_steps and state.global_step % self.every_steps == 0:
             self.sample(state, model)
 
-    def sample(self, state, model) -> None:
+    def sample(self, state, model, *, there: Collection[str] = ()) -> None:
+        """there: prompts whose samples of this step were written before a kill."""
         if not state.is_world_process_zero or not self.prompts or self.every_steps == 0:
             return
         training = model.training
@@ -71,6 +82,8 @@ class Samples(TrainerCallback):
         finally:
             model.train(training)
         for prompt, text in zip(self.prompts, texts, strict=True):
+            if prompt in there:
+                continue
             print(f"  {prompt!r} -> {text!r}")
             append_row(
                 self.run.samples,

@@ -78,7 +78,7 @@ def _open(recipe: Recipe) -> OpenRun:
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
     if "finished" in manifest:
-        if isinstance(recipe.run.resume, int):
+        if _goes_back(recipe, directory):
             raise RecipeError(
                 f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
                 f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
@@ -168,8 +168,16 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         )
 
 
+def _goes_back(recipe: Recipe, directory: RunDirectory) -> bool:
+    """Whether run.resume names a step for this start: the same command again goes on from where the last one came to."""
+    return isinstance(recipe.run.resume, int) and bool(
+        _recipe_changes(directory, dump_recipe(recipe)) or not directory.recipe.is_file()
+    )
+
+
 def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
-    if isinstance(recipe.run.resume, int):
+    if _goes_back(recipe, directory):
+        assert isinstance(recipe.run.resume, int)
         wanted = directory.checkpoint(recipe.run.resume)
         if not wanted.is_dir():
             raise InputMissingError(
@@ -183,6 +191,12 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
     _say(notes)
+    if isinstance(recipe.run.resume, int) and checkpoint and (step_of(checkpoint) or 0) > recipe.run.resume:
+        print(
+            f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
+            "To go back once more, start with another key changed, or move the later checkpoints away.",
+            flush=True,
+        )
     _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
     return checkpoint
 

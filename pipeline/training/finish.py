@@ -5,16 +5,21 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.artifacts.atomic import read_json, remove_folder
+from pipeline.artifacts.checkpoints import SEAL, problems, whole_folder
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import save_model
 
 
 def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype: str, step: int) -> None:
-    """Write model/ whole or not at all, in the type that hub.dtype names."""
+    """Write model/ whole or not at all, in the type that hub.dtype names; one that an earlier start left stays when it is
+    that one, unharmed."""
+    facts = {"step": step, "run": run.name, "dtype": dtype}
     if run.model.exists():
-        return
-    with whole_folder(run.model, step=step, run=run.name) as folder:
+        if not problems(run.model) and facts.items() <= read_json(run.model / SEAL).items():
+            return
+        remove_folder(run.model)
+    with whole_folder(run.model, **facts) as folder:
         save_model(model, folder, dtype=getattr(torch, dtype))
         tokenizer.save_pretrained(folder)
 

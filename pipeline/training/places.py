@@ -8,12 +8,13 @@ PACKAGE = str(Path(__file__).parents[1])
 # Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next one.
 STAGES = {
     "_save_checkpoint": "save",
+    "_wait_for_writer": "save",
     "evaluate": "evaluation",
     "sample": "sampling",
     "get_batch_samples": "data",
     "training_step": "forward+backward",
 }
-ORDER = ["step", *STAGES.values()]  # step: whatever else, as the update and callbacks
+ORDER = ["step", *dict.fromkeys(STAGES.values())]  # step: whatever else, as the update and callbacks
 COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
 
 

@@ -113,20 +113,20 @@ class CheckpointSaver:
     def _end(self) -> float:
         assert self.process is not None
         assert self.job is not None
-        told, target = self._words(self.process), Path(self.job.target)
+        told, target = self._wait_for_writer(self.process), Path(self.job.target)
         status = self.process.returncode
         if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
             self.process = self._start()
-            told = self._words(self.process)
+            told = self._wait_for_writer(self.process)
             status = self.process.returncode
         self.process = None
-        if status != 0 and not target.exists():
+        if status > 0 and (not_deleted := checkpoint_writer.not_rotated(told)):  # that fills the disk in time
+            print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
+        elif status > 0 or not target.exists():
             raise failure(self.job, status, told)
-        if status > 0:  # it is whole; what failed is the deletion of old ones, which fills the disk in time
-            print(f"{target.parent}: older checkpoints could not be deleted: {told.decode(errors='replace').strip()}")
         return time.perf_counter() - self.started
 
-    def _words(self, process: subprocess.Popen) -> bytes:
+    def _wait_for_writer(self, process: subprocess.Popen) -> bytes:
         """What the writer says at its end. While what it has written grows, a long wait for it is no hang."""
         assert self.job is not None
         written = 0
@@ -151,6 +151,11 @@ def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
         return CannotWriteError(
             f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), so it does not exist. "
             "The checkpoints before it are whole: run the same command again."
+        )
+    if Path(job.target).exists():
+        return CannotWriteError(
+            f"{job.target}: {error['strerror']} while its name was being made safe, so a power cut may still take it; the checkpoints before it "
+            "are whole. Mend that, then run the same command again."
         )
     return not_written(Path(job.target), OSError(error["errno"], error["strerror"], error["filename"]))
 

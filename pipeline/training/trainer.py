@@ -209,6 +209,8 @@ class TandemTrainer(Trainer):
         if evaluate and self.state.global_step not in self.recorded_evaluations:
             self.control.should_evaluate = False
             self.evaluate()
+        if last or self.control.should_training_stop:  # here, where the watch for hangs still looks
+            self._note_written(on_rank_0(self.saver.wait))
 
     def _save_checkpoint(self, model, trial) -> None:
         """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes."""
@@ -244,7 +246,6 @@ class TandemTrainer(Trainer):
             with suppress(TandemError):  # what ended the training is the thing to tell
                 self.saver.wait()
             raise
-        self._note_written(on_rank_0(self.saver.wait))
         self.guard.check_state(self, {}, so="the finished model was not written")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:

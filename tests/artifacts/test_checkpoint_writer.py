@@ -15,6 +15,7 @@ from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.errors import CannotWriteError, DiskFullError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.training.saver import CheckpointSaver
+from tests.conftest import ROOT
 
 WEIGHTS = {"weight": torch.arange(1_000_000, dtype=torch.float32)}
 
@@ -133,3 +134,35 @@ def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
         RunDirectory(run.path).hold()
     assert time.monotonic() - started < 60
     lock.close()
+
+
+FAILING = """
+import errno, sys
+sys.path.insert(0, sys.argv[1])
+from pipeline.artifacts import checkpoint_writer
+
+real = checkpoint_writer.{function}
+
+def failing(*args, **kwargs):
+    real(*args, **kwargs)
+    raise OSError(errno.EIO, "Input/output error", "the folder")
+
+checkpoint_writer.{function} = failing
+sys.exit(checkpoint_writer.main())
+"""
+
+
+@pytest.mark.parametrize("function", ["rotate", "publish_folder"])
+def test_old_checkpoints_that_stay_are_told_and_a_name_that_may_be_lost_ends_the_run(run, function, monkeypatch, capfd):
+    """The writer is the real one, with a function of it that fails at its end, as one on a failing disk."""
+    command, popen = [sys.executable, "-c", FAILING.format(function=function), str(ROOT)], subprocess.Popen
+    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", lambda _, **how: popen(command, **how))
+    saver = saver_of(run)
+    saver.save(5, write_small=small_files)
+    if function == "rotate":
+        saver.wait()
+        assert "older checkpoints could not be deleted: the folder: Input/output error" in capfd.readouterr().out
+    else:
+        with pytest.raises(CannotWriteError, match="a power cut may still take it"):
+            saver.wait()
+    assert problems(run.checkpoint(5)) == []

@@ -45,3 +45,19 @@ def test_a_process_leaves_with_its_status_when_terminal_and_run_directory_are_go
         said = os.fdopen(reader).read()
         assert "on its way" in said
         assert "error: rows.jsonl:3: it is no JSON." in said
+
+
+def test_a_file_that_this_user_may_not_read_is_told_with_a_status_of_its_own(tmp_path):
+    program = ENTRY.replace(
+        "raise error", 'raise PermissionError(13, "Permission denied", "runs/a/optimizer.safetensors")'
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "main"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 73
+    assert "error: runs/a/optimizer.safetensors: this user may not read or write it (Permission denied)" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,5 +1,6 @@
 """Checkpoints exist whole or not at all, and damage is found, named and moved aside."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -126,3 +127,26 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path, monkeypatch):
         write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_a_file_on_bad_blocks_counts_as_damaged_and_one_that_may_not_be_read_does_not(tmp_path, monkeypatch):
+    for step in (5, 10):
+        make_checkpoint(tmp_path / "checkpoints", step)
+    read = checkpoints.sha256_file
+    number = errno.EIO
+
+    def failing(path):
+        if path.parent.name == "checkpoint-10":
+            raise OSError(number, os.strerror(number), str(path))
+        return read(path)
+
+    monkeypatch.setattr(checkpoints, "sha256_file", failing)
+    number = errno.EACCES
+    with pytest.raises(PermissionError):
+        checkpoints.newest_whole(tmp_path / "checkpoints", tmp_path / "quarantine")
+    assert len(checkpoints.by_step(tmp_path / "checkpoints")) == 2
+    number = errno.EIO
+    folder, notes = checkpoints.newest_whole(tmp_path / "checkpoints", tmp_path / "quarantine")
+    assert folder.name == "checkpoint-5"
+    assert "cannot be read (Input/output error)" in notes[0]
+    assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()

@@ -157,12 +157,12 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
     before, model = whole.values("train/loss"), whole.directory / "model" / "model.safetensors"
     bytes_before = model.read_bytes()
 
-    def train_again(*overrides):
+    def train_again(*overrides, start=5):
         manifest = json.loads((whole.directory / "run_manifest.json").read_text())
         del manifest["finished"]
         (whole.directory / "run_manifest.json").write_text(json.dumps(manifest))
         again = runner.train(recipe, "run.resume=5", *overrides)
-        assert "going on from checkpoint-5" in again.output
+        assert f"going on from checkpoint-{start}" in again.output
         return again, {folder.name for folder in (again.directory / "quarantine").iterdir()}
 
     again, aside = train_again()
@@ -174,6 +174,11 @@ def test_resume_names_the_step_to_go_on_from_and_sets_later_checkpoints_aside(ru
     assert other.values("train/loss")[6] == before[6]  # before the first update that is another one
     assert other.values("train/loss")[10] != before[10]
     assert model.read_bytes() != bytes_before  # and not the model of the steps that were set aside
+    # The same command once more goes on: it does not throw away again what it has trained since.
+    assert "the run has finished" in runner.train(recipe, "run.resume=5", "train.max_grad_norm=0.01").output
+    same, aside_then = train_again("train.max_grad_norm=0.01", start=10)
+    assert "went back to step 5 already" in same.output
+    assert aside_then == aside
 
 
 def test_changed_text_is_refused_by_the_name_of_its_file(runner, text_files):

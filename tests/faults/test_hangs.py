@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 # A callback of the user's that makes one rank sleep once, in the stage that $HANG names, at step 3.
 HANG = """
 import ctypes, os, time
+import psutil
 from transformers import TrainerCallback
 
 WHERE, RANK = os.environ.get("HANG", " ").split(" ")
@@ -49,6 +50,12 @@ class Hangs(TrainerCallback):
             processing_class.save_pretrained = sleep_once(processing_class.save_pretrained, lambda: True)
         if WHERE == "evaluation":
             model.per_token_nll = sleep_once(model.per_token_nll, lambda: True)
+
+    def on_save(self, args, state, control, **kwargs):
+        if WHERE == "writer" and state.global_step == state.max_steps:
+            (writer,) = psutil.Process().children()
+            writer.suspend()
+            open("writer", "w").write(str(writer.pid))
 
     def on_step_end(self, args, state, control, **kwargs):
         if os.environ.get("RANK", "0") == RANK and state.global_step == 3 and WHERE == "collective":
@@ -109,6 +116,15 @@ def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(r
         assert "Thread" in text
         assert "hang_watch.py" in text
         assert ("mine.py" in text) == (number == rank)
+
+
+def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
+    output, directory = hang(runner, "writer", 0, 1)
+    writer = psutil.Process(int((runner.folder / "writer").read_text()))
+    assert "checkpoint_writer.py" in " ".join(writer.cmdline())
+    writer.kill()
+    assert re.search(r"waits for rank 0 \(process \d+ on \S+\) at step 6 in save, ", output), output
+    assert not (directory / "model").exists()
 
 
 @pytest.mark.slow  # torch's launcher gives a rank that does not answer 30 s before it kills it

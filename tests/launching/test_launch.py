@@ -13,9 +13,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "accelerate_configs" / "launch.py"
-spec = importlib.util.spec_from_file_location("launch", LAUNCH)
-launch = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(launch)
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+launch, launcher = loaded(LAUNCH), loaded(LAUNCH.with_name("launcher.py"))
 
 # A rank that waits for a signal, or for its launcher's death, then saves for a while.
 RANK = """
@@ -159,3 +166,12 @@ def test_the_default_recipe_is_used_when_only_overrides_are_given():
     assert launch.with_recipe([], "d.yaml") == ["d.yaml"]
     assert launch.with_recipe(["train.max_steps=3"], "d.yaml") == ["d.yaml", "train.max_steps=3"]
     assert launch.with_recipe(["my.yaml", "run.name=x"], "d.yaml") == ["my.yaml", "run.name=x"]
+
+
+def test_a_status_file_that_a_full_disk_left_empty_is_no_word_of_anybody(tmp_path, monkeypatch):
+    status_file = tmp_path / "status"
+    status_file.write_text("")
+    assert launch.final_status(status_file, 74, []) == (74, "")
+    monkeypatch.setenv("TANDEM_STATUS", str(status_file))
+    launcher.report(1, signal.SIGKILL)
+    assert launch.final_status(status_file, 1, [])[0] == 70
