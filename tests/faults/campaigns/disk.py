@@ -114,7 +114,8 @@ def figure(rows: list[dict]) -> str:
     statuses = {status: sum(row["status"] == status for row in rows) for status in sorted({r["status"] for r in rows})}
     said = ", ".join(f"{count} x {status}" for status, count in statuses.items())
     kinds = ", ".join(f"{sum(r['kind'] == kind for r in rows)} {kind}" for kind in sorted({r["kind"] for r in rows}))
+    ended = sum(row["status"] == 0 for row in rows)
     return (
-        f"{sum(row['ok'] for row in rows)} of {len(rows)} ({kinds}) kept a whole checkpoint, said in a sentence what was wrong "
-        f"(status: {said}), and went on by the same command once there was room, to the uncut run's bits"
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} ({kinds}) kept a whole checkpoint and went on by the same command once there "
+        f"was room, to the uncut run's bits; {len(rows) - ended} ended and said in a sentence why, {ended} could do without (status: {said})"
     )

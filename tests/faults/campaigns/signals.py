@@ -138,9 +138,10 @@ def _all(process: ColdRun) -> list[int]:
 def figure(rows: list[dict]) -> str:
     seconds = sorted(row["seconds_to_end"] for row in rows)
     script = [row for row in rows if row["launcher"] == "run_pretrain.sh"]
+    trained = sum(bool(row["step"][1]) for row in rows)
     return (
-        f"{sum(row['ok'] for row in rows)} of {len(rows)} left one whole checkpoint at the last step that was trained, on both "
-        f"ranks (none before step 1); status 75 from run_pretrain.sh in {sum(r['status'] == 75 for r in script)} of {len(script)}; "
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} ended as promised: {trained} had trained and left one whole checkpoint at the "
+        f"last step, of both ranks, {len(rows) - trained} came before step 1 and left none; status 75 from run_pretrain.sh in {sum(r['status'] == 75 for r in script)} of {len(script)}; "
         f"seconds from the signal to the end of all processes: median {seconds[len(seconds) // 2]}, most {seconds[-1]} "
         f"({sum(s <= END_WITHIN_S for s in seconds)} of {len(rows)} within {END_WITHIN_S})"
     )
