@@ -19,7 +19,10 @@ bench:
 docs:
 	$(PYTHON) -m pipeline.recipe
 
-# The fault campaigns, N trials each (of the soak: minutes): hours for N=200. Can be stopped and started again.
+# The fault campaigns, N trials each (of the soak: minutes): hours for N=200. Can be stopped and started again. Then the faults
+# of services and all wrong inputs, whose figures docs/reliability.md takes from docs/log.md.
 N ?= 20
 faults:
 	$(PYTHON) -m tests.faults all --times $(N) --page
+	$(PYTHON) -m tests.faults.services
+	$(PYTHON) -m tests.faults.wrong_inputs

@@ -17,7 +17,7 @@ from tests.faults import injector, results
 from tests.faults.processes import import_everything
 from tests.faults.victim import Lab, default_folder
 
-CAMPAIGNS = ("kill", "calls", "corruption", "resume", "elastic", "cost", "signals", "disk", "soak")
+CAMPAIGNS = ("kill", "calls", "corruption", "resume", "elastic", "cost", "signals", "disk", "clock", "soak")
 
 
 def main(argv: list[str]) -> int:
@@ -76,8 +76,10 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     print(f"{name}: {campaign.figure(complete) if complete else 'no trial came to its end'}")
     if asked.page and complete:
         times = getattr(campaign, "minutes", len)(rows)
-        command = f"python -m tests.faults {name} --times {times}"
-        results.write_to_page(name, results.summary(name, campaign.WHAT, campaign.figure(complete), rows, command))
+        command = f"python -m tests.faults {name} --times {times} --seed {asked.seed}"
+        results.write_to_page(
+            name, results.summary(campaign.WHAT, campaign.figure(complete), rows, command, kept.made_again())
+        )
     return int(any(not done[key]["ok"] for key in tried))
 
 

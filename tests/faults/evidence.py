@@ -60,6 +60,13 @@ def has_trained(run: Path, begun: int, step: int) -> bool:
     return len(starts) > begun and any(row["step"] >= step for row in rows[starts[begun] :] if "train/loss" in row)
 
 
+def trained_by_last_start(run: Path) -> list[int]:
+    """The steps whose loss the newest start has written."""
+    rows = metrics(run)
+    begun = max((i for i, row in enumerate(rows) if row.get("event") == "attempt"), default=0)
+    return [row["step"] for row in rows[begun:] if "train/loss" in row]
+
+
 def attempts(run: Path) -> list[tuple[int, int]]:
     """For each attempt the step that it went on from, and the steps trained before that it had to make again."""
     found, trained = [], 0

@@ -1,4 +1,4 @@
-"""Faults in file calls, by a preloaded library (file_calls.c): nothing in the package knows of it."""
+"""Faults in file calls and in the clock, by a preloaded library: nothing in the package knows of it."""
 
 import ctypes
 import hashlib
@@ -8,8 +8,8 @@ import struct
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("file_calls.c")
-VARIABLES = ("FAULTS_UNDER", "FAULTS_COUNTER", "FAULTS", "FAULTS_SLOW", "FAULTS_LOG")
+SOURCES = [Path(__file__).with_name(name) for name in ("file_calls.c", "clock.c")]
+VARIABLES = ("FAULTS_UNDER", "FAULTS_COUNTER", "FAULTS", "FAULTS_SLOW", "FAULTS_LOG", "FAULTS_CLOCK")
 
 
 def compiler() -> str | None:
@@ -17,9 +17,9 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """The library, compiled once for this source."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
-    library = folder / f"file_calls-{digest}.so"
+    """The library, compiled once for these sources."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:12]
+    library = folder / f"faults-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
@@ -32,7 +32,7 @@ def build(folder: Path) -> Path:
             "-Wextra",
             "-o",
             str(made),
-            str(SOURCE),
+            *map(str, SOURCES),
         ]
         subprocess.run([*command, "-ldl"], check=True)
         made.rename(library)
@@ -49,6 +49,7 @@ def reload() -> None:
         if name not in os.environ:
             os.unsetenv(name)
     ctypes.CDLL(None).faults_reload()
+    ctypes.CDLL(None).clock_reload()
 
 
 def faults(

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.hardware.cpu import cpu_name, usable_cores
@@ -20,10 +21,17 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def rows(self) -> list[dict]:
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text().splitlines()
-        return list({row["trial"]: row for row in map(json.loads, lines)}.values())  # one that was made again replaces
+        return list({row["trial"]: row for row in self._all()}.values())  # one that was made again replaces
+
+    def made_again(self) -> list[str]:
+        """Trials that failed once and were made again since."""
+        last = {row["trial"]: row["ok"] for row in self._all()}
+        return [
+            trial for trial, ok in last.items() if ok and any(r["trial"] == trial and not r["ok"] for r in self._all())
+        ]
+
+    def _all(self) -> list[dict]:
+        return list(map(json.loads, self.path.read_text().splitlines())) if self.path.exists() else []
 
     def add(self, row: dict) -> None:
         with open(self.path, "a") as file:
@@ -40,8 +48,8 @@ def hardware() -> str:
     return f"{cpu_name()}, {usable_cores()} cores"
 
 
-def summary(name: str, what: str, figure: str, rows: list[dict], command: str) -> str:
-    """The lines of one campaign on the page."""
+def summary(what: str, figure: str, rows: list[dict], command: str, made_again: Sequence[str] = ()) -> str:
+    """The lines of one campaign on the page. made_again: trials that had failed before."""
     failed = [row["trial"] for row in rows if not row["ok"]]
     days = sorted({row["date"] for row in rows})
     lines = [
@@ -53,6 +61,8 @@ def summary(name: str, what: str, figure: str, rows: list[dict], command: str) -
     ]
     if failed:
         lines += ["", f"Failed: {', '.join(failed)}."]
+    if made_again:
+        lines += ["", f"Failed before, and made again after a change that log.md tells: {', '.join(made_again)}."]
     return "\n".join(lines)
 
 

@@ -88,7 +88,12 @@ def hang(runner, where, rank, processes) -> tuple[str, Path]:
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 70, output[-3000:]
     assert "Traceback" not in output
-    return output, runner.folder / "runs" / "hang"
+    directory = runner.folder / "runs" / "hang"
+    # From the last progress to the end: the timeout, and at most 10 s in which a rank that hangs in foreign code may answer.
+    silent = re.search(r"no progress for (\d+) s", output)
+    assert silent, output[-3000:]
+    assert 3 <= int(silent[1]) <= 3 + 12
+    return output, directory
 
 
 @pytest.mark.parametrize(

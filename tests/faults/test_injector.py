@@ -118,13 +118,16 @@ def test_a_trial_made_again_replaces_its_result_and_the_page_names_what_failed(t
     kept.add({"trial": "0", "ok": True, "date": "2026-01-01"})
     kept.add({"trial": "1", "ok": True, "date": "2026-01-01"})
     kept.add({"trial": "1", "ok": False, "date": "2026-01-02"})
+    kept.add({"trial": "2", "ok": False, "date": "2026-01-02"})
+    kept.add({"trial": "2", "ok": True, "date": "2026-01-02"})
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- kill: begin -->\nold\n<!-- kill: end -->\nafter\n")
-    results.write_to_page("kill", results.summary("kill", "Kills", "1 of 2", kept.rows(), "command"), page)
+    results.write_to_page("kill", results.summary("Kills", "1 of 2", kept.rows(), "command", kept.made_again()), page)
     text = page.read_text()
     assert "old" not in text
-    assert "trials 0..1; 2026-01-01 to 2026-01-02" in text
+    assert "trials 0..2; 2026-01-01 to 2026-01-02" in text
     assert "Failed: 1." in text
+    assert "made again after a change that log.md tells: 2." in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     with pytest.raises(SystemExit, match="markers of disk are missing"):

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults import evidence, injector
@@ -10,6 +12,12 @@ from tests.faults.victim import SAVE_STEPS, Lab, Setting
 
 # Two saves: the first is the one to fall back on, the second meets the fault and then removes the first.
 SETTING = Setting(max_steps=2 * SAVE_STEPS, keep=1)
+COLD = 20  # of a campaign's cells are made by the cold, real command
+
+
+def is_cold(trials: Callable[[Lab, int, int], list[str]], lab: Lab, key: str) -> bool:
+    """Whether this cell is one of the last of all: a short campaign has none of them."""
+    return key in trials(lab, sys.maxsize, 0)[-COLD:]
 
 
 def cut_after_first_save(lab: Lab, setting: Setting = SETTING) -> Path:
@@ -52,12 +60,12 @@ def calls_of_second_save(lab: Lab, setting: Setting = SETTING) -> list[tuple[int
     return [tuple(call) for call in json.loads(kept.read_text())]
 
 
-def check_next_start(lab: Lab, run: Path, setting: Setting = SETTING) -> list[str]:
+def check_next_start(lab: Lab, run: Path, setting: Setting = SETTING, *, cold: bool = False) -> list[str]:
     """The same command without the fault: it must come to the uncut run's bits and leave nothing half behind."""
     wrong = []
     if not evidence.whole_steps(run):
         wrong.append("no whole checkpoint was left")
-    status, output = lab.finish(setting, run)
+    status, output = lab.finish(setting, run, cold=cold)
     if status != 0:
         return [*wrong, f"the next start ended with {status}: {output[-1500:]}"]
     if different := evidence.differences(evidence.final_state(run), lab.reference(setting)):

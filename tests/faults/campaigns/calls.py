@@ -6,7 +6,14 @@ Every trial goes on from a copy of the same run, cut after its first save; the s
 import random
 
 from tests.faults import evidence, injector
-from tests.faults.campaigns.base import SETTING, calls_of_second_save, check_next_start, copy_of, cut_after_first_save
+from tests.faults.campaigns.base import (
+    SETTING,
+    calls_of_second_save,
+    check_next_start,
+    copy_of,
+    cut_after_first_save,
+    is_cold,
+)
 from tests.faults.victim import Lab
 
 WHAT = "A failure at every file call of one save"
@@ -29,7 +36,8 @@ def trial(lab: Lab, key: str) -> dict:
     run = copy_of(cut_after_first_save(lab), folder)
     rules = f"at={number}:{fault}"
     met = injector.faults(run / "checkpoints", rules=rules, counter=folder / "counter")
-    status, output = lab.finish(SETTING, run, environment=met)
+    cold = is_cold(trials, lab, key)
+    status, output = lab.finish(SETTING, run, environment=met, cold=cold)
     wrong = []
     if injector.calls_so_far(folder / "counter") < int(number):
         wrong.append("the call was not made")
@@ -39,14 +47,23 @@ def trial(lab: Lab, key: str) -> dict:
         elif status and "Traceback" in output:
             wrong.append(f"a traceback at a failed {call[1]}: {output[-1500:]}")
     whole = evidence.whole_steps(run)
-    wrong += check_next_start(lab, run)
-    return {"ok": not wrong, "wrong": wrong, "kind": call[1], "fault": fault, "status": status, "whole": whole}
+    wrong += check_next_start(lab, run, cold=cold)
+    return {
+        "ok": not wrong,
+        "wrong": wrong,
+        "kind": call[1],
+        "fault": fault,
+        "status": status,
+        "whole": whole,
+        "cold": cold,
+    }
 
 
 def figure(rows: list[dict]) -> str:
     kinds = sorted({row["kind"] for row in rows})
+    cold = sum(row["cold"] for row in rows)
     left = sum(bool(row["whole"]) for row in rows)
     return (
-        f"{sum(row['ok'] for row in rows)} of {len(rows)} cells call x {{{', '.join(FAULTS)}}} ({', '.join(kinds)}); {left} of "
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} cells call x {{{', '.join(FAULTS)}}} ({', '.join(kinds)}; {cold} by the cold command); {left} of "
         f"{len(rows)} left a whole checkpoint, and a directory that the next start cleaned and went on from to the uncut run's bits"
     )

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from tests.faults import evidence
+from tests.faults.campaigns.base import is_cold
 from tests.faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "Corruption: each file of a checkpoint x {missing, truncated, empty, one bit flipped, another step's, extra}"
@@ -17,12 +18,6 @@ DAMAGES = ("missing", "truncated", "empty", "bit", "swapped", "extra")
 NEWEST, BEFORE = 2 * SAVE_STEPS, SAVE_STEPS
 BITS = 8  # flipped in turn, at places that the seed decides
 FACTS = "MANIFEST.json-facts"  # bits of what it says beside the hashes, which no hash covers by itself
-REAL = {
-    "model.safetensors-bit",
-    "optimizer.safetensors-missing",
-    "MANIFEST.json-truncated",
-    "rng-0.safetensors-swapped",
-}
 
 
 def _template(lab: Lab) -> Path:
@@ -38,12 +33,12 @@ def _template(lab: Lab) -> Path:
 
 
 def trials(lab: Lab, times: int, seed: int) -> list[str]:
-    """The first `times` cells of all; those with a real start first."""
+    """The first `times` of all cells, in the seed's order."""
     newest = evidence.checkpoints(_template(lab))[NEWEST]
     files = sorted(str(p.relative_to(newest)) for p in newest.rglob("*") if p.is_file())
     cells = [f"{file}-{damage}" for file in files for damage in DAMAGES if damage != "extra"] + ["new.bin-extra", FACTS]
     random.Random(seed).shuffle(cells)
-    return sorted(cells, key=lambda cell: cell not in REAL)[:times]
+    return cells[:times]
 
 
 def trial(lab: Lab, key: str) -> dict:
@@ -67,7 +62,7 @@ def trial(lab: Lab, key: str) -> dict:
             wrong.append(f"{how}: the note does not name checkpoint and file: {told}")
         elif not (run / "quarantine" / f"checkpoint-{NEWEST}").is_dir():
             wrong.append(f"{how}: not moved to quarantine")
-    real = key in REAL
+    real = is_cold(trials, lab, key)
     if real and not wrong:
         wrong += _real_start(lab, key, file, damage, chance)
     return {"ok": not wrong, "wrong": wrong, "damage": damage, "cells": tried, "real": real}

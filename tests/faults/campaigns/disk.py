@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.faults import evidence, injector
-from tests.faults.campaigns.base import SETTING, calls_of_second_save, check_next_start, copy_of, cut_after_first_save
+from tests.faults.campaigns.base import (
+    SETTING,
+    calls_of_second_save,
+    check_next_start,
+    copy_of,
+    cut_after_first_save,
+    is_cold,
+)
 from tests.faults.victim import SAVE_STEPS, WAIT_S, Lab
 
 WHAT = "A disk that is full at each stage of a save, without inodes, or read-only"
@@ -37,33 +44,34 @@ def trials(lab: Lab, times: int, seed: int) -> list[str]:
 def trial(lab: Lab, key: str) -> dict:
     kind, number = key.split("-")
     folder = lab.trial(f"disk-{key}")
-    base = cut_after_first_save(lab)
+    base, cold = cut_after_first_save(lab), is_cold(trials, lab, key)
     if kind not in ("space", "inodes", "readonly"):
         run = copy_of(base, folder)
         rules = f"from={number}:{kind}"
         full = injector.faults(run / "checkpoints", rules=rules, counter=folder / "counter")
-        return _verdict(lab, kind, run, *lab.finish(SETTING, run, environment=full))
+        return _verdict(lab, kind, run, *lab.finish(SETTING, run, environment=full, cold=cold), cold=cold)
     log = lab.trials / f"disk-{key}.log"
     with _tmpfs(folder):
         run = copy_of(base, folder)
         if kind == "readonly":
             _mount("-o", "remount,ro", str(folder))
-            status, output = lab.finish(SETTING, run, log=log)
+            status, output = lab.finish(SETTING, run, log=log, cold=cold)
             _mount("-o", "remount,rw", str(folder))
-            return _verdict(lab, kind, run, status, output)
+            return _verdict(lab, kind, run, status, output, cold=cold)
         # Only once it trains: a start refuses a disk that is too small for what it plans to write.
-        process = lab.start(SETTING, run, log=log, environment=injector.faults(slow_us=30_000, slow_under=run))
+        slow = injector.faults(slow_us=30_000, slow_under=run)
+        process = lab.start(SETTING, run, log=log, environment=slow, cold=cold)
         while (process.poll() is None and len(evidence.attempts(run)) < 2) or evidence.logged_step(run) <= SAVE_STEPS:
             time.sleep(0.002)
         free = _fill(folder, kind, int(number))
         status = process.wait(WAIT_S)
         full_when_saved = 2 * SAVE_STEPS not in evidence.whole_steps(run)
         free()
-        row = _verdict(lab, kind, run, status, process.output)
+        row = _verdict(lab, kind, run, status, process.output, cold=cold)
         return row | {"full_when_saved": full_when_saved}
 
 
-def _verdict(lab: Lab, kind: str, run: Path, status: int | None, output: str) -> dict:
+def _verdict(lab: Lab, kind: str, run: Path, status: int | None, output: str, *, cold: bool) -> dict:
     wrong = []
     if status == 0:
         pass  # what was free was enough, or the save could do without the call
@@ -72,8 +80,8 @@ def _verdict(lab: Lab, kind: str, run: Path, status: int | None, output: str) ->
     elif not re.search(SENTENCES[status], output) or "Traceback" in output:
         wrong.append(f"no clear sentence: {output[-1500:]}")
     whole = evidence.whole_steps(run)
-    wrong += check_next_start(lab, run)
-    return {"ok": not wrong, "wrong": wrong, "kind": kind, "status": status, "whole": whole}
+    wrong += check_next_start(lab, run, cold=cold)
+    return {"ok": not wrong, "wrong": wrong, "kind": kind, "status": status, "whole": whole, "cold": cold}
 
 
 def _mount(*arguments: str) -> None:
@@ -114,8 +122,9 @@ def figure(rows: list[dict]) -> str:
     statuses = {status: sum(row["status"] == status for row in rows) for status in sorted({r["status"] for r in rows})}
     said = ", ".join(f"{count} x {status}" for status, count in statuses.items())
     kinds = ", ".join(f"{sum(r['kind'] == kind for r in rows)} {kind}" for kind in sorted({r["kind"] for r in rows}))
+    cold = sum(row["cold"] for row in rows)
     ended = sum(row["status"] == 0 for row in rows)
     return (
-        f"{sum(row['ok'] for row in rows)} of {len(rows)} ({kinds}) kept a whole checkpoint and went on by the same command once there "
+        f"{sum(row['ok'] for row in rows)} of {len(rows)} ({kinds}; {cold} by the cold command) kept a whole checkpoint and went on by the same command once there "
         f"was room, to the uncut run's bits; {len(rows) - ended} ended and said in a sentence why, {ended} could do without (status: {said})"
     )
