@@ -166,9 +166,8 @@ class Runner:
         directory = self.folder / "runs" / name
         wait_for_step(directory, after_step, process)
         assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
-        for one in psutil.process_iter(
-            ["cmdline"]
-        ):  # the launcher, and the ranks, which it starts in sessions of their own
+        # The launcher, and the ranks, which it starts in sessions of their own.
+        for one in psutil.process_iter(["cmdline"]):
             if {str(recipe), f"run.name={name}"} <= set(one.info["cmdline"] or []):
                 one.kill()
         process.communicate()

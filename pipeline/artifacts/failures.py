@@ -151,8 +151,8 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         )
     if number in (errno.EACCES, errno.EPERM):
         return CannotWriteError(
-            f"{where}: this user may not read or write it ({os.strerror(number)}); nothing was changed. Mend its rights or run "
-            "as the user that owns it; then run the same command again."
+            f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole still is. "
+            "Mend its rights or run as the user that owns it; then run the same command again."
         )
     if is_out_of_memory(error):
         return OutOfMemoryError(

@@ -29,8 +29,8 @@ COMPILING_S = 1800.0
 class HangWatch(TrainerCallback):
     """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have told.
 
-    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own: preparation says every 10 s what
-    it waits for and notices the end of its process, and collectives have train.ddp_timeout.
+    It watches from the first step to the end of the last checkpoint. What comes before has waits of its own: preparation
+    says every 10 s what it waits for and notices the end of its process, and collectives have train.ddp_timeout.
     """
 
     def __init__(self, run: RunDirectory, *, timeout: float | None, attempt: int, trainer: TandemTrainer):

@@ -78,7 +78,7 @@ def _open(recipe: Recipe) -> OpenRun:
     if begun or "finished" in manifest:
         _refuse_another_run(recipe, directory, manifest)
     if "finished" in manifest:
-        if _goes_back(recipe, directory):
+        if _back_to(recipe, directory) is not None:
             raise RecipeError(
                 f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
                 f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
@@ -168,17 +168,19 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
         )
 
 
-def _goes_back(recipe: Recipe, directory: RunDirectory) -> bool:
-    """Whether run.resume names a step for this start: the same command again goes on from where the last one came to."""
-    return isinstance(recipe.run.resume, int) and bool(
-        _recipe_changes(directory, dump_recipe(recipe)) or not directory.recipe.is_file()
-    )
+def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
+    """The step that run.resume names, if it is for this start: the same command again goes on from where the last one came to."""
+    step = recipe.run.resume
+    if not isinstance(step, int):
+        return None
+    again = directory.recipe.is_file() and not _recipe_changes(directory, dump_recipe(recipe))
+    return None if again else step
 
 
 def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
-    if _goes_back(recipe, directory):
-        assert isinstance(recipe.run.resume, int)
-        wanted = directory.checkpoint(recipe.run.resume)
+    back_to = _back_to(recipe, directory)
+    if back_to is not None:
+        wanted = directory.checkpoint(back_to)
         if not wanted.is_dir():
             raise InputMissingError(
                 f"{wanted}: run.resume names this checkpoint and it does not exist. Use run.resume: auto for the newest."
@@ -187,7 +189,7 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             raise DataError(
                 f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
             )
-        _say(directory.set_aside_after(recipe.run.resume))
+        _say(directory.set_aside_after(back_to))
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
     _say(notes)

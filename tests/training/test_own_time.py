@@ -2,8 +2,10 @@
 
 import pytest
 
+from pipeline.callbacks.samples import Samples
 from pipeline.training.own_time import slowest
-from pipeline.training.places import ORDER, STAGES
+from pipeline.training.places import STAGES
+from pipeline.training.saver import CheckpointSaver
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -14,8 +16,5 @@ def test_the_slowest_rank_is_measured_against_the_mean_of_the_others():
 
 
 def test_every_stage_is_a_function_of_the_training():
-    from pipeline.callbacks.samples import Samples
-
     for name in STAGES:
-        assert callable(getattr(TandemTrainer, name, None) or getattr(Samples, name)), name
-    assert ORDER[1:] == list(STAGES.values())
+        assert any(callable(getattr(owner, name, None)) for owner in (TandemTrainer, CheckpointSaver, Samples)), name

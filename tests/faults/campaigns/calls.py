@@ -6,14 +6,7 @@ Every trial goes on from a copy of the same run, cut after its first save; the s
 import random
 
 from tests.faults import evidence, injector
-from tests.faults.campaigns.base import (
-    SETTING,
-    calls_of_second_save,
-    check_next_start,
-    copy_of,
-    cut_after_first_save,
-    is_cold,
-)
+from tests.faults.campaigns import base
 from tests.faults.victim import Lab
 
 WHAT = "A failure at every file call of one save"
@@ -23,7 +16,7 @@ ENDS = (0, 73, 74)  # the save could do without the call; cannot write; disk ful
 
 def trials(lab: Lab, times: int, seed: int) -> list[str]:
     """The first `times` of all cells call x fault, in the seed's order."""
-    calls = calls_of_second_save(lab)
+    calls = base.calls_of_second_save(lab)
     cells = [f"{n}-{fault}" for n, kind, _ in calls for fault in FAULTS if (kind, fault) != ("unlink", "ENOSPC")]
     random.Random(seed).shuffle(cells)
     return cells[:times]
@@ -31,13 +24,13 @@ def trials(lab: Lab, times: int, seed: int) -> list[str]:
 
 def trial(lab: Lab, key: str) -> dict:
     number, fault = key.split("-", 1)
-    (call,) = [call for call in calls_of_second_save(lab) if call[0] == int(number)]
+    (call,) = [call for call in base.calls_of_second_save(lab) if call[0] == int(number)]
     folder = lab.trial(f"calls-{key}")
-    run = copy_of(cut_after_first_save(lab), folder)
+    run = base.copy_of(base.cut_after_first_save(lab), folder)
     rules = f"at={number}:{fault}"
     met = injector.faults(run / "checkpoints", rules=rules, counter=folder / "counter")
-    cold = is_cold(trials, lab, key)
-    status, output = lab.finish(SETTING, run, environment=met, cold=cold)
+    cold = base.is_cold(trials, lab, key)
+    status, output = lab.finish(base.SETTING, run, environment=met, cold=cold)
     wrong = []
     if injector.calls_so_far(folder / "counter") < int(number):
         wrong.append("the call was not made")
@@ -47,7 +40,7 @@ def trial(lab: Lab, key: str) -> dict:
         elif status and "Traceback" in output:
             wrong.append(f"a traceback at a failed {call[1]}: {output[-1500:]}")
     whole = evidence.whole_steps(run)
-    wrong += check_next_start(lab, run, cold=cold)
+    wrong += base.check_next_start(lab, run, cold=cold)
     return {
         "ok": not wrong,
         "wrong": wrong,
