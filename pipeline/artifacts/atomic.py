@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,16 @@ def read_json(path: str | Path) -> Any:
 def sha256_file(path: str | Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_bytes(folder: str | Path) -> int:
+    """Bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0 without one."""
+    total = 0
+    for where, _, names in os.walk(folder):  # unlike rglob it passes over a folder that has gone since it was listed
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
+    return total
 
 
 def temporary_folder(path: str | Path) -> Path:

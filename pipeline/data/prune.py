@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from pipeline.artifacts.atomic import folder_bytes
 from pipeline.artifacts.cache import file_lock
 from pipeline.data.plan import ROLES
 
@@ -22,7 +23,7 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
     for folder in unused_folders(plan, runs=runs):
         with file_lock(folder / ".lock", blocking=False) as held:
             if held:
-                freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                freed += folder_bytes(folder)
                 shutil.rmtree(folder)
                 count += 1
     return count, freed

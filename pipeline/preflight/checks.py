@@ -7,6 +7,7 @@ import tomllib
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from pipeline.artifacts.atomic import folder_bytes
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import (
     CannotWriteError,
@@ -239,7 +240,7 @@ def _disk(plan: Plan) -> list[TandemError]:
     if plan.checkpoint_bytes is None or plan.sizes is None:
         return []
     run = RunDirectory(folder)
-    there = sum(_bytes(file) for kept in (run.checkpoints, run.model) for file in kept.rglob("*"))
+    there = folder_bytes(run.checkpoints) + folder_bytes(run.model)
     least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + queued_bytes(plan.recipe, plan.sizes)
     needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
     if needed <= _free(folder):
@@ -254,13 +255,6 @@ def _disk(plan: Plan) -> list[TandemError]:
 
 def _run_folder(recipe: Recipe) -> Path:
     return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
-
-
-def _bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except FileNotFoundError:  # a run that trains there rotates its checkpoints meanwhile
-        return 0
 
 
 def _existing(folder: Path) -> Path:

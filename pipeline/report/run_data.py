@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.atomic import read_json
+from pipeline.artifacts.atomic import folder_bytes, read_json
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
 from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.rows import counts_beside, last_attempts, read_rows
@@ -132,11 +132,7 @@ def read_run(name: str) -> RunData:
         evals=(_json(run.evals) or {}).get("entries", []),
         failure=_json(run.failure),
         checkpoints=[
-            (
-                step_of(folder) or 0,
-                sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()),
-                (folder / SEAL).exists(),
-            )
+            (step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists())
             for folder in by_step(run.checkpoints)
         ],
     )

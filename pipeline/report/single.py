@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.tables import code, number, spread, svg_curves, table
@@ -215,7 +215,7 @@ def _checkpoints(data: RunData) -> str:
         for step, size, sealed in data.checkpoints
     ]
     if data.run.model.is_dir():
-        size = sum(path.stat().st_size for path in data.run.model.rglob("*") if path.is_file())
+        size = folder_bytes(data.run.model)
         rows.append(["model/", f"{size / 2**20:,.1f} MiB", "finished model"])
     return table(["folder", "size", "sealed"], rows) if rows else ""
 

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from pipeline.artifacts import checkpoints
-from pipeline.artifacts.atomic import new_folder, write_bytes
+from pipeline.artifacts.atomic import folder_bytes, new_folder, write_bytes
 
 
 def make_checkpoint(folder, step):
@@ -150,3 +151,21 @@ def test_a_file_on_bad_blocks_counts_as_damaged_and_one_that_may_not_be_read_doe
     assert folder.name == "checkpoint-5"
     assert "cannot be read (Input/output error)" in notes[0]
     assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()
+
+
+def test_the_size_of_a_folder_can_be_asked_while_its_folders_are_renamed_and_removed(tmp_path, monkeypatch):
+    """As a start does while a killed attempt's writer still renames its checkpoint (found by the resume campaign)."""
+    (tmp_path / "checkpoint-8").mkdir()
+    (tmp_path / "checkpoint-8" / "file").write_bytes(b"12345")
+    (tmp_path / ".checkpoint-12").mkdir()
+    scandir = os.scandir
+
+    def gone_when_its_turn_comes(path):
+        if Path(path).name == ".checkpoint-12":
+            Path(path).rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone_when_its_turn_comes)
+    assert folder_bytes(tmp_path) == 5
+    assert not (tmp_path / ".checkpoint-12").exists()
+    assert folder_bytes(tmp_path / "not there") == 0
