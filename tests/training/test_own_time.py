@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.callbacks.samples import Samples
 from pipeline.training.own_time import slowest
-from pipeline.training.places import STAGES
+from pipeline.training.places import ORDER, STAGES
 from pipeline.training.saver import CheckpointSaver
 from pipeline.training.trainer import TandemTrainer
 
@@ -18,3 +18,4 @@ def test_the_slowest_rank_is_measured_against_the_mean_of_the_others():
 def test_every_stage_is_a_function_of_the_training():
     for name in STAGES:
         assert any(callable(getattr(owner, name, None)) for owner in (TandemTrainer, CheckpointSaver, Samples)), name
+    assert ORDER == ["step", "save", "evaluation", "sampling", "data", "forward+backward"]
