@@ -54,18 +54,19 @@ def equalise_(x_MRC: Tensor, *, output_dim: int) -> Tensor:
     return x_MRC.mul_(scale / (1.01 * norm + TINY))
 
 
-def orthogonalise_(
-    x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2: float, product_dtype: torch.dtype
-) -> Tensor:
-    """Update directions of Frobenius norm sqrt(short side) from momenta, float32; `variance_MN` moves on by one step.
+def orthogonalised(x_MRC: Tensor, *, output_dim: int, product_dtype: torch.dtype) -> Tensor:
+    """The momenta's nearly orthogonal directions, in the dtype of the products; `x_MRC`, float32, is used up."""
+    return polar_express(equalise_(x_MRC, output_dim=output_dim).to(product_dtype))
+
+
+def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2: float) -> Tensor:
+    """Update directions of Frobenius norm sqrt(short side) from orthogonalised ones, float32; `variance_MN` moves on by one step.
 
     variance_MN: running mean square of each of the N neurons, which are the long side, or a square matrix's outputs.
-    product_dtype: of the orthogonalisation's products; everything around them is float32.
     """
     rows, columns = x_MRC.shape[-2:]
     neuron_dim = output_dim if rows == columns else -2 if rows > columns else -1
     reduced_dim, reduced = -3 - neuron_dim, min(rows, columns)
-    x_MRC = polar_express(equalise_(x_MRC, output_dim=output_dim).to(product_dtype)).float()
     square = x_MRC.square().mean(dim=reduced_dim, keepdim=True)  # (M, R, 1) or (M, 1, C)
     # The polynomial leaves singular values of 0.85 to 1.15; an orthogonal matrix has the norm sqrt(short) exactly.
     norm_M11 = square.sum(dim=neuron_dim, keepdim=True).mul(reduced).sqrt()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
 from torch.optim.adamw import adamw
 from transformers.pytorch_utils import Conv1D
 
@@ -20,18 +19,17 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.recipe.schema import Group, Recipe
 from pipeline.sources.formats import import_attribute
-from pipeline.training.muon import cautious_update_, orthogonalise_, rate_factor
+from pipeline.training.muon_step import muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
-VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
 
 
 class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum, weight_decay,
     outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's).
 
-    AdamW is torch's, fused where the device has it. Muon's matrices of one shape are stacked and updated together.
+    AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]):
@@ -82,55 +80,11 @@ class MuonAdamW(torch.optim.Optimizer):
         )
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        by_shape = defaultdict(list)
         for p in parameters:
             if not self.state[p]:
                 variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
                 self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
-            by_shape[tuple(p.shape)].append(p)
-        for shape, members in by_shape.items():
-            self._muon_of_one_shape(group, shape, members)
-
-    def _muon_of_one_shape(self, group: dict[str, Any], shape: tuple[int, ...], members: list[Tensor]) -> None:
-        gradients = [local(p.grad) for p in members]  # type: ignore[arg-type]  # step() keeps those that have one
-        momenta = [local(self.state[p]["momentum"]) for p in members]
-        variances = [self.state[p]["variance"] for p in members]
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        # Nesterov: look ahead by one more step of the average.
-        x_MRC = torch.stack(gradients).lerp_(torch.stack(momenta), group["momentum"]).float()
-        if any(isinstance(p, DTensor) for p in members):
-            x_MRC = torch.stack([gathered(x, p) for x, p in zip(x_MRC, members, strict=True)])
-        output_dim = -2 if group["outputs_first"] else -1
-        variance_MN = torch.stack(variances).float()
-        product_dtype = getattr(torch, group["product_dtype"])
-        x_MRC = orthogonalise_(
-            x_MRC, variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA, product_dtype=product_dtype
-        )
-        torch._foreach_copy_(variances, list(variance_MN))
-        rate = group["lr"] * rate_factor(shape, output_dim=output_dim)
-        for p, x_RC in zip(members, x_MRC, strict=True):
-            cautious_update_(local(p), shard_like(x_RC, p), rate=rate, weight_decay=group["weight_decay"])
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """The whole matrix of which every rank holds a part as it holds one of `like`."""
-    if not isinstance(like, DTensor):
-        return part
-    sharded = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()
-
-
-def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a matrix that every rank has whole, cut as `like` is."""
-    if not isinstance(like, DTensor):
-        return whole
-    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=like.placements).to_local()
+        muon_step(group, parameters, self.state)
 
 
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

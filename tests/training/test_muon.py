@@ -9,9 +9,10 @@ from pipeline.training.muon import (
     POLAR_EXPRESS,
     cautious_update_,
     equalise_,
-    orthogonalise_,
+    orthogonalised,
     polar_express,
     rate_factor,
+    scale_neurons_,
 )
 from pipeline.training.optimizer import MuonAdamW
 
@@ -112,7 +113,8 @@ def test_polar_express_maps_each_singular_value_and_keeps_the_singular_vectors()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_directions_are_nearly_orthogonal_and_of_exactly_an_orthogonal_matrix_s_norm(dtype):
     x_MRC = torch.stack(gradients((32, 96), steps=3))
-    directions = orthogonalise_(x_MRC, torch.zeros(3, 96), output_dim=-2, beta2=0.9, product_dtype=dtype)
+    x_MRC = orthogonalised(x_MRC, output_dim=-2, product_dtype=dtype).float()
+    directions = scale_neurons_(x_MRC, torch.zeros(3, 96), output_dim=-2, beta2=0.9)
     assert directions.dtype == torch.float32
     torch.testing.assert_close(directions.norm(dim=(-2, -1)), torch.full((3,), math.sqrt(32)), rtol=1e-5, atol=0)
     # Columns were put to one size each, which moves the singular values a little away from 1.

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
+from pipeline.training import muon_step
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
@@ -51,6 +52,7 @@ def whole(tensor):
 
 def rank_main(rank, rendezvous):
     torch.set_num_threads(1)
+    muon_step.SHARED_FROM = 0
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     model, optimizer = model_and_optimizer()

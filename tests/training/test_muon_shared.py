@@ -1,0 +1,53 @@
+"""Muon's products shared by two gloo ranks that hold the same matrices, as data-parallel training does."""
+
+import os
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch.distributed import all_gather_object, init_process_group
+
+from pipeline.training import muon_step
+from pipeline.training.optimizer import MuonAdamW
+
+SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)]
+
+
+def trained(product_dtype, *, shared_from):
+    """The matrices after four steps, and how many were orthogonalised by this rank in each call."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    settings = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "outputs_first": True}
+    optimizer = MuonAdamW([{"params": matrices, "name": "matrices", "product_dtype": product_dtype, **settings}])
+    made, whole = [], muon_step.orthogonalised
+
+    def counted(x_MRC, **how):
+        made.append(len(x_MRC))
+        return whole(x_MRC, **how)
+
+    muon_step.SHARED_FROM, muon_step.orthogonalised = shared_from, counted
+    for _ in range(4):
+        for matrix in matrices:
+            matrix.grad = torch.randn(matrix.shape, generator=generator)
+        optimizer.step()
+    muon_step.orthogonalised = whole
+    return torch.cat([m.detach().flatten() for m in matrices]), made
+
+
+def rank_main(rank, rendezvous, product_dtype):
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    alone, made_alone = trained(product_dtype, shared_from=1 << 60)
+    shared, made_shared = trained(product_dtype, shared_from=0)
+    assert made_alone == [3, 4, 1] * 4
+    assert made_shared == ([2, 2, 1] if rank == 0 else [1, 2, 1]) * 4
+    torch.testing.assert_close(shared, alone, rtol=0, atol=1e-6)
+    of_ranks = [None, None]
+    all_gather_object(of_ranks, shared)
+    assert torch.equal(*of_ranks)
+    os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
+
+
+@pytest.mark.parametrize("product_dtype", ["float32", "bfloat16"])
+def test_two_ranks_share_the_products_and_move_every_matrix_as_one_does(tmp_path, product_dtype):
+    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"), product_dtype), nprocs=2)
