@@ -54,30 +54,44 @@ def _compute_dtype(tensor) -> torch.dtype:
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
-    """The gradients are computed in forward, while a chunk's logits are at hand; backward only scales them."""
+    """The gradients are computed in forward, while a chunk's logits are at hand; backward only scales them.
+
+    In place wherever it can be: of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
+    """
 
     @staticmethod
     def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, rows, dtype):
         weight = weight_VD.to(dtype)
-        classes_V = torch.arange(weight.shape[0], device=weight.device)
         total = torch.zeros((), dtype=torch.float32, device=weight.device)
         hidden_gradients: list[torch.Tensor] = []
         weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
         for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
-            logits = logits_of(hidden, weight, softcap)
-            scored = (labels != IGNORED)[:, None]
+            ignored = (labels == IGNORED)[:, None]
             target = labels.clamp(min=0)[:, None]
-            # A cap bounds the exponent, and with it the pass over the logits that looks for the largest is not needed.
-            largest = 0.0 if softcap is not None and softcap <= SAFE_EXPONENT else logits.amax(-1, keepdim=True)
-            exponentials = torch.exp(logits - largest)
-            sums = exponentials.sum(-1, keepdim=True)
-            total = total + torch.where(scored, sums.log() + largest - logits.gather(1, target), 0.0).sum()
-            gradient = exponentials / sums - (classes_V == target).float()
-            if softcap is not None:
-                gradient = gradient * (1 - (logits / softcap).square())
-            gradient = torch.where(scored, gradient, 0.0).to(dtype)
+            logits = (hidden @ weight.t()).float()
+            if softcap is None:
+                of_target, slope = logits.gather(1, target), None
+            else:
+                slope = logits.div_(softcap).tanh_()  # as yet the capped logits / softcap
+                logits = slope * softcap
+                of_target = logits.gather(1, target)
+            if softcap is None or softcap > SAFE_EXPONENT:  # else the cap bounds the exponent: a pass less
+                largest = logits.amax(-1, keepdim=True)
+                logits, of_target = logits.sub_(largest), of_target - largest
+            gradient = logits.exp_()
+            sums = gradient.sum(-1, keepdim=True)
+            total = total + (sums.log() - of_target).masked_fill(ignored, 0.0).sum()
+            gradient.div_(sums)
+            gradient.scatter_add_(1, target, torch.full_like(sums, -1.0))
+            if slope is not None:
+                gradient.mul_(slope.square_().neg_().add_(1.0))
+            del slope, logits  # another name of gradient: what follows holds it in dtype only
+            gradient = gradient.masked_fill_(ignored, 0.0).to(dtype)
             hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
-            weight_gradient += gradient.t() @ hidden
+            if dtype == torch.float32:
+                weight_gradient.addmm_(gradient.t(), hidden)
+            else:
+                weight_gradient += gradient.t() @ hidden
         ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype))
         return total
 

@@ -64,15 +64,15 @@ class StepGuard:
         """A step begins. loss_sum: Trainer's, of the steps since the last log."""
         self.losses, self.loss_sum_before = [], loss_sum.clone()
 
-    def judge(self, trainer: Any, model: torch.nn.Module, norm: Tensor | float) -> None:
-        """Return when the update may be made; else take the gradients away, without which it changes nothing, or raise
-        DivergedError. Every rank calls it."""
+    def judge(self, trainer: Any, model: torch.nn.Module, norm: Tensor | float) -> float:
+        """The norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
+        or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
         if all(map(math.isfinite, numbers)):
             self.scaler_skips_in_a_row = 0
             if self.monitor.on_spike == "skip":
                 self._judge_spike(trainer, model, numbers)
-            return
+            return numbers[0]
         scaler = trainer.accelerator.scaler
         if scaler is not None and scaler.is_enabled():
             # Its way to find a scale: it leaves such a step out by itself.
@@ -80,8 +80,9 @@ class StepGuard:
             if self.scaler_skips_in_a_row < MAX_SCALER_SKIPS:
                 finite = all(math.isfinite(loss.item()) for loss in self.losses)
                 self._keep_loss_finite(trainer, all(from_every_rank(finite)))
-                return
+                return numbers[0]
         self._judge_nonfinite(trainer, model, numbers[0])
+        return numbers[0]
 
     def _read(self, norm: Tensor | float) -> list[float]:
         """The step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host waits."""

@@ -30,6 +30,8 @@ from pipeline.training.saver import CheckpointSaver
 from pipeline.training.schedules import StepSchedule, logged_rates
 from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
 
+CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
+
 
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
@@ -93,7 +95,7 @@ class TandemTrainer(Trainer):
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
         self.meter.step(targets)
-        return batches, torch.tensor(float(max(targets, 1)), device=device)
+        return batches, torch.full((), float(max(targets, 1)), device=device)  # torch.tensor would wait for the device
 
     # ---- steps ----
 
@@ -125,10 +127,21 @@ class TandemTrainer(Trainer):
     def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
+    def _clip_grad_norm(self, model):
+        """Nothing yet, where _get_grad_norm can do it: the norm is read before the update anyway, and mostly nothing is to clip."""
+        return super()._clip_grad_norm(model) if self.is_fsdp_enabled or self.is_deepspeed_enabled else None
+
     def _get_grad_norm(self, model, grad_norm=None):
         """The norm before clipping; without a return when the guard ends the run here, before the update."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        self.guard.judge(self, model, norm)
+        if grad_norm is not None or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            norm = super()._get_grad_norm(model, grad_norm)
+            self.guard.judge(self, model, norm)
+            return norm
+        self.accelerator.unscale_gradients()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        if 0 < self.args.max_grad_norm < self.guard.judge(self, model, norm) + CLIP_EPS:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
         return norm
 
     # ---- optimizer ----
