@@ -30,26 +30,29 @@ class RowReader:
         starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
         has_bytes = any(place is not None and place[0].target_bytes is not None for place in rows)
         bytes_BT = np.full((len(rows), T), -1, np.int64) if has_bytes else None
-        for i, place in enumerate(rows):
-            if place is None:
-                input_ids_BT[i], labels_BT[i] = self.pad, IGNORED
+        for shard, at, numbers in _by_shard(rows):
+            if shard is None:
+                input_ids_BT[at], labels_BT[at] = self.pad, IGNORED
                 continue
-            shard, row = place
-            ids = shard.input_ids[row]
-            input_ids_BT[i], labels_BT[i] = ids[:-1], ids[1:]
+            ids = shard.input_ids[numbers]
+            input_ids_BT[at], labels_BT[at] = ids[:, :-1], ids[:, 1:]
             if bytes_BT is not None and shard.target_bytes is not None:
-                bytes_BT[i] = shard.target_bytes[row][1:]
+                bytes_BT[at] = shard.target_bytes[numbers][:, 1:]
             if shard.trained is not None and shard.starts is not None:
-                labels_BT[i][~bits(shard.trained[row], T + 1)[1:]] = IGNORED
+                labels_BT[at] = np.where(bits(shard.trained[numbers], T + 1)[:, 1:], ids[:, 1:], np.int64(IGNORED))
                 if starts_BT is not None:
-                    starts_BT[i] = bits(shard.starts[row], T + 1)[:-1]
-            else:
-                used = int(shard.used[row])
-                labels_BT[i, used - 1 :] = IGNORED
+                    starts_BT[at] = bits(shard.starts[numbers], T + 1)[:, :-1]
+                continue
+            if starts_BT is not None:
+                # Text holds no control token, so a BOS is always the start of a piece.
+                starts_BT[at] = ids[:, :-1] == self.bos
+            used = shard.used[numbers]
+            for n in np.flatnonzero(used <= T):
+                i, end = at[n], int(used[n])
+                labels_BT[i, end - 1 :] = IGNORED
                 if starts_BT is not None:
-                    # Text holds no control token, so a BOS is always the start of a piece. The padding is a segment too.
-                    starts_BT[i, :used] = ids[: min(used, T)] == self.bos
-                    starts_BT[i, used : used + 1] = True
+                    starts_BT[i, end:] = False
+                    starts_BT[i, end : end + 1] = True  # the padding is a segment too
         labels = torch.from_numpy(labels_BT)
         batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
         if bytes_BT is not None:
@@ -59,8 +62,20 @@ class RowReader:
         return batch
 
 
+def _by_shard(rows: list[tuple[Shard, int] | None]) -> list[tuple[Shard | None, list[int], list[int]]]:
+    """The rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of None."""
+    found: dict[int, tuple[Shard | None, list[int], list[int]]] = {}
+    for i, place in enumerate(rows):
+        shard, number = place or (None, 0)
+        _, at, numbers = found.setdefault(id(shard), (shard, [], []))
+        at.append(i)
+        numbers.append(number)
+    return list(found.values())
+
+
 def bits(packed: np.ndarray, count: int) -> np.ndarray:
-    return np.unpackbits(packed, count=count).view(bool)
+    """(..., count) bool out of (..., bytes)."""
+    return np.unpackbits(packed, axis=-1, count=count).view(bool)
 
 
 def positions(starts_BT: np.ndarray) -> np.ndarray:
