@@ -10,6 +10,7 @@ from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.signals import Signals
 from pipeline.callbacks.console import Console
+from pipeline.callbacks.garbage import GarbageBetweenSteps
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.metrics_file import MetricsFile
 from pipeline.callbacks.samples import Samples
@@ -75,6 +76,7 @@ def add_callbacks(
         *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
         Stragglers(run, attempt=attempt),
         stop,
+        GarbageBetweenSteps(),
     ):
         trainer.add_callback(callback)
 
