@@ -1,10 +1,12 @@
 """The process itself, before anything else of a run: threads, ranks, import path."""
 
+import hashlib
 import os
 import sys
 from datetime import timedelta
 
-from pipeline.hardware.cpu import set_threads, use_deterministic_kernels
+from pipeline.artifacts.cache import cache_dir
+from pipeline.hardware.cpu import cpu_name, set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
@@ -29,6 +31,9 @@ def start_process(recipe: Recipe) -> int:
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         use_deterministic_kernels()
+    # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
+    compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     if recipe.run.code_folder:
         sys.path.insert(1, recipe.run.code_folder)
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))

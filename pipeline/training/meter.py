@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
 
 class StepMeter:
     """Counts the seconds spent in steps; `pause` excludes what is not a step.
@@ -35,13 +37,16 @@ class StepMeter:
         self._paused_at: float | None = None
         self._steps_since = 0
         self._first = True
+        self._first_step_s: float | None = None
         self._carried_s = 0.0  # of the interval that was open at the checkpoint
         self._timed_steps, self._timed_s = 0, 0.0
 
     def begin(self) -> None:
-        """The first step is about to be made: what came before, as loading a checkpoint, is no time of steps."""
+        """A step is about to be made. What came before the first one, as loading a checkpoint, is no time of steps."""
         if self._started is None:
             self._started, self._paused_s = time.perf_counter(), 0.0
+        elif self._first_step_s is None:
+            self._first_step_s = _since_process_start()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -66,6 +71,7 @@ class StepMeter:
         if not self._first:
             # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
             self._timed_steps, self._timed_s = self._timed_steps + steps, self._timed_s + elapsed
+        starting = self._first
         self._first, self._carried_s = False, 0.0
         self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
         self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
@@ -84,6 +90,8 @@ class StepMeter:
             "data/wait_s": waited / steps,
             "data/wait_frac": min(waited / elapsed, 1.0),
         }
+        if starting:
+            numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
         if self.peak:
             numbers["perf/mfu_pct"] = (
                 100 * self.flops_per_token["exact_causal"] * tokens_per_s / self.world_size / self.peak
@@ -116,3 +124,7 @@ class StepMeter:
         self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])
         self.targets = int(state["targets"])
         self._carried_s, self._steps_since = state.get("open_s", 0.0), int(state.get("open_steps", 0))
+
+
+def _since_process_start() -> float:
+    return time.time() - psutil.Process().create_time()
