@@ -22,27 +22,37 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if device_info().kind == "cuda" else "cpu"
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Wall time of one call, the device's work included."""
+Clock = Callable[[], float]
+
+
+def seconds(work: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
+    """Time of one call by that clock, the device's work included."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    started = time.perf_counter()
+    started = clock()
     work()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return clock() - started
 
 
-def in_turns(ours: Callable[[], Any], other: Callable[[], Any], *, pairs: int, warm_up: int = 2) -> dict[str, float]:
+def in_turns(
+    ours: Callable[[], Any],
+    other: Callable[[], Any],
+    *,
+    pairs: int,
+    warm_up: int = 2,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:
     """Run both so many times, A B B A; see `compared`."""
     times = []
     for pair in range(warm_up + pairs):
         if pair % 2:
-            others = seconds(other)
-            own = seconds(ours)
+            others = seconds(other, clock)
+            own = seconds(ours, clock)
         else:
-            own = seconds(ours)
-            others = seconds(other)
+            own = seconds(ours, clock)
+            others = seconds(other, clock)
         times.append((own, others))
     return compared(times[warm_up:])
 
@@ -65,7 +75,8 @@ def arguments(doc: str, **defaults: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    if "threads" not in defaults:
+        parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     return options

@@ -1,0 +1,77 @@
+"""Tokens a core-second of preparing data (read, tokenize, pack, seal), against encoding the same texts alone.
+
+    python benchmarks/preparation.py --text 'train/*.parquet' [--vocab-size 32768] [--packing best_fit_crop] [--pairs 3]
+
+Both ways use one thread and the same encoder, tiktoken where it is installed and gives the same ids, else tokenizers, and are
+timed by the processor's seconds of this process. The tokenizer is trained on the text first, which is not timed. ratio: of
+the seconds a token; the goal is less than 1 / 0.7 = 1.43.
+"""
+
+import os
+
+os.environ["RAYON_NUM_THREADS"] = "1"  # before anything imports tokenizers
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from common import ROOT, arguments, in_turns, show
+
+from pipeline.artifacts.atomic import read_json
+from pipeline.data.prepare import prepare_now
+from pipeline.recipe import read_recipe
+from pipeline.sources.open import open_sources
+from pipeline.tokenizer import load_or_train
+from pipeline.tokenizer.encode import Encoder
+
+
+def main() -> None:
+    options = arguments(
+        __doc__, text="", vocab_size=32768, packing="best_fit_crop", row_tokens=2048, pairs=3, threads=1
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = read_recipe(
+            [
+                str(ROOT / "recipes" / "fineweb_d24.yaml"),
+                "run.hardware=",
+                "run.tokens_per_param=",
+                "train.num_train_epochs=1",
+                f"data.sources=[{{files: '{options.text}'}}]",
+                f"data.cache_dir={folder}",
+                f"data.row_tokens={options.row_tokens}",
+                f"data.packing={options.packing}",
+                "data.batch_tokens=65536",
+                "data.num_proc=1",
+                f"tokenizer.vocab_size={options.vocab_size}",
+            ],
+            stage="pretrain",
+        )
+        sources = open_sources(recipe, kind="text")
+        tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+        texts = [item.text for source in sources[0] for block in source.read(file=0, block=0) for item in block.items]
+        encoder = Encoder(tokenizer, num_proc=1)
+        tokens = sum(map(len, encoder.encode(texts)))
+
+        def prepare() -> None:
+            shutil.rmtree(Path(folder) / "shards", ignore_errors=True)
+            prepare_now(recipe, tokenizer, sources=sources)
+
+        found = in_turns(
+            prepare, lambda: encoder.encode(texts), pairs=options.pairs, warm_up=1, clock=time.process_time
+        )
+        # Validation is prepared too, as rows and as documents: more tokens than those of the other way.
+        seals = [read_json(sorted(shards.glob("shard-*.json"))[-1]) for shards in (Path(folder) / "shards").iterdir()]
+        prepared = sum(seal["read"]["text_tokens"] for seal in seals)
+    row = {
+        "encoder": "tokenizers" if encoder.twin is None else "tiktoken",
+        "ours_tok_per_s": prepared / found["ours_s"],
+        "encoding_tok_per_s": tokens / found["other_s"],
+    }
+    per_token = tokens / prepared
+    row |= {name: found[name] * per_token for name in ("ratio", "ratio_p10", "ratio_p90")}
+    show(options, [row])
+
+
+if __name__ == "__main__":
+    main()
