@@ -2,7 +2,7 @@
 
     python benchmarks/preparation.py --text 'train/*.parquet' [--vocab-size 32768] [--packing best_fit_crop] [--pairs 3]
 
-Both ways use one thread and the same encoder, tiktoken where it is installed and gives the same ids, else tokenizers, and are
+Both ways use one thread and the same encoder, tiktoken where it gives the same ids, else tokenizers, and are
 timed by the processor's seconds of this process. The tokenizer is trained on the text first, which is not timed. ratio: of
 the seconds a token; the goal is less than 1 / 0.7 = 1.43.
 """

@@ -31,7 +31,7 @@ def plain_backend(tokenizer):
 
 
 class Encoder:
-    """Encodes lists of texts with one tokenizer, by tiktoken when that is installed and proves to give the same ids.
+    """Encodes lists of texts with one tokenizer, by tiktoken when that proves to give the same ids.
 
     num_proc: threads; default all cores. (For `tokenizers` it can only be set before its first use in a process.)
     """

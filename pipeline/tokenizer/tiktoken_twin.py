@@ -27,11 +27,9 @@ class TiktokenTwin:
 
     @classmethod
     def of(cls, backend) -> "TiktokenTwin | None":
-        """The twin, or None when tiktoken is not installed or the tokenizer is of a kind that it cannot run."""
-        try:
-            import tiktoken
-        except ImportError:
-            return None
+        """The twin, or None when the tokenizer is of a kind that tiktoken cannot run."""
+        import tiktoken
+
         state = json.loads(backend.to_str())
         model, pattern = state["model"], _split_pattern(state.get("pre_tokenizer"))
         plain = not state.get("normalizer") and not any(not token["special"] for token in state["added_tokens"])

@@ -26,7 +26,6 @@ def byte_level(request):
 @pytest.fixture(scope="module")
 def proved(byte_level):
     """An encoder that has compared tiktoken with tokenizers."""
-    pytest.importorskip("tiktoken")
     encoder = Encoder(byte_level)
     encoder.encode(TEXTS)
     return encoder
@@ -48,7 +47,6 @@ def test_text_that_spells_control_tokens_stays_text(byte_level):
 
 
 def test_a_twin_that_differs_is_dropped(tokenizer):
-    pytest.importorskip("tiktoken")
     encoder = Encoder(tokenizer)
     other = Encoder(tokenizer).twin
     other.encode = lambda text: np.array([1], dtype=np.uint32)
@@ -65,8 +63,6 @@ def test_runs_of_a_million_spaces_are_encoded_and_panic_nowhere(tokenizer, capfd
 
 
 def test_a_panic_of_tiktoken_sends_that_text_the_other_way(tokenizer, monkeypatch):
-    pytest.importorskip("tiktoken")
-
     class PanicException(BaseException):
         pass
 
