@@ -164,7 +164,7 @@ def tokenizer_for_peer(model: Path, folder: Path) -> None:
     from pipeline.tokenizer.byte_lengths import byte_lengths
     from pipeline.tokenizer.tiktoken_twin import TiktokenTwin
 
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     twin = TiktokenTwin.of(tokenizer.backend_tokenizer)
     assert twin is not None, "the tokenizer is none that tiktoken can run"
     specials = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}

@@ -91,7 +91,7 @@ def show(options: argparse.Namespace, rows: list[Mapping[str, Any]]) -> None:
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-    print(json.dumps({**facts, "results": list(rows)}))
+    print(json.dumps({**facts, "results": list(rows)}, default=str))
 
 
 def _text(value: Any) -> str:
