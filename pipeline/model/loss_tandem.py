@@ -5,35 +5,47 @@ Shapes: N scored positions (rows of hidden states), D width, V vocabulary.
 
 import torch
 
-# Elements of the fp32 logits held at a time: 128 MiB. A small head (16 rows of 256 tokens, vocabulary 4096) takes one chunk.
-CHUNK_ELEMENTS = 2**25
+# Elements of the logits held at a time: on a CPU 32 MiB in fp32, which stay in its caches from pass to pass, elsewhere 128 MiB.
+CHUNK_ELEMENTS = {"cpu": 2**23}
+OTHER_CHUNK_ELEMENTS = 2**25
 SAFE_EXPONENT = 60.0  # exp of it, times any vocabulary, is far from the largest fp32
 IGNORED = -100  # the label of a position without a target, as everywhere in transformers
 
 
-def chunk_rows(num_rows: int, vocab_size: int) -> int:
-    """Rows of one chunk: the fewest chunks of equal size within CHUNK_ELEMENTS."""
-    chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS))
+def chunk_rows(num_rows: int, vocab_size: int, device: str) -> int:
+    """Rows of one chunk: the fewest chunks of equal size within the elements of the kind of device."""
+    chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS.get(device, OTHER_CHUNK_ELEMENTS)))
     return max(1, -(-num_rows // chunks))
 
 
-def logits_of(hidden_ND, weight_VD, softcap: float | None):
-    """fp32 logits (N, V); the product itself is in hidden_ND's dtype."""
-    logits_NV = (hidden_ND @ weight_VD.t()).float()
-    return logits_NV if softcap is None else softcap * torch.tanh(logits_NV / softcap)
+def exponentials(hidden_ND, weight_VD, target_N1, softcap: float | None):
+    """Of a chunk: exp of its logits but for a factor a row, their sums (N, 1), nats (N, 1), and logits / softcap or None.
+
+    fp32; the product itself is in hidden_ND's dtype. In place wherever it can be.
+    """
+    logits = (hidden_ND @ weight_VD.t()).float()
+    capped = None
+    if softcap is not None:
+        capped = logits.div_(softcap).tanh_()
+        logits = capped * softcap
+    of_target = logits.gather(1, target_N1)
+    if softcap is None or softcap > SAFE_EXPONENT:  # else the cap bounds the exponent: a pass less
+        largest = logits.amax(-1, keepdim=True)
+        logits, of_target = logits.sub_(largest), of_target - largest
+    exponential = logits.exp_()
+    sums = exponential.sum(-1, keepdim=True)
+    return exponential, sums, sums.log() - of_target, capped
 
 
 def token_nll(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
     """Nats of each label: (N,) float32, 0 where the label is -100. Without gradients."""
     dtype = _compute_dtype(hidden_ND)
     hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
-    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0])
+    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], hidden_ND.device.type)
     parts = []
     for hidden, labels in zip(hidden_ND.split(rows), labels_N.split(rows), strict=True):
-        logits = logits_of(hidden, weight_VD, softcap)
-        target = labels.clamp(min=0)[:, None]
-        nll = torch.logsumexp(logits, -1) - logits.gather(1, target).squeeze(1)
-        parts.append(nll * (labels != IGNORED))
+        _, _, nats, _ = exponentials(hidden, weight_VD, labels.clamp(min=0)[:, None], softcap)
+        parts.append(nats.squeeze(1).masked_fill(labels == IGNORED, 0.0))
     return torch.cat(parts)
 
 
@@ -44,8 +56,7 @@ def summed_cross_entropy(hidden_ND, weight_VD, labels_N, *, softcap: float | Non
     """
     if not torch.is_grad_enabled():
         return token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap).sum()
-    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0])
-    return _SummedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, softcap, rows, _compute_dtype(hidden_ND))
+    return _SummedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, softcap, _compute_dtype(hidden_ND))
 
 
 def _compute_dtype(tensor) -> torch.dtype:
@@ -53,46 +64,45 @@ def _compute_dtype(tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
 
-class _SummedCrossEntropy(torch.autograd.Function):
-    """The gradients are computed in forward, while a chunk's logits are at hand; backward only scales them.
+def loss_and_gradients(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed nats, fp32, and their gradients of hidden_ND and weight_VD in the dtypes of these; dtype: of the products.
 
-    In place wherever it can be: of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
+    Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
     """
+    weight = weight_VD.to(dtype)
+    total = torch.zeros((), dtype=torch.float32, device=weight.device)
+    hidden_gradients: list[torch.Tensor] = []
+    weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
+    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], weight.device.type)
+    for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
+        ignored = (labels == IGNORED)[:, None]
+        target = labels.clamp(min=0)[:, None]
+        gradient, sums, nats, capped = exponentials(hidden, weight, target, softcap)
+        total = total + nats.masked_fill(ignored, 0.0).sum()
+        counted = torch.ones_like(sums).masked_fill(ignored, 0.0)
+        gradient.mul_(counted / sums).scatter_add_(1, target, -counted)
+        if capped is not None:
+            one = torch.ones((), dtype=torch.float32, device=weight.device)
+            gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))
+        del capped  # what follows holds the gradient in dtype only
+        gradient = gradient.to(dtype)
+        hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
+        if dtype == torch.float32:
+            weight_gradient.addmm_(gradient.t(), hidden)
+        else:
+            weight_gradient += gradient.t() @ hidden
+    return total, torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """The gradients are computed in forward, while a chunk's logits are at hand; backward only scales them."""
 
     @staticmethod
-    def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, rows, dtype):
-        weight = weight_VD.to(dtype)
-        total = torch.zeros((), dtype=torch.float32, device=weight.device)
-        hidden_gradients: list[torch.Tensor] = []
-        weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
-        for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
-            ignored = (labels == IGNORED)[:, None]
-            target = labels.clamp(min=0)[:, None]
-            logits = (hidden @ weight.t()).float()
-            if softcap is None:
-                of_target, slope = logits.gather(1, target), None
-            else:
-                slope = logits.div_(softcap).tanh_()  # as yet the capped logits / softcap
-                logits = slope * softcap
-                of_target = logits.gather(1, target)
-            if softcap is None or softcap > SAFE_EXPONENT:  # else the cap bounds the exponent: a pass less
-                largest = logits.amax(-1, keepdim=True)
-                logits, of_target = logits.sub_(largest), of_target - largest
-            gradient = logits.exp_()
-            sums = gradient.sum(-1, keepdim=True)
-            total = total + (sums.log() - of_target).masked_fill(ignored, 0.0).sum()
-            gradient.div_(sums)
-            gradient.scatter_add_(1, target, torch.full_like(sums, -1.0))
-            if slope is not None:
-                gradient.mul_(slope.square_().neg_().add_(1.0))
-            del slope, logits  # another name of gradient: what follows holds it in dtype only
-            gradient = gradient.masked_fill_(ignored, 0.0).to(dtype)
-            hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
-            if dtype == torch.float32:
-                weight_gradient.addmm_(gradient.t(), hidden)
-            else:
-                weight_gradient += gradient.t() @ hidden
-        ctx.save_for_backward(torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype))
+    def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, dtype):
+        total, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(hidden_ND, weight_VD, labels_N, softcap, dtype)
+        ctx.save_for_backward(hidden_gradient_ND, weight_gradient_VD)
         return total
 
     @staticmethod
@@ -102,7 +112,6 @@ class _SummedCrossEntropy(torch.autograd.Function):
         return (
             (hidden_gradient_ND * scale).to(hidden_gradient_ND.dtype),
             (weight_gradient_VD * scale).to(weight_gradient_VD.dtype),
-            None,
             None,
             None,
             None,

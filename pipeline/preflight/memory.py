@@ -17,8 +17,8 @@ KEPT = {
     (False, True): (82, 64),
 }
 KEPT_OUTSIDE = 25  # embeddings, last norm, head's input
-# The chunked loss holds at most 2^25 logits at a time in fp32, their gradient, and both again in the compute format.
-LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 4 * FP32
+# The chunked loss holds at most 2^25 logits at a time: twice in fp32, and their product and gradient in the compute format.
+LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 3 * FP32
 # Bytes of optimizer state for each parameter, by train.optim's beginning.
 TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit": 2, "adamw_8bit": 2, "adamw_torch": 8, "adamw_anyprecision": 8, "sgd": 0, "adagrad": 4, "stable_adamw": 8}  # fmt: skip
 

@@ -6,7 +6,7 @@ import sys
 from datetime import timedelta
 
 from pipeline.artifacts.cache import cache_dir
-from pipeline.hardware.cpu import cpu_name, set_threads, use_deterministic_kernels
+from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
@@ -31,6 +31,7 @@ def start_process(recipe: Recipe) -> int:
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         use_deterministic_kernels()
+        keep_freed_memory()
     # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))

@@ -28,7 +28,7 @@ def problem(dtype=torch.float32, seed=0):
 
 @pytest.fixture(params=[10**9, 16 * 50, 1], ids=["one chunk", "chunks of 16", "row by row"])
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(loss_tandem, "CHUNK_ELEMENTS", request.param)
+    monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -81,9 +81,10 @@ def test_a_batch_without_targets_has_loss_zero_and_no_gradient():
 
 
 def test_a_small_head_takes_one_chunk_and_a_large_one_chunks_of_equal_rows():
-    assert chunk_rows(16 * 256, 4096) == 4096
-    assert chunk_rows(16 * 2048, 32768) == 1024
-    assert chunk_rows(1000, 2**25) == 1
+    assert chunk_rows(16 * 256, 4096, "cuda") == 4096
+    assert chunk_rows(16 * 2048, 32768, "cuda") == 1024
+    assert chunk_rows(16 * 2048, 32768, "cpu") == 256
+    assert chunk_rows(1000, 2**25, "cuda") == 1
 
 
 def ragged(rows=8, length=24):
