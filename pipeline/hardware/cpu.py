@@ -96,8 +96,10 @@ def keep_freed_memory() -> None:
     """Let the C library keep what is freed: a training step takes the same tensors as the one before.
 
     By default glibc gives large blocks back at once, and touching fresh ones costs a page fault every 4 KiB: a third of the
-    time of a bf16 step (docs/log.md). Other C libraries stay as they are.
+    time of a bf16 step (docs/log.md). Other C libraries stay as they are, and so does what the user sets by MALLOC_* variables.
     """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
