@@ -5,9 +5,10 @@
 
 NANOCHAT is a folder with https://github.com/karpathy/nanochat. Its scripts/base_train.py runs as it is, on the rows that our
 run was trained on, fed through the name of its data loader, so that both learn from the same tokens and neither is timed
-while it tokenizes. Each seed is a pair of runs, ours first and then the other one first. Compared: tokens/s (medians over
-the last four fifths of the steps, as each tells them), the loss step by step, and bits per byte of the validation text,
-both by `python -m pipeline.evals`. Needs what nanochat imports: tiktoken, filelock, requests, jinja2.
+while it tokenizes. Both get the same warm-up: our default is shorter in runs under 200 steps. Each seed is a pair of runs,
+ours first and then the other one first. Compared: tokens/s (medians over the last four fifths of the steps, as each tells
+them), the loss step by step, and bits per byte of the validation text, both by `python -m pipeline.evals`. Needs what
+nanochat imports: tiktoken, filelock, requests, jinja2.
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--validation", required=True)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--warmup-steps", type=int, help="of both; default 40, at most a fifth of the steps")
     parser.add_argument("--pairs", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--rows", type=int, default=16, help="of a batch; there is no accumulation")
@@ -49,6 +51,8 @@ def main() -> None:
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.peer = options.peer.resolve()
+    if options.warmup_steps is None:  # before the fall of the rates begins: where the two overlap, the programs differ
+        options.warmup_steps = min(40, options.steps // 5)
     if options.role:
         run_ours(*options.role) if options.role[0] != "peer" else run_peer(*options.role[1:])
         return
@@ -107,6 +111,7 @@ def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int) -> l
         f"data.batch_tokens={options.rows * options.row_tokens}",
         f"data.cache_dir={folder / 'cache'}",
         f"train.max_steps={options.steps}",
+        f"optimizer.schedule.warmup_steps={options.warmup_steps}",
         f"train.per_device_train_batch_size={options.rows}",
         f"train.bf16={str(options.dtype == 'bfloat16').lower()}",
         f"train.seed={seed}",
@@ -181,7 +186,8 @@ def start_peer(options: argparse.Namespace, base: Path, rows: Path) -> str:
     command = [sys.executable, __file__, *fixed(options), "--role", "peer", str(options.peer), str(rows)]
     command += [f"depth={options.depth}", f"head-dim={options.head_dim}", f"max-seq-len={options.row_tokens}"]
     command += [f"total-batch-size={options.rows * options.row_tokens}", f"device-batch-size={options.rows}"]
-    command += [f"num-iterations={options.steps}", f"window-pattern={options.window_pattern}"]
+    command += [f"num-iterations={options.steps}", f"warmup-steps={options.warmup_steps}"]
+    command += [f"window-pattern={options.window_pattern}"]
     command += [f"{name}=-1" for name in ("eval-every", "core-metric-every", "sample-every")]
     peer = environment(options, NANOCHAT_BASE_DIR=str(base), NANOCHAT_DTYPE=options.dtype)
     ended = subprocess.run(command, env=peer, cwd=base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
