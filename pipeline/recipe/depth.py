@@ -72,8 +72,9 @@ def fill_batch(recipe: Recipe, fill: Fill) -> None:
 def fill_rates(recipe: Recipe, fill: Fill) -> None:
     """The rates' common factor and every group's settings.
 
-    Under the dial rates follow sqrt(batch / 2^19), those of embeddings and head also (width / 768)^-0.5, and the decay of
-    the matrices 0.28 x sqrt(batch / 2^19) x (D at depth 12 / D). Without it the reference values are taken as they are.
+    Under the dial rates follow sqrt(batch / 2^19), the gates' only up to 2^19, those of embeddings and head also
+    (width / 768)^-0.5, and the decay of the matrices 0.28 x sqrt(batch / 2^19) x (D at depth 12 / D). Without it the
+    reference values are taken as they are.
     """
     dial = recipe.model.depth is not None and recipe.tokenizer.vocab_size is not None
     batch_scale = (
@@ -86,7 +87,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
             if dial and name == "learning_rate" and group in WIDTH_SCALED:
                 scale = math.sqrt(REFERENCE_WIDTH / sizes_of(recipe).n_embd)
             if dial and name == "learning_rate" and group == "gates":
-                scale = 1 / batch_scale  # the only rate that nanochat does not scale with the batch
+                # nanochat keeps 0.2 at every batch. Below those it was tuned at, where all other rates are smaller, 0.2 drives
+                # backout past 1 before the blocks add anything: the last state changes its sign (docs/log.md, gates).
+                scale = min(1.0, 1 / batch_scale)
             if dial and name == "weight_decay" and group == "matrices" and recipe.optimizer.type == "muon_adamw":
                 scale = batch_scale * _reference_scaling(recipe) / _scaling(recipe)
             fill(

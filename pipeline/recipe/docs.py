@@ -47,8 +47,8 @@ GROUP_DEFAULTS = """\
 ### Defaults of the groups
 
 Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: a value of small models). Under
-`model.depth` every rate but the gates' is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`), those of the embeddings and
-the head also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
+`model.depth` every rate is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`; the gates' only where that is below 1),
+those of the embeddings and the head also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
 """
 
 

@@ -89,6 +89,12 @@ def test_the_dial_sets_nanochat_s_rates_and_decay(tmp_path):
     }
 
 
+@pytest.mark.parametrize(("exponent", "rate"), [(20, 0.2), (19, 0.2), (17, 0.1), (13, 0.025)])
+def test_the_gates_rate_follows_the_batch_only_below_the_one_it_was_tuned_at(tmp_path, exponent, rate):
+    optimizer = modern(tmp_path, 4, "run.tokens=1e9", f"data.batch_tokens={2**exponent}").optimizer
+    assert optimizer.groups.gates.learning_rate * optimizer.rate_scale == pytest.approx(rate)
+
+
 @pytest.mark.parametrize(("rows", "window"), [(7, 3), (16, 16), (16, 5), (33, 1), (64, 64)])
 def test_exact_causal_counts_every_visible_pair_once(rows, window):
     pairs = sum(1 for query in range(rows) for key in range(query + 1) if query - key < window)
