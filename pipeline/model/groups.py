@@ -1,6 +1,6 @@
-"""Which optimizer group a parameter belongs to, by what it does."""
+"""What a parameter is for: the optimizer group that it belongs to, and whether it may be stored in another dtype."""
 
-from typing import Literal
+from typing import Any, Literal
 
 Group = Literal["embeddings", "value_embeddings", "head", "matrices", "scalars", "x0_lambdas", "gates"]
 
@@ -32,3 +32,14 @@ def parameter_group(name: str, parameter) -> Group:
     if owner in HEADS and not any(part.isdigit() for part in path):
         return "head"
     return "matrices"
+
+
+def store_embeddings(model: Any, dtype: Any) -> None:
+    """Keep a Tandem's token and value embeddings in `dtype` from now on, with their gradients; positions stay as they are.
+
+    They are looked up, not multiplied: what is looked up is computed with in the dtype of the other weights, as before.
+    """
+    for module in model.modules():
+        if getattr(module, "init_role", None) in ("embedding", "value_embedding"):
+            module.to(dtype)
+    model.transformer.stream_dtype = model.lm_head.weight.dtype

@@ -61,6 +61,7 @@ class TandemModel(TandemPreTrainedModel):
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self.ln_f = make_norm(config, config.n_embd)
         self.gradient_checkpointing = False
+        self.stream_dtype = None  # that the residual stream begins in, where the embedding is stored in another one
         self.post_init()
 
     def get_input_embeddings(self):
@@ -95,6 +96,8 @@ class TandemModel(TandemPreTrainedModel):
             past_key_values = DynamicCache(config=config)
 
         x_BTD = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.stream_dtype is not None:
+            x_BTD = x_BTD.to(self.stream_dtype)
         masks = attention_masks(config, x_BTD, attention_mask, position_ids, past_key_values)
         packed = position_ids is not None and attention_mask is None and past_key_values is None
         if packed:

@@ -44,14 +44,23 @@ class Memory:
 
 def memory_of(recipe: Recipe, sizes: Sizes, *, processes: int, half: bool, compiled: bool) -> Memory:
     """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters."""
-    parameters = sizes.parameters()
-    total = parameters["total"]
+    weights = weight_bytes(recipe, sizes)
     return Memory(
-        weights=FP32 * total,
-        gradients=FP32 * total * (2 if processes > 1 else 1),
+        weights=weights,
+        gradients=weights * (2 if processes > 1 else 1),
         optimizer=optimizer_bytes(recipe, sizes),
         activations=_activations(recipe, sizes, half=half, compiled=compiled),
     )
+
+
+def weight_bytes(recipe: Recipe, sizes: Sizes) -> int:
+    """One copy of the weights as they are trained, and of anything that is stored like them."""
+    return FP32 * sizes.parameters()["total"] - _narrower_bytes(recipe, sizes)
+
+
+def _narrower_bytes(recipe: Recipe, sizes: Sizes) -> int:
+    """What model.embedding_dtype takes off one copy of the weights in fp32."""
+    return FP32 // 2 * sizes.table_parameters if recipe.model.embedding_dtype == "bfloat16" else 0
 
 
 def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
@@ -59,18 +68,22 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
     parameters = sizes.parameters()
     kind = recipe.optimizer.type
     if kind == "adamw":
-        return 2 * FP32 * parameters["total"]
+        return 2 * weight_bytes(recipe, sizes)
     if kind == "muon_adamw":
         # Momentum, and one row or column of variances a matrix.
         width = sizes.n_embd
         variances = sizes.n_layer * (
             4 * max(width, sizes.n_head * sizes.head_dim) + (3 if sizes.gated_mlp else 2) * sizes.n_inner
         )
-        return FP32 * (parameters["matrices"] + variances) + 2 * FP32 * (parameters["total"] - parameters["matrices"])
+        return FP32 * (variances - parameters["matrices"]) + 2 * weight_bytes(recipe, sizes)
     if kind == "trainer":
         optim = str(recipe.train.get("optim"))
         known = [name for name in TRAINER_STATES if optim.startswith(name)]
-        return TRAINER_STATES[max(known, key=len)] * parameters["total"] if known else None
+        if not known:
+            return None
+        size = TRAINER_STATES[max(known, key=len)]
+        copies = size // FP32  # numbers of a parameter's own dtype; what is less is an 8- or 4-bit state
+        return size * parameters["total"] - copies * _narrower_bytes(recipe, sizes)
     return None
 
 
@@ -89,9 +102,9 @@ def _activations(recipe: Recipe, sizes: Sizes, *, half: bool, compiled: bool) ->
 
 
 def checkpoint_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
-    """One whole checkpoint: fp32 weights and optimizer state; tokenizer and the rest are a few megabytes."""
+    """One whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few megabytes."""
     optimizer = optimizer_bytes(recipe, sizes)
-    return None if optimizer is None else FP32 * sizes.parameters()["total"] + optimizer
+    return None if optimizer is None else weight_bytes(recipe, sizes) + optimizer
 
 
 def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
@@ -102,7 +115,7 @@ def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
 def queued_bytes(recipe: Recipe, sizes: Sizes) -> int:
     """A checkpoint's model that waits for the Hub while its checkpoint is rotated away."""
     waits = recipe.hub.id is not None and recipe.hub.strategy == "every_save"
-    return FP32 * sizes.parameters()["total"] if waits else 0
+    return weight_bytes(recipe, sizes) if waits else 0
 
 
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:

@@ -78,7 +78,30 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
+    _embedding_dtype(recipe, problems)
     check_warmup(recipe, problems)
+
+
+def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
+    """Of a model from the Hub it is known when its weights are here (training/build.py)."""
+    model, where = recipe.model, recipe.where("model.embedding_dtype")
+    start = model.start_config
+    if model.embedding_dtype == "float32" or (model.start_from and start is None):
+        return
+    if recipe.train.get("fp16"):
+        problems.add(
+            where, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two."
+        )
+    # What is loaded as a Tandem: model/build.py.
+    kind, known = (model.type, ("tandem",)) if start is None else (start["model_type"], ("tandem", "gpt2", "nanochat"))
+    if kind not in known:
+        problems.add(where, f"is for model.type tandem, and this model is a {kind}. Remove it: float32 is used.")
+    elif (options_of(recipe) if start is None else start).get("tie_word_embeddings", kind != "nanochat"):
+        problems.add(
+            where,
+            f"is {model.embedding_dtype}, and the head is tied to the token embedding: it would be rounded too. "
+            "Remove it, or set model.options.tie_word_embeddings: false.",
+        )
 
 
 def check_warmup(recipe: Recipe, problems: Problems) -> None:

@@ -14,6 +14,9 @@ from pipeline.recipe.schema import Recipe
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
 KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
 
+# Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
+LATER = {"model.embedding_dtype": "float32"}
+
 
 def must_match(recipe: Recipe) -> dict[str, Any]:
     """The keys that must match, flat and dotted, with their values as JSON knows them."""
@@ -39,7 +42,7 @@ def must_match(recipe: Recipe) -> dict[str, Any]:
     for name, fate in FATES.items():
         if fate.must_match and name in recipe.train:
             found[f"train.{name}"] = recipe.train[name]
-    return found
+    return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -68,6 +68,11 @@ class Sizes:
         }
         return {**counts, "total": sum(counts.values()), "scaling": matrices + head}
 
+    @property
+    def table_parameters(self) -> int:
+        """Of the token and the value embeddings, which are looked up and never multiplied; positions are not among them."""
+        return self.vocab_rows * (self.n_embd + self.value_embedding_layers * self.n_kv_head * self.head_dim)
+
     def flops_per_token(self, convention: Convention = "exact_causal") -> float:
         """FLOPs of forward and backward per row position.
 

@@ -12,6 +12,7 @@ from pipeline.evals.in_training import score_validation
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
 from pipeline.model.build import ModelOptionsError, build_model, load_model
+from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.model.token_mean import divides_by_num_items
 from pipeline.recipe import Recipe
@@ -28,17 +29,26 @@ from pipeline.training.trainer import TandemTrainer
 
 
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
-    """The model with fp32 weights: those of model.start_from, else initialised from train.seed.
+    """The model with fp32 weights (the embeddings in model.embedding_dtype): those of model.start_from, else initialised from
+    train.seed.
 
     Raises RecipeError for options that its config refuses and for a model whose loss is no sum over tokens,
     InputMissingError when there is nothing to start from.
     """
     try:
-        model = _build(recipe, tokenizer)
+        model: Any = _build(recipe, tokenizer)
     except ModelOptionsError as error:
         raise RecipeError(f"{recipe.path}: {error}") from error
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
+    if recipe.model.embedding_dtype != "float32":
+        if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
+            kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
+            raise RecipeError(
+                f"{recipe.where('model.embedding_dtype')}: is {recipe.model.embedding_dtype}, and model.start_from gives a {kind}: "
+                "only a Tandem's embeddings can be stored so, and only beside a head of their own. Remove the key: float32 is used."
+            )
+        store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
     return model
 
 

@@ -1,7 +1,8 @@
-"""Whether tensors hold finite numbers only: asked of what is loaded, and of what is about to be saved."""
+"""Whether tensors hold finite numbers only: asked of what is loaded, of what is about to be saved, and, by their norm, of
+gradients."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,6 +27,12 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
         finite = torch.stack([torch.stack(part.aminmax()).isfinite().all() for part in parts.values()]).tolist()
         bad |= {name for name, is_finite in zip(parts, finite, strict=True) if not is_finite}
     return next((name for name in tensors if name in bad), None)
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
+    wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    return torch.nn.utils.get_total_norm(wide)
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:

@@ -17,7 +17,7 @@ from pipeline.model.export import load_weights
 from pipeline.training import checkpoint as files
 from pipeline.training.agreement import from_every_rank, on_rank_0
 from pipeline.training.explained import explained_errors
-from pipeline.training.finite import refuse_nonfinite
+from pipeline.training.finite import refuse_nonfinite, total_norm
 from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
@@ -139,7 +139,7 @@ class TandemTrainer(Trainer):
             return norm
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        norm = total_norm([p.grad for p in parameters])
         if 0 < self.args.max_grad_norm < self.guard.judge(self, model, norm) + CLIP_EPS:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
         return norm
