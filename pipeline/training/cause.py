@@ -11,6 +11,7 @@ from torch import Tensor
 from pipeline.data.batches import rows_of_micro_batch
 from pipeline.training.agreement import from_every_rank
 from pipeline.training.finite import first_nonfinite
+from pipeline.training.loader import on_device
 from pipeline.training.rng import preserved_rng
 
 SHOWN = 8  # rows that a message names; failure.json and metrics.jsonl hold all
@@ -85,7 +86,8 @@ def _gradient(trainer: Any, model: Any, norm: float) -> Cause:
         for micro_step in range(args.gradient_accumulation_steps):
             model.zero_grad()
             with nullcontext() if sharded else trainer.accelerator.no_sync(model=model):
-                trainer.forward_backward(model, rows.micro_batch(step, micro_step, **mine), targets)
+                batch = on_device(rows.micro_batch(step, micro_step, **mine), args.device)
+                trainer.forward_backward(model, batch, targets)
             # Backwards from the loss: the order in which gradients are made, and a NaN spreads.
             made = {n: p.grad for n, p in reversed([*trainer.model.named_parameters()]) if p.grad is not None}
             bad = {rank: name for rank, name in enumerate(from_every_rank(first_nonfinite(made))) if name}

@@ -10,7 +10,10 @@ from pipeline.monitor.heartbeat import beat
 
 
 class StepLoader:
-    """Iterates this rank's micro-batches of the steps start_step .. max_steps - 1.
+    """Iterates this rank's micro-batches of the steps start_step .. max_steps - 1, on the device.
+
+    The Trainer asks for all micro-batches of a step at once, ahead of what the device works on: on CUDA they are copied from
+    pinned memory on a stream of their own meanwhile.
 
     Its length is that of the whole run, because the Trainer derives its epochs from it: the run is one epoch. It is not a
     torch DataLoader: rows are read from memory maps in microseconds, and a DataLoader draws from the training's random
@@ -27,11 +30,13 @@ class StepLoader:
         micro_batch: int,
         rank: int,
         world_size: int,
-        pin_memory: bool,
+        device: torch.device,
     ):
         self.rows = rows
         self.start_step, self.max_steps, self.micro_steps = start_step, max_steps, micro_steps
-        self.micro_batch, self.rank, self.world_size, self.pin_memory = micro_batch, rank, world_size, pin_memory
+        self.micro_batch, self.rank, self.world_size = micro_batch, rank, world_size
+        self.device = device
+        self.copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.wait_s = 0.0
 
     def __len__(self) -> int:
@@ -44,8 +49,29 @@ class StepLoader:
                 batch = self.rows.micro_batch(
                     step, micro_step, rank=self.rank, world_size=self.world_size, rows=self.micro_batch
                 )
-                if self.pin_memory:
-                    batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+                if self.device.type != "cpu":
+                    batch = on_device(batch, self.device, stream=self.copies)
                 self.wait_s += time.perf_counter() - started
                 beat()
                 yield batch
+
+
+def on_device(
+    batch: dict[str, torch.Tensor], device: torch.device, *, stream: torch.cuda.Stream | None = None
+) -> dict[str, torch.Tensor]:
+    """The batch on the device; a tensor under two names (labels, shift_labels) is copied once and stays one.
+
+    stream: of the copies, on CUDA; the current stream then waits for them, and the host for nothing.
+    """
+    once = {id(tensor): tensor for tensor in batch.values()}
+    if stream is None:
+        moved = {key: tensor.to(device) for key, tensor in once.items()}
+    else:
+        current = torch.cuda.current_stream(device)
+        with torch.cuda.stream(stream):
+            # Pinned memory is not used again before its copy is done: its allocator notes the stream.
+            moved = {key: tensor.pin_memory().to(device, non_blocking=True) for key, tensor in once.items()}
+        current.wait_stream(stream)
+        for tensor in moved.values():
+            tensor.record_stream(current)  # it was allocated on the other one, which may not take it back too early
+    return {name: moved[id(tensor)] for name, tensor in batch.items()}

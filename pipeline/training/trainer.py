@@ -81,7 +81,7 @@ class TandemTrainer(Trainer):
             micro_batch=self.args.per_device_train_batch_size,
             rank=self.args.process_index,
             world_size=self.args.world_size,
-            pin_memory=self.args.device.type == "cuda",
+            device=self.args.device,
         )
         return self.loader
 
@@ -112,10 +112,9 @@ class TandemTrainer(Trainer):
     def forward_backward(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Forward and backward of one micro-batch; the loss is this micro-batch's share of the global token mean."""
+        """Forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
-        inputs = {name: tensor.to(self.args.device, non_blocking=True) for name, tensor in inputs.items()}
         with self.compute_loss_context_manager():
             loss: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         value = loss.detach()
