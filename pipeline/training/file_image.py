@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import tempfile
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class FileImage:
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
+        pin = any(tensor.is_cuda for tensor in tensors.values())
+        self.pinned = PinnedMemory(self.memory) if pin else None
         self.views = {name: self._view(header[name]["data_offsets"], *self.layout[name]) for name in tensors}
 
     def _view(self, offsets: list[int], dtype: torch.dtype, shape: torch.Size) -> Tensor:
@@ -60,13 +63,35 @@ class FileImage:
         return data.view(dtype).view(shape)
 
     def fill(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the tensors, of the same layout, from wherever they are."""
+        """Copy the tensors, of the same layout, from wherever they are. From CUDA all at once: the host waits at the end."""
         for name, view in self.views.items():
-            view.copy_(tensors[name])
+            view.copy_(tensors[name], non_blocking=self.pinned is not None)
+        if self.pinned is not None:
+            torch.cuda.synchronize()
 
     def close(self) -> None:
         """Give the memory back, once nobody reads the views any more."""
+        if self.pinned is not None:
+            self.pinned.close()
         os.close(self.descriptor)
+
+
+class PinnedMemory:
+    """Memory that CUDA copies to at full bandwidth; where the system refuses to lock it, it stays as it is."""
+
+    def __init__(self, memory: mmap.mmap):
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self.address = whole.data_ptr()
+        portable = 1  # cudaHostRegisterPortable, as torch.distributed registers what it shares
+        self.registered = int(torch.cuda.cudart().cudaHostRegister(self.address, whole.numel(), portable)) == 0
+        if not self.registered:
+            with suppress(RuntimeError):  # the refusal is remembered, and told at the next kernel, whichever that is
+                torch.zeros(1, device="cuda").add_(1)
+
+    def close(self) -> None:
+        if self.registered:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self.registered = False
 
 
 def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:

@@ -40,3 +40,17 @@ def test_a_filled_image_keeps_its_bytes_while_the_tensors_go_on_changing():
     assert content(image) == before
     image.fill({"weight": weight})
     assert content(image) == save({"weight": weight})
+
+
+def test_memory_is_locked_for_cuda_only():
+    assert FileImage(TENSORS).pinned is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_from_cuda_the_bytes_are_the_same_and_the_memory_is_given_back():
+    tensors = {name: tensor.cuda() for name, tensor in TENSORS.items()}
+    for _ in range(2):  # registering the same pages again shows that they were given back
+        image = FileImage(tensors)
+        image.fill(tensors)
+        assert content(image) == save({name: t.contiguous() for name, t in TENSORS.items()})
+        image.close()
