@@ -35,6 +35,13 @@ def memory_bytes() -> int:
     return min(total, int(limit)) if limit.isdecimal() else total
 
 
+def available_bytes() -> int:
+    """What of it is free, or can be freed without swapping."""
+    import psutil
+
+    return min(memory_bytes(), psutil.virtual_memory().available)
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     for line in _cpuinfo():

@@ -24,6 +24,7 @@ from pipeline.preflight.memory import queued_bytes
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.start_from import begun_run
 
 WASTE_WORTH_A_NOTE = 0.05
@@ -88,7 +89,7 @@ def find_notes(plan: Plan) -> list[str]:
         )
     memory, limit = plan.memory, _device_bytes(plan)
     if memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total:
-        rows = recipe.train["per_device_train_batch_size"]
+        rows = micro_batch(recipe)
         fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
         notes.append(
             f"{recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "

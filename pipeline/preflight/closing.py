@@ -12,6 +12,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.show import table
 from pipeline.hub.beside import Publishing
 from pipeline.preflight.opening import OpenRun
+from pipeline.preflight.settling import memory_hint
 from pipeline.recipe import Recipe
 from pipeline.training.finish import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
@@ -31,6 +32,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         directory.update_manifest(
             status="finished", ended=time.time(), results=results(directory), shares=trainer.rows.shares()
         )
+        if hint := memory_hint(recipe, trainer):
+            print(f"note: {hint}")
         print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
         _report(directory)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.sizes import Sizes
 
 FP32 = 4
@@ -88,7 +89,7 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
 
 
 def _activations(recipe: Recipe, sizes: Sizes, *, half: bool, compiled: bool) -> int:
-    positions = recipe.train["per_device_train_batch_size"] * sizes.row_tokens
+    positions = micro_batch(recipe) * sizes.row_tokens
     modern = recipe.model.preset == "modern"
     kept = KEPT[half, compiled][0 if modern else 1]
     parameters = sizes.parameters()

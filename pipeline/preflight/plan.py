@@ -16,8 +16,9 @@ from pipeline.preflight.memory import (
     queued_bytes,
     row_bytes,
 )
+from pipeline.preflight.micro_batch import planned_micro_batch
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import horizon_steps, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
 
@@ -60,7 +61,7 @@ class Plan:
     @property
     def rows_per_pass(self) -> int:
         """Rows of one micro-step over all processes."""
-        return self.processes * self.recipe.train["per_device_train_batch_size"]
+        return self.processes * micro_batch(self.recipe)
 
     @property
     def padding_share(self) -> float:
@@ -93,7 +94,7 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
-    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens."""
+    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens, and the micro-batch where it is auto."""
     recipe.data.batch_tokens = with_batch_tokens(recipe, processes)
     sizes = known_sizes(recipe)
     steps = horizon_steps(recipe, recipe.data.batch_tokens)
@@ -102,6 +103,10 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
     count = checkpoints_on_disk(recipe, steps)
     rows = None if steps is None else steps * rows_per_step(recipe)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
+    if is_auto(recipe):
+        recipe.micro_batch = planned_micro_batch(
+            recipe, sizes, device, processes=processes, half=half, compiled=compiled
+        )
     memory = memory_of(recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
     return Plan(
         recipe=recipe,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pipeline.preflight.memory import FP32
 from pipeline.preflight.plan import ASSUMED_MFU, Plan
+from pipeline.recipe.batch import is_auto, micro_batch
 
 UNKNOWN = "n/a"
 
@@ -106,8 +107,8 @@ def _tokens(plan: Plan) -> str | None:
 
 
 def _batch(plan: Plan) -> str:
-    rows = plan.recipe.train["per_device_train_batch_size"]
-    return f"{plan.processes} x {rows} x {plan.micro_steps}"
+    auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
+    return f"{plan.processes} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
 
 
 def _memory(part: str) -> Callable[[Plan], str | None]:

@@ -5,6 +5,7 @@ import math
 from pipeline.recipe.schema import Recipe
 from pipeline.recipe.sizes import sizes_of
 
+KEY, AUTO = "train.per_device_train_batch_size", "auto"
 HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
 
 
@@ -14,17 +15,28 @@ def rows_per_step(recipe: Recipe) -> int:
     return recipe.data.batch_tokens // recipe.data.row_tokens
 
 
+def is_auto(recipe: Recipe) -> bool:
+    """Whether the micro-batch is to be found (preflight/micro_batch.py)."""
+    return recipe.train.get("per_device_train_batch_size") == AUTO
+
+
+def micro_batch(recipe: Recipe) -> int:
+    """Rows of one forward pass of one process: as given, or what `auto` came to."""
+    rows = recipe.micro_batch if is_auto(recipe) else recipe.train["per_device_train_batch_size"]
+    assert rows is not None, "auto is a number once the plan is made"
+    return rows
+
+
 def micro_steps(recipe: Recipe, world_size: int) -> int:
     """Micro-steps of an optimizer step: the rows of a step dealt to world_size processes, the last micro-step filled up."""
-    return math.ceil(rows_per_step(recipe) / (world_size * recipe.train["per_device_train_batch_size"]))
+    return math.ceil(rows_per_step(recipe) / (world_size * micro_batch(recipe)))
 
 
 def with_batch_tokens(recipe: Recipe, world_size: int) -> int:
     """The global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the processes."""
     if recipe.data.batch_tokens:
         return recipe.data.batch_tokens
-    micro_batch, accumulation = recipe.train["per_device_train_batch_size"], recipe.train["gradient_accumulation_steps"]
-    return world_size * micro_batch * accumulation * recipe.data.row_tokens
+    return world_size * micro_batch(recipe) * recipe.train["gradient_accumulation_steps"] * recipe.data.row_tokens
 
 
 def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:

@@ -2,6 +2,7 @@
 
 import math
 
+from pipeline.recipe.batch import KEY, is_auto
 from pipeline.recipe.depth import group_settings
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.forms import check_forms
@@ -148,6 +149,11 @@ def _batch_keys(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             recipe.where("data.batch_tokens"),
             "stands beside train.gradient_accumulation_steps, and each follows from the other. Keep one.",
+        )
+    if accumulation is not None and is_auto(recipe):
+        problems.add(
+            recipe.where(KEY),
+            "is auto beside train.gradient_accumulation_steps: the global batch would follow from what fits. Give data.batch_tokens instead.",
         )
     if batch is None and accumulation is None and recipe.model.depth is None:
         problems.add(

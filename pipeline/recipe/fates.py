@@ -71,9 +71,9 @@ FATES: dict[str, Fate] = {
     # Length and batch
     "max_steps": passed(int, None, "Horizon: optimizer steps. Exactly one horizon is given; see run.tokens.", minimum=1, must_match=True),
     "num_train_epochs": passed(float, None, "Horizon: passes over the sources.", above=0, must_match=True),
-    "per_device_train_batch_size": passed(int, 8, "Rows of one forward pass on one device (the micro-batch). Does not change the training.", minimum=1),
+    "per_device_train_batch_size": passed(int | Literal["auto"], 8, "Rows of one forward pass on one device (the micro-batch). Does not change the training. auto: the most that fit, tried on a GPU before the first step and estimated on a CPU; needs data.batch_tokens. A run keeps it on the same device while it fits.", minimum=1),
     "gradient_accumulation_steps": passed(int, None, "Micro-steps of an optimizer step. Exactly one of this and data.batch_tokens, from which it is derived for any number of processes.", minimum=1),
-    "auto_find_batch_size": refused("it changes the global batch in the middle of a run; after an out-of-memory error lower train.per_device_train_batch_size: the training stays the same"),
+    "auto_find_batch_size": refused("it changes the global batch in the middle of a run; train.per_device_train_batch_size: auto finds what fits before it, and the training stays the same"),
     "average_tokens_across_devices": default(bool, True, "The loss is the mean over all trained tokens of all devices.", only="without it the loss depends on the number of devices"),
     # Rates under optimizer.type: trainer
     "learning_rate": passed(float, 5e-5, "Peak rate.", minimum=0, **RATE),

@@ -237,7 +237,8 @@ class Recipe:
     samples: Samples = field(default_factory=Samples)
     monitor: Monitor = field(default_factory=Monitor)
     hub: Hub = field(default_factory=Hub)
-    # Not keys of the file: set by the reader.
+    # Not keys of the file: set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
+    micro_batch: int | None = field(default=None, metadata={"internal": True})
     path: str | None = field(default=None, metadata={"internal": True})
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
     places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})

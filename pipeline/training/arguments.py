@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import micro_steps
+from pipeline.recipe.batch import micro_batch, micro_steps
 from pipeline.recipe.training_arguments import training_arguments
 
 
@@ -20,7 +20,9 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
         max_steps=recipe.train["max_steps"],
         gradient_accumulation_steps=micro_steps(recipe, world_size),
     )
-    built = TrainingArguments(**{**arguments, **decided, "ignore_data_skip": True})
+    built = TrainingArguments(
+        **{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided, "ignore_data_skip": True}
+    )
     # One process stays on one device: with several in sight Trainer would wrap the model in DataParallel.
     built._n_gpu = min(built.n_gpu, 1)
     return built

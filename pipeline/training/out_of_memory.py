@@ -8,9 +8,10 @@ import torch
 
 from pipeline.artifacts.errors import OutOfMemoryError
 from pipeline.artifacts.failures import first_line, is_out_of_memory
+from pipeline.recipe.batch import KEY
+from pipeline.training.loader import on_device
 from pipeline.training.places import raised_in, stage_of
-
-KEY = "train.per_device_train_batch_size"
+from pipeline.training.rng import preserved_rng
 
 
 def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
@@ -50,27 +51,33 @@ def fitting_micro_batch(trainer: Any) -> int | None:
     """
     micro_batch = trainer.args.per_device_train_batch_size
     for rows in range(micro_batch // 2, 0, -1):
-        if micro_batch % rows == 0 and _fits(trainer, rows):
+        if micro_batch % rows == 0 and fits(trainer, rows, step=trainer.state.global_step):
             return rows
     return None
 
 
-def _fits(trainer: Any, rows: int) -> bool:
-    """On this rank alone, with its rows of the step, without DDP: the other ranks wait in a collective."""
+def fits(trainer: Any, rows: int, *, step: int, reserve: int = 0) -> bool:
+    """Whether forward, backward and the optimizer's state fit with that micro-batch, beside `reserve` bytes.
+
+    On this rank alone, with its rows of the step, without DDP and not compiled: the other ranks wait in a collective. No
+    gradient is left, and the random state does not move.
+    """
     model, args = trainer.accelerator.unwrap_model(trainer.model), trainer.args
     model.zero_grad(set_to_none=True)
     _give_back()
     state = []
     try:
         # What the first update will take, where it was not made: two numbers a parameter are the most of ours.
-        unmade = [p for p in model.parameters() if p.requires_grad and not trainer.optimizer.state.get(p)]
+        made = trainer.optimizer.state if trainer.optimizer is not None else {}
+        unmade = [p for p in model.parameters() if p.requires_grad and not made.get(p)]
         state = [torch.empty_like(p) for p in unmade for _ in range(2)]
+        state.append(torch.empty(reserve, dtype=torch.uint8, device=args.device))
         for micro_step in range(2):  # the second one has the gradients beside its activations
             batch = trainer.rows.micro_batch(
-                trainer.state.global_step, micro_step, rank=args.process_index, world_size=args.world_size, rows=rows
+                step, micro_step, rank=args.process_index, world_size=args.world_size, rows=rows
             )
-            batch = {name: tensor.to(args.device) for name, tensor in batch.items()}
-            with trainer.compute_loss_context_manager():
+            batch = on_device(batch, args.device)
+            with preserved_rng(), trainer.accelerator.autocast():  # which the model has itself once it is prepared
                 loss = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(1.0, device=args.device))
             loss.backward()
             del loss, batch
