@@ -5,11 +5,13 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
 from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.generic import is_flash_attention_requested
 
 from .configuration_tandem import VALUE_GATE_CHANNELS
 from .initialization_tandem import with_role
@@ -120,19 +122,26 @@ class TandemAttention(nn.Module):
         query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
-        output, weights = attend(
-            self,
+        output, weights = self.attend(
             query,
             key,
             value,
             attention_mask,
             dropout=self.config.attn_pdrop if self.training else 0.0,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
             **kwargs,
         )
         return self.resid_dropout(self.c_proj(output.flatten(-2))), weights
+
+    def attend(self, query, key, value, attention_mask, **kwargs):
+        """The attention function that the config names on (B, H, T, K): (B, T, H, K), and weights or None."""
+        implementation = self.config._attn_implementation
+        # Full causality, which sdpa computes faster, or a mask that was made for sdpa.
+        skips_nothing = implementation == "flex_attention" and not isinstance(attention_mask, BlockMask)
+        if skips_nothing or (value.dtype == torch.float32 and is_flash_attention_requested(self.config)):
+            implementation = "sdpa"
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        given = {"scaling": self.scaling, "sliding_window": self.sliding_window}
+        return attention(self, query, key, value, attention_mask, **given, **kwargs)
 
 
 class TandemMLP(nn.Module):

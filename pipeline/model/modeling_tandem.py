@@ -14,7 +14,7 @@ from .configuration_tandem import SMEAR_CHANNELS, TandemConfig
 from .initialization_tandem import init_module, with_role
 from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_table
 from .loss_tandem import IGNORED, summed_cross_entropy, token_nll
-from .masks_tandem import attention_masks, positions
+from .masks_tandem import attention_masks, flash_documents, positions
 
 
 class TandemPreTrainedModel(PreTrainedModel):
@@ -101,7 +101,7 @@ class TandemModel(TandemPreTrainedModel):
         masks = attention_masks(config, x_BTD, attention_mask, position_ids, past_key_values)
         packed = position_ids is not None and attention_mask is None and past_key_values is None
         if packed:
-            kwargs["position_ids"] = position_ids  # flash kernels isolate documents by them
+            kwargs |= flash_documents(config, x_BTD, position_ids)
         # Positions decide where smear may look back; without them only a row's first token has nothing before it.
         restarts = position_ids is not None or attention_mask is not None or past_key_values is not None
         if position_ids is None:

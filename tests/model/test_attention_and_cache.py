@@ -4,8 +4,6 @@ import pytest
 import torch
 from tiny_models import random_ids, tiny
 from transformers import DynamicCache
-from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 ATTENTIONS = ["eager", "sdpa", "flex_attention"]
 
@@ -147,26 +145,6 @@ def test_nothing_masked_hands_sdpa_no_mask(model, name, monkeypatch):
     masks.clear()
     model(random_ids(2, 9))  # no longer than the window: nothing to hide
     assert masks == [(True, True)] * 4
-
-
-def test_a_flash_kernel_is_told_the_window_and_where_documents_begin(model, name):
-    told = []
-
-    def kernel(module, query, key, value, attention_mask, **given):
-        told.append((attention_mask, given["sliding_window"], given.get("position_ids")))
-        return query.transpose(1, 2), None
-
-    ALL_ATTENTION_FUNCTIONS.register("stand_in_kernel", kernel)
-    AttentionMaskInterface.register("stand_in_kernel", flash_attention_mask)
-    model.set_attn_implementation("stand_in_kernel")
-    positions = torch.arange(24).remainder(7)[None]
-    logits(model, random_ids(1, 24), position_ids=positions)
-    logits(model, random_ids(1, 24), use_cache=False)
-    windows = [9, 9, 9, None] if name == "modern" else [None] * 4
-    assert [window for _, window, _ in told] == windows * 2
-    assert all(mask is None for mask, _, _ in told)
-    assert all(given is positions for _, _, given in told[:4])
-    assert all(given is None for _, _, given in told[4:])
 
 
 def test_hidden_states_of_every_layer_can_be_asked_for(model):
