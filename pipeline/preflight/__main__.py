@@ -89,6 +89,10 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     for line in _not_checked(recipe, planned=planned):
         print(f"not checked: {line}")
     refuse(problems)
+    if not planned and _has_torch():
+        from pipeline.preflight.attention import attention_line, choose_attention
+
+        print(attention_line(*choose_attention(recipe, plan.device, plan.sizes)), flush=True)
     print("nothing was found that would stop this run")
 
 

@@ -32,11 +32,13 @@ LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
 def check_before_training(recipe: Recipe, *, processes: int) -> None:
-    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console.
+    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console. The attention that
+    rank 0 chooses is every rank's.
 
     A run that has finished needs nothing any more: it is not checked.
     """
     from pipeline.hardware.device import device_info
+    from pipeline.preflight.attention import attention_line, choose_attention
     from pipeline.preflight.named_code import named_code_problems
     from pipeline.preflight.reading import reading_findings
     from pipeline.preflight.services import service_findings
@@ -45,9 +47,9 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
 
     plan = make_plan(recipe, device_info(), processes=processes)
 
-    def decide() -> bool:
+    def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
-            return False
+            return None
         problems = [*find_problems(plan, on_this_machine=True), *named_code_problems(recipe)]
         notes = find_notes(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
@@ -55,10 +57,14 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
         refuse(problems)
         for note in notes:
             print(f"note: {note}", flush=True)
-        return True
+        chosen = choose_attention(recipe, plan.device, plan.sizes)
+        print(attention_line(*chosen), flush=True)
+        return chosen
 
-    if not on_rank_0(decide):
+    chosen = on_rank_0(decide)
+    if chosen is None:
         return
+    recipe.model.chosen_attention, _ = chosen
     refuse_unshared(_run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
 

@@ -5,6 +5,7 @@ import importlib.util
 from pipeline.artifacts.errors import InputMissingError, RecipeError, TandemError
 from pipeline.hardware.device import DeviceInfo, can_compile
 from pipeline.recipe import Recipe
+from pipeline.recipe.presets import options_of
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
@@ -46,11 +47,30 @@ def _compiler(recipe: Recipe) -> list[TandemError]:
     ]
 
 
+def becomes_tandem(recipe: Recipe) -> bool:
+    """Whether the model is one of Tandem's, as far as its type tells before it is loaded."""
+    started = recipe.model.start_config
+    if recipe.model.start_from is None:
+        return recipe.model.type == "tandem"
+    return started is not None and started.get("model_type") in ("tandem", "gpt2", "nanochat")
+
+
+def drops_attention(recipe: Recipe) -> bool:
+    """Whether a model of Tandem's has dropout inside its attention."""
+    return becomes_tandem(recipe) and (recipe.model.start_config or options_of(recipe)).get("attn_pdrop", 0.1) > 0
+
+
 def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     asked, where = recipe.model.attn_implementation, recipe.where("model.attn_implementation")
     if asked in (None, "eager", "sdpa"):
         return []
     if asked == "flex_attention":
+        if device.kind == "cuda" and drops_attention(recipe):
+            return [
+                RecipeError(
+                    f"{where}: flex_attention has no dropout, and the model's attn_pdrop is not 0. Write model.options: {{attn_pdrop: 0.0}}, or sdpa."
+                )
+            ]
         if device.kind == "cuda":
             return []
         return [

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from transformers.utils.generic import is_flash_attention_requested
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
@@ -60,6 +61,15 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
             f"{where}: {kind} does not give the summed loss of shift_labels over num_items_in_batch, so the loss would depend on micro-batch and "
             "processes, or be that of other tokens. Let forward take **kwargs and hand them to self.loss_function, as transformers' own models do."
         )
+    rows = max(
+        recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
+        recipe.train["per_device_train_batch_size"] if recipe.stage == "sft" or recipe.data.isolate_documents else 1,
+    )
+    if rows > 1 and is_flash_attention_requested(model.config):
+        raise RecipeError(
+            f"{recipe.where('model.attn_implementation')}: the flash kernels of transformers keep packed documents apart in batches of one row only, and a "
+            f"{kind} would see through them in its batches of {rows}. Write sdpa."
+        )
     if not comes_back_beside(model.config, tokenizer):
         raise RecipeError(
             f"{where}: beside a {kind}, transformers loads a tokenizer class of its own instead of the saved one, so the model could not be used with "
@@ -68,7 +78,7 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
 
 
 def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
-    start, attention = recipe.model.start_from, recipe.model.attn_implementation
+    start, attention = recipe.model.start_from, recipe.model.chosen_attention or recipe.model.attn_implementation
     seed = int(recipe.train.get("seed", 42))
     if start:
         try:

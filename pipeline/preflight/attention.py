@@ -1,0 +1,156 @@
+"""Which attention a run trains with: tried on its device against attention spelt out, before it is believed.
+
+Shapes: B rows, T token, H heads, K width of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.artifacts.errors import RecipeError
+from pipeline.hardware.device import DeviceInfo, can_compile, decide_bf16
+from pipeline.preflight.kernels import becomes_tandem, drops_attention
+from pipeline.recipe import Recipe
+from pipeline.recipe.sizes import Sizes
+
+# Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came to 7e-3
+# in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
+TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-5}
+LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their square
+
+
+def choose_attention(
+    recipe: Recipe, device: DeviceInfo, sizes: Sizes | None, *, trial: Callable[..., float] | None = None
+) -> tuple[str | None, str]:
+    """The attention implementation by its name in transformers (None leaves it to transformers), and why.
+
+    What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager, which it is by
+    default. Raises RecipeError when what the recipe names does not work on this device.
+    """
+    asked, trial = recipe.model.attn_implementation, trial or difference_from_eager
+    if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
+        return asked, "as the recipe says"
+    if asked:
+        worked, found = _tried(asked, recipe, sizes, trial)
+        if worked:
+            return asked, f"as the recipe says; {found}"
+        raise RecipeError(
+            f"{recipe.where('model.attn_implementation')}: {asked} does not give this model's attention on {device.name} ({found}). "
+            "Write sdpa, or remove the key."
+        )
+    if not becomes_tandem(recipe) or sizes is None:
+        return None, "transformers' choice for a model that is not known as Tandem's before it is loaded"
+    hidden = _hidden(recipe, sizes)
+    if not hidden:
+        return "sdpa", "every layer sees all of its row before it"
+    if drops_attention(recipe):
+        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no dropout, and attn_pdrop is not 0"
+    if device.kind != "cuda":
+        # The place of a kernel that skips blocks on other devices: FlexAttention has no backward pass there.
+        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"
+    if not can_compile():
+        return "sdpa", f"{hidden}, by a dense mask: flex_attention needs a compiler, and Triton is not here"
+    worked, found = _tried("flex_attention", recipe, sizes, trial)
+    if worked:
+        return "flex_attention", f"{hidden}, whose hidden blocks it skips; {found}"
+    return "sdpa", f"{hidden}, by a dense mask: flex_attention does not work here ({found})"
+
+
+def attention_line(implementation: str | None, why: str) -> str:
+    return f"attention: {implementation or 'default'} ({why})"
+
+
+def _hidden(recipe: Recipe, sizes: Sizes) -> str:
+    """What causal attention over the whole row would see and the model does not; empty when nothing."""
+    window = min(sizes.windows)
+    parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
+    return " and ".join(parts + ["documents that do not see each other"] * _isolated(recipe))
+
+
+def _isolated(recipe: Recipe) -> bool:
+    return recipe.stage == "sft" or recipe.data.isolate_documents
+
+
+def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[..., float]) -> tuple[bool, str]:
+    """Whether the implementation works in the run's format, and what was found."""
+    fp16 = bool(recipe.train.get("fp16"))
+    dtype = "bfloat16" if decide_bf16(recipe.train.get("bf16"), fp16=fp16) else "float16" if fp16 else "float32"
+    try:
+        difference = trial(implementation, sizes, isolated=_isolated(recipe), dtype=dtype, device="cuda")
+    except Exception as error:  # of Triton, the compiler, the driver or the kernel: each has classes of its own
+        lines = str(error).strip().splitlines() or [""]
+        return False, f"{type(error).__name__}: {lines[0]}"
+    return difference <= TOLERANCE[dtype], f"on this device it differs by {difference:.0e} from eager, in {dtype}"
+
+
+def difference_from_eager(implementation: str, sizes: Sizes, *, isolated: bool, dtype: str, device: str) -> float:
+    """Largest difference of output and gradients from eager attention in float32, each as a share of its largest value.
+
+    Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short rows.
+    FlexAttention is compiled into one graph, as in a compiled model.
+    """
+    import torch
+
+    window = min(sizes.windows)
+    length = min(sizes.row_tokens, LONGEST_TRIAL)
+    if window < sizes.row_tokens:
+        window = min(window, LONGEST_TRIAL // 2)
+        length = min(length, (window + 256) // 128 * 128 + 128)  # some blocks are whole, some cut, some skipped
+    windowed = window < length
+    generator = torch.Generator().manual_seed(0)
+    heads = (sizes.n_head, sizes.n_kv_head, sizes.n_kv_head, sizes.n_head)
+    shapes = [(2, count, length, sizes.head_dim) for count in heads]
+    states = [torch.randn(shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
+    query, key, value, toward = (
+        3 * states[0],
+        states[1],
+        states[2],
+        states[3].transpose(1, 2),
+    )  # 3: no key is lost in a mean
+    positions = None
+    if isolated:
+        tokens, cut = torch.arange(length, device=device), length // 8
+        positions = torch.stack([torch.where(tokens < cut, tokens, tokens - cut), tokens % (length // 5 + 1)])
+    results = []
+    for name in (implementation, "eager"):
+        attend = _layer(name, sizes, window if windowed else None, length, positions)
+        if name == "flex_attention":
+            attend = torch.compile(attend, fullgraph=True)
+        float32 = torch.float32 if name == "eager" else None
+        given = [x.detach().to(float32 or x.dtype).requires_grad_() for x in (query, key, value)]
+        output = attend(*given)
+        results.append([output, *torch.autograd.grad(output, given, toward.to(output.dtype))])
+    pairs = zip(*results, strict=True)
+    differences = [(found.float() - true).abs().max() / true.abs().max() for found, true in pairs]
+    return torch.stack(differences).max().item()
+
+
+def _layer(implementation: str, sizes: Sizes, window: int | None, length: int, positions: Any) -> Callable:
+    """The attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
+    import torch
+
+    from pipeline.model.configuration_tandem import TandemConfig
+    from pipeline.model.masks_tandem import attention_masks, flash_documents
+    from pipeline.model.modeling_tandem import TandemModel
+
+    config = TandemConfig(
+        vocab_size=8,
+        n_positions=length,
+        n_layer=2,
+        n_embd=sizes.n_head * sizes.head_dim,
+        n_head=sizes.n_head,
+        n_kv_head=sizes.n_kv_head,
+        window_pattern=None if window is None else "SL",
+        sliding_window=window,
+    )
+    with torch.device("meta"):  # the weights are not used
+        model = TandemModel._from_config(config, attn_implementation=implementation).train()
+    config, layer = model.config, model.h[0].attn
+    kind = "full_attention" if window is None else "sliding_attention"
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        states = query.transpose(1, 2).flatten(2)
+        mask = attention_masks(config, states, position_ids=positions)[kind]
+        documents = {} if positions is None else flash_documents(config, states, positions)
+        return layer.attend(query, key, value, mask, **documents)[0]
+
+    return attend
