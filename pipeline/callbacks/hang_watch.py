@@ -78,7 +78,8 @@ class HangWatch(TrainerCallback):
             woken = now
             if limit is not None:
                 # By a thread of C, which writes the stacks even while something holds Python's lock and stops this one.
-                faulthandler.dump_traceback_later(limit + ANSWER_S, file=self.file)
+                with suppress(RuntimeError):  # no memory for its stack just now: the next round tries again
+                    faulthandler.dump_traceback_later(limit + ANSWER_S, file=self.file)
             gone = [rank for rank in self.ranks.gone() if self.stacks.trains(rank)]  # others came to their end
             lost_since = (lost_since or now) if gone else None
             silent = limit is not None and now - since > limit

@@ -13,6 +13,8 @@ from pipeline.training.loader import on_device
 from pipeline.training.places import raised_in, stage_of
 from pipeline.training.rng import preserved_rng
 
+RESERVE = 1 << 25  # bytes for what a run takes beside its steps, such as the stacks of threads that start later
+
 
 def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
     """The error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
@@ -51,7 +53,7 @@ def fitting_micro_batch(trainer: Any) -> int | None:
     """
     micro_batch = trainer.args.per_device_train_batch_size
     for rows in range(micro_batch // 2, 0, -1):
-        if micro_batch % rows == 0 and fits(trainer, rows, step=trainer.state.global_step):
+        if micro_batch % rows == 0 and fits(trainer, rows, step=trainer.state.global_step, reserve=RESERVE):
             return rows
     return None
 
