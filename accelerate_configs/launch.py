@@ -31,6 +31,7 @@ from pipeline.artifacts.run_directory import WRITER_WAIT_S, RunDirectory  # noqa
 from pipeline.hardware.visible import visible_gpus  # noqa: E402
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
 # What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
 MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
@@ -201,9 +202,11 @@ def run(command: list[str], environ: dict[str, str], *, processes: int, restarts
             supervisor = Supervisor(
                 command, {**environ, "TANDEM_STATUS": str(status_file)}, processes=processes, signals=signals
             )
-            status, message = final_status(status_file, supervisor.wait(), signals)
-            # One rank's message still stands on the screen; of several the launcher's own report has pushed it away.
-            if message and (processes > 1 or not status_file.exists()):
+            launcher_status = supervisor.wait()
+            status, message = final_status(status_file, launcher_status, signals)
+            # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of several
+            # ranks the launcher's own report has pushed it away.
+            if message and (processes > 1 or not status_file.exists() or launcher_status == LOST):
                 print(message, file=sys.stderr)
             again = None if signals else worth_another_start(status, status_file, left=left)
             if signals and again is not None:  # while it waited for a killed run's last checkpoint

@@ -1,18 +1,27 @@
 """`accelerate launch` as launch.py starts it: says in $TANDEM_STATUS which rank was killed by which signal.
 
 Only the launcher sees how the ranks end. A rank that was killed has said nothing, and those that are left know at most
-that it is gone.
+that it is gone. One process alone is started here, with the variables that accelerate would set: importing accelerate
+and torch for that takes more than a second of every start.
 """
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
-from subprocess import CalledProcessError
 
-from accelerate.commands import launch
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+import yaml
 
+# What the shipped configs of one process say beside `use_cpu`. One that says anything else is left to accelerate.
+ALONE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "NO",
+    "num_machines": 1,
+    "num_processes": 1,
+    "machine_rank": 0,
+    "mixed_precision": "no",
+}
 LOST = 70
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # before a rank could answer them
 # What ranks say that are left behind: our bug (1, an error in a collective), a lost rank, SIGTERM (the launcher's, to them).
@@ -32,20 +41,51 @@ def report(rank: int, number: int) -> None:
     )
 
 
-def main() -> int:
+def alone(config: dict[str, object], threads: str) -> dict[str, str] | None:
+    """The variables that `accelerate launch` gives to one process; None for a config that only accelerate understands."""
+    if not isinstance(use_cpu := config.get("use_cpu"), bool) or config != {**ALONE, "use_cpu": use_cpu}:
+        return None
+    on_cpu = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"} if use_cpu else {}
+    return {
+        "ACCELERATE_USE_CPU": str(use_cpu),
+        "ACCELERATE_MIXED_PRECISION": "no",
+        "ACCELERATE_DYNAMO_BACKEND": "NO",
+        "ACCELERATE_DYNAMO_MODE": "default",
+        "ACCELERATE_DYNAMO_USE_FULLGRAPH": "False",
+        "ACCELERATE_DYNAMO_USE_DYNAMIC": "False",
+        "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "False",
+        "OMP_NUM_THREADS": threads,
+        **on_cpu,
+    }
+
+
+def start(arguments: list[str]) -> dict[int, int]:
+    """Exit statuses by rank, -n after signal n: of one process, of those that failed of several, or none."""
+    match arguments:
+        case ["--config_file", file, "--num_processes", "1", "--num_cpu_threads_per_process", threads, *entry]:
+            if variables := alone(yaml.safe_load(Path(file).read_text()), threads):
+                return {0: subprocess.Popen([sys.executable, *entry], env={**os.environ, **variables}).wait()}
+
+    from accelerate.commands import launch
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
         launch.main()
-    except CalledProcessError as error:  # of one process
-        statuses = {0: error.returncode}
+    except subprocess.CalledProcessError as error:  # of one process
+        return {0: error.returncode}
     except ChildFailedError as error:
         # All of them: one that was left behind may end so soon that torch takes its failure for the first.
-        statuses = {rank: failure.exitcode for rank, failure in error.failures.items()}
-    else:
-        return 0
+        return {rank: failure.exitcode for rank, failure in error.failures.items()}
+    return {}
+
+
+def main() -> int:
+    statuses = start(sys.argv[1:])
     killed = {rank: -status for rank, status in statuses.items() if status < 0 and -status not in ASKED}
     if killed and "TANDEM_STATUS" in os.environ:
         report(*min(killed.items()))
-    return 1  # told by the rank itself, or above: no traceback of the launcher
+        return LOST
+    return int(any(statuses.values()))  # told by the rank itself: no traceback of the launcher
 
 
 if __name__ == "__main__":

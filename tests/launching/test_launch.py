@@ -10,6 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "accelerate_configs" / "launch.py"
@@ -118,17 +121,55 @@ def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
     assert process.returncode == 75, errors
 
 
-def test_a_signal_before_any_rank_exists_ends_the_start(tmp_path):
+@pytest.mark.parametrize("processes", ["1", "2"])  # one rank does not listen yet; of two none exists
+def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
     (tmp_path / "rank.py").write_text("import time\ntime.sleep(60)\n")
     command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
-    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {**os.environ, "NPROC": processes, "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert "cpu.yaml" in process.stdout.readline()
-        time.sleep(0.3)  # the launcher is importing torch
+        assert "accelerate_configs/cpu" in process.stdout.readline()
+        time.sleep(0.3)  # that of two is importing torch
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "SIGTERM came before training could answer it; nothing is lost." in errors
+
+
+def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
+    (tmp_path / "rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
+    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 70
+    assert "rank 0 was lost: killed by SIGKILL" in done.stderr
+
+
+def test_one_process_is_started_without_importing_torch_first(tmp_path):
+    (tmp_path / "rank.py").write_text("import os, psutil\nprint(psutil.Process(os.getppid()).memory_maps())\n")
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
+    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert "python" in done.stdout
+    assert "libtorch" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["cpu", "single_gpu"])
+def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monkeypatch):
+    for variable in [name for name in os.environ if name.startswith(("ACCELERATE_", "OMP_", "KMP_"))]:
+        monkeypatch.delenv(variable)
+    command = launch.launch_command(name, 1, "pipeline/pretrain.py", ["RECIPE"], nodes=[])[2:]
+    arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(command))
+    program, environ = prepare_simple_launcher_cmd_env(arguments)
+    assert program == [sys.executable, "pipeline/pretrain.py", "RECIPE"]
+    variables = launcher.alone(yaml.safe_load(LAUNCH.with_name(f"{name}.yaml").read_text()), "1")
+    assert variables == {name: value for name, value in environ.items() if os.environ.get(name) != value}
+
+
+def test_a_config_with_a_line_of_its_own_is_left_to_accelerate():
+    config = yaml.safe_load(LAUNCH.with_name("single_gpu.yaml").read_text())
+    assert launcher.alone(config, "1")["ACCELERATE_USE_CPU"] == "False"
+    assert launcher.alone({**config, "gpu_ids": "1"}, "1") is None
+    assert launcher.alone({**config, "mixed_precision": "bf16"}, "1") is None
 
 
 def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
