@@ -13,8 +13,20 @@ lint:
 test:
 	bash run_tests.sh
 
+# What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
+# PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.
+BENCHMARKS = feeder guards loss_head optimizer_step profile_step save_stall start_up trainer_tax
 bench:
-	for file in benchmarks/*.py; do $(PYTHON) $$file || exit 1; done
+	for name in $(BENCHMARKS); do echo "== $$name"; $(PYTHON) benchmarks/$$name.py || exit 1; done
+ifneq ($(TEXT),)
+	$(PYTHON) benchmarks/preparation.py --text '$(TEXT)'
+endif
+ifneq ($(and $(PEER),$(TEXT),$(VALIDATION)),)
+	$(PYTHON) benchmarks/against_nanochat.py --peer '$(PEER)' --text '$(TEXT)' --validation '$(VALIDATION)'
+endif
+ifneq ($(CHAT),)
+	$(PYTHON) benchmarks/against_trl.py --chat '$(CHAT)'
+endif
 
 docs:
 	$(PYTHON) -m pipeline.recipe

@@ -86,7 +86,12 @@ def run(options: argparse.Namespace, command: list[str]) -> None:
 def first_model(options: argparse.Namespace, folder: Path) -> Path:
     """A model of one step with its tokenizer, in a format of transformers' own."""
     sizes = {"model.n_layer": options.layers, "model.n_embd": options.width, "model.n_head": options.width // 64}
-    more = {**sizes, "model.start_from": "", "model.options.window_pattern": "null", "tokenizer.vocab_size": options.vocab_size}
+    more = {
+        **sizes,
+        "model.start_from": "",
+        "model.options.window_pattern": "null",
+        "tokenizer.vocab_size": options.vocab_size,
+    }
     more |= {"train.max_steps": 1, "train.num_train_epochs": "", "optimizer.groups": "{}"}
     recipe = str(ROOT / "recipes" / "quickstart_sft.yaml")
     run(options, [str(ROOT / "pipeline" / "sft.py"), recipe, *overrides(options, folder, "start", **more)])

@@ -12,6 +12,7 @@ import os
 os.environ["RAYON_NUM_THREADS"] = "1"  # before anything imports tokenizers
 
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ def main() -> None:
     options = arguments(
         __doc__, text="", vocab_size=32768, packing="best_fit_crop", row_tokens=2048, pairs=3, threads=1
     )
+    if not options.text:
+        sys.exit("preparation.py needs --text, the files to prepare: see preparation.py --help.")
     with tempfile.TemporaryDirectory() as folder:
         recipe = read_recipe(
             [

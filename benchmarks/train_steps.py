@@ -4,19 +4,18 @@
 
 Runs the pretraining entry itself on this machine's first device, on the built-in text (what the text says does not change
 the time), without evaluations and checkpoints. The first fifth of the steps, which compiles and warms up, is left out; of
-the others the median counts. Prints one line of JSON. Two ways are compared by calls in turns, A B A B, in one session.
+the others the median counts, with the first and last decile of the step's seconds. Two ways are compared by calls in turns,
+A B A B, in one session, or by gpu_matrix.py.
 """
 
 import argparse
-import json
 import resource
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+import torch
+from common import DEVICE, ROOT, show
 
 SHOWN = ("perf/step_s", "perf/tok_per_s", "perf/mfu_pct", "perf/bf16_mfu_pct")
 
@@ -30,10 +29,17 @@ def main() -> None:
     options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = train(options, Path(folder))
-    timed = [row for row in rows if "perf/step_s" in row and row["step"] > options.steps / 5]
+    show(options, [measured(rows, options.steps)])
+
+
+def measured(rows: list[dict], steps: int) -> dict[str, float]:
+    """Medians of the steps after the first fifth, and the most memory that training took."""
+    timed = [row for row in rows if "perf/step_s" in row and row["step"] > steps / 5]
     medians = {name: statistics.median(row[name] for row in timed) for name in SHOWN if name in timed[0]}
-    told = {"depth": options.depth, "steps": options.steps, "overrides": options.overrides, **medians, **memory()}
-    print(json.dumps(told))
+    seconds = [row["perf/step_s"] for row in timed]
+    deciles = statistics.quantiles(seconds, n=10, method="inclusive") if len(seconds) > 1 else seconds
+    spread = {"step_s_p10": deciles[0], "step_s_p90": deciles[-1]}
+    return {**medians, **spread, "loss": timed[-1]["train/loss"], "peak_memory_gib": peak_memory_gib()}
 
 
 def train(options: argparse.Namespace, folder: Path) -> list[dict]:
@@ -61,15 +67,11 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict]:
     return read_rows(folder / "steps" / "metrics.jsonl")
 
 
-def memory() -> dict[str, float | str]:
-    """The device's name and the most memory that training took of it, in GiB (on a CPU the process's)."""
-    import torch
-
-    from pipeline.hardware.device import device_info
-
-    if device_info().kind == "cuda":
-        return {"device": device_info().name, "peak_memory_gib": torch.cuda.max_memory_allocated() / 2**30}
-    return {"device": device_info().name, "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+def peak_memory_gib() -> float:
+    """The most memory that training took of the device; on a CPU the process's."""
+    if DEVICE == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 if __name__ == "__main__":
