@@ -22,7 +22,8 @@ from pipeline.training.trainer import TandemTrainer
 TICK_S = 1.0
 ANSWER_S = 10.0  # in which the other ranks tell where they stand
 LOST_S = 5.0  # in which a rank's own error in a collective comes first: it says more
-COMPILING = 10  # times the timeout for the first step under torch.compile, which beats only when it is done
+# Times the timeout for the first step and the first evaluation under torch.compile, which beat only when they are compiled.
+COMPILING = 10
 COMPILING_S = 1800.0
 
 
@@ -57,9 +58,12 @@ class HangWatch(TrainerCallback):
 
     def limit(self) -> float | None:
         """Seconds without progress that are allowed now."""
-        if self.timeout is None or not self.compiles or self.trainer.state.global_step > self.first_step:
+        if self.timeout is None or not self.compiles:
             return self.timeout
-        return max(COMPILING * self.timeout, COMPILING_S)
+        first = self.trainer.state.global_step <= self.first_step
+        if not first and not self.trainer.recorded_evaluations:
+            first = self._place()["stage"] == "evaluation"
+        return max(COMPILING * self.timeout, COMPILING_S) if first else self.timeout
 
     def _watch_to_the_end(self) -> None:
         try:

@@ -7,7 +7,7 @@ Letters: B rows, T positions, V vocabulary.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -45,12 +45,14 @@ def bits_per_byte(
     *,
     device,
     autocast_dtype: torch.dtype | None = None,
+    nll: Callable[..., torch.Tensor] | None = None,
 ) -> BpbResult:
     """Cross-entropy of the model in bits per byte of text, over all ranks.
 
     batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A batch
     may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for tokenizers whose
-    ids have no fixed bytes; then byte_lengths_V may be None. byte_lengths_V: (V,) raw bytes per id, 0 for specials.
+    ids have no fixed bytes; then byte_lengths_V may be None. byte_lengths_V: (V,) raw bytes per id, 0 for specials. nll:
+    what is called in the place of `per_token_nll`.
     Every rank must call this, with its own share of the batches; sums are fp64 and int64.
     Raises ValueError when no byte was scored on any rank.
     """
@@ -67,7 +69,7 @@ def bits_per_byte(
             for batch in batches:
                 beat()
                 batch = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-                nll_BT = per_token_nll(model, batch, autocast_dtype=autocast_dtype)
+                nll_BT = (nll or per_token_nll)(model, batch, autocast_dtype=autocast_dtype)
                 is_target_BT = batch["shift_labels"] != IGNORED
                 bytes_BT, is_text_BT = target_bytes(batch, lengths_V)
                 # where, not a product: 0 x inf at a target that does not count would be nan.
@@ -110,7 +112,7 @@ def per_token_nll(
 ) -> torch.Tensor:
     """Nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of transformers."""
     ids_BT, labels_BT, positions_BT = batch["input_ids"], batch["shift_labels"], batch.get("position_ids")
-    autocast = torch.autocast(ids_BT.device.type, dtype=autocast_dtype) if autocast_dtype else nullcontext()
+    autocast = _autocast(ids_BT, autocast_dtype)
     if hasattr(model, "per_token_nll"):
         with autocast:
             return model.per_token_nll(ids_BT, labels_BT, position_ids=positions_BT)
@@ -126,3 +128,35 @@ def per_token_nll(
         flat = [F.cross_entropy(x.float(), y, ignore_index=IGNORED, reduction="none") for x, y in chunks]
         nll.append(torch.cat(flat).view_as(labels_BT[part]))
     return torch.cat(nll)
+
+
+def compiled_nll(model, **options) -> Callable[..., torch.Tensor]:
+    """`per_token_nll` of this model under torch.compile: one static graph for whole rows, one for isolated documents.
+
+    Batches must be of one shape. Another model than ours is scored as ever, by the logits of as many rows as memory holds.
+    options: of torch.compile.
+    """
+    if not hasattr(model, "per_token_nll"):
+        return per_token_nll
+
+    # Two functions, since the compiler keeps what it has compiled by function, and one for both would be compiled again.
+    def of_rows(ids_BT, labels_BT):
+        return model.per_token_nll(ids_BT, labels_BT)
+
+    def of_documents(ids_BT, labels_BT, positions_BT):
+        return model.per_token_nll(ids_BT, labels_BT, position_ids=positions_BT)
+
+    rows, documents = (torch.compile(function, dynamic=False, **options) for function in (of_rows, of_documents))
+
+    def nll(_model, batch, *, autocast_dtype=None):
+        ids_BT, labels_BT = batch["input_ids"], batch["shift_labels"]
+        with _autocast(ids_BT, autocast_dtype):
+            if "position_ids" in batch:
+                return documents(ids_BT, labels_BT, batch["position_ids"])
+            return rows(ids_BT, labels_BT)
+
+    return nll
+
+
+def _autocast(ids_BT, dtype: torch.dtype | None):
+    return torch.autocast(ids_BT.device.type, dtype=dtype) if dtype else nullcontext()

@@ -21,15 +21,17 @@ def score_validation(
     device: torch.device,
     autocast_dtype: torch.dtype | None,
     watched: Callable[[Iterable], Iterable] = iter,
+    nll: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
 
     validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
     text rows then carry their targets' bytes, and of conversations only the loss is known. watched: what batches go through.
+    nll: as bits_per_byte takes it; every batch has the same shape.
     """
 
     def score(batches, lengths_V=byte_lengths_V):
-        return bits_per_byte(model, watched(batches), lengths_V, device=device, autocast_dtype=autocast_dtype)
+        return bits_per_byte(model, watched(batches), lengths_V, device=device, autocast_dtype=autocast_dtype, nll=nll)
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
     if stage == "sft" and byte_lengths_V is None:

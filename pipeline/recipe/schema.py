@@ -60,7 +60,7 @@ class Run:
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
-    hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step of a start: ten times as long, at least half an hour.", above=0)
+    hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0)
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
     tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)

@@ -9,6 +9,7 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.evals.bpb import compiled_nll
 from pipeline.evals.in_training import score_validation
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
@@ -160,6 +161,9 @@ def build_trainer(
         world_size=args.world_size,
         device=args.device,
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
+        nll=compiled_nll(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+        if args.torch_compile
+        else None,
     )
 
     def evaluate(model: torch.nn.Module, watched: Callable = iter) -> dict[str, float]:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from pipeline.evals import bpb
-from pipeline.evals.bpb import bits_per_byte
+from pipeline.evals.bpb import bits_per_byte, compiled_nll
+from tests.model.tiny_models import tiny
 
 V, T, BOS = 97, 24, 0
 
@@ -213,3 +215,26 @@ def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(r
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
     got = bits_per_byte(ours, cut(batch, 4), byte_lengths, device="cpu")
     assert dataclasses.astuple(got) == pytest.approx(by_hand(ours, batch, byte_lengths), rel=1e-5)
+
+
+def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_kind_of_batch(rows):
+    batch, byte_lengths = rows
+    batch = {name: value[:8] for name, value in batch.items()}
+    packed = {**batch, "position_ids": torch.arange(T).remainder(7)[None].expand(8, -1).contiguous()}
+    model = tiny("modern", vocab_size=V).train()
+    counter = CompileCounterWithBackend("aot_eager")
+    nll = compiled_nll(model, backend=counter)
+    for _ in range(2):  # evaluations, with training between them
+        for one in (batch, packed):
+            eager = bits_per_byte(model, cut(one, 4), byte_lengths, device="cpu")
+            got = bits_per_byte(model, cut(one, 4), byte_lengths, device="cpu", nll=nll)
+            assert (got.bytes, got.tokens) == (eager.bytes, eager.tokens)
+            assert got.nats == pytest.approx(eager.nats, rel=1e-5)
+            assert model.training
+        model(**batch).loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert counter.frame_count == 2
+
+
+def test_another_model_than_ours_is_scored_by_its_logits_whatever_is_compiled(model):
+    assert compiled_nll(model, backend="aot_eager") is bpb.per_token_nll
