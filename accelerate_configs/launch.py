@@ -35,13 +35,6 @@ LOST = 70  # of the launcher: a rank was killed, and what it says about that sta
 # What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
 MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
-# glibc gives large blocks back to the system after every use and faults the pages in again, while a training step takes
-# and frees the same blocks forever: 15 to 27 % of the CPU time of a small model's step.
-CPU_ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
 
 
 def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
@@ -228,8 +221,6 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
         return 64
     if gpus > 1 and processes == 1:  # with more in sight Trainer would spread one process over all of them
         environ["CUDA_VISIBLE_DEVICES"] = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    if not gpus:
-        environ = {**CPU_ALLOCATOR, **environ}
     arguments = with_recipe(arguments, default_recipe)
     if nodes:
         config = "multi_node"

@@ -101,7 +101,9 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, dtype):
-        total, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(hidden_ND, weight_VD, labels_N, softcap, dtype)
+        total, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(
+            hidden_ND, weight_VD, labels_N, softcap, dtype
+        )
         ctx.save_for_backward(hidden_gradient_ND, weight_gradient_VD)
         return total
 
