@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from pipeline.artifacts.rows import append_row, counts_beside, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import LeftEarly
+from pipeline.training.fp8 import without_fp8
 from pipeline.training.meter import StepMeter
 from pipeline.training.rng import preserved_rng
 
@@ -74,7 +75,7 @@ class Samples(TrainerCallback):
             return
         training = model.training
         try:
-            with self.meter.pause(), preserved_rng(), torch.no_grad():
+            with self.meter.pause(), preserved_rng(), without_fp8(model), torch.no_grad():
                 model.eval()
                 texts = self.complete(model, self.prompts)
         except LeftEarly:

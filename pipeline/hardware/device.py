@@ -121,8 +121,10 @@ def decide_compile(value: bool | str | None) -> bool:
     return can_compile() if value == "auto" else bool(value)
 
 
-def compute_format(*, bf16: bool, fp16: bool, tf32: bool) -> str:
-    """The format the matrices are multiplied in, as `peak_flops` names it."""
+def compute_format(*, bf16: bool, fp16: bool, tf32: bool, fp8: bool = False) -> str:
+    """The format the matrices are multiplied in, as `peak_flops` names it; of the blocks' under train.fp8."""
+    if fp8:
+        return "float8"
     if bf16 or fp16:
         return "bfloat16" if bf16 else "float16"
     return "tf32" if tf32 and device_info().kind == "cuda" else "float32"

@@ -1,6 +1,7 @@
 """Formats and kernels that a recipe asks for and this machine may lack. Imports torch."""
 
 import importlib.util
+import os
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError, TandemError
 from pipeline.hardware.device import DeviceInfo, can_compile
@@ -11,8 +12,8 @@ FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash
 
 
 def kernel_problems(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
-    """fp16, tf32, torch.compile and attention kernels against the device of this process."""
-    return [*_formats(recipe, device), *_compiler(recipe), *_attention(recipe, device)]
+    """fp16, tf32, fp8, torch.compile and attention kernels against the device of this process."""
+    return [*_formats(recipe, device), *_float8(recipe, device), *_compiler(recipe), *_attention(recipe, device)]
 
 
 def _formats(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
@@ -34,6 +35,39 @@ def _has_tf32(device: DeviceInfo) -> bool:
     import torch
 
     return device.kind == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability()[0] >= 8)
+
+
+def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
+    where, problems = recipe.where("train.fp8"), list[TandemError]()
+    if not recipe.train.get("fp8"):
+        if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
+            told = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
+            problems.append(RecipeError(f"{where}: {told}"))
+        return problems
+    if not _has_float8(device):
+        told = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
+        problems.append(RecipeError(f"{where}: {told}"))
+    if importlib.util.find_spec("torchao") is None:
+        told = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
+        problems.append(InputMissingError(f"{where}: {told}"))
+    started = recipe.model.start_config
+    if recipe.model.start_from is not None and started is None:
+        return problems  # of such a model it is told when its weights are here (training/build.py)
+    has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
+    if not becomes_tandem(recipe):
+        problems.append(
+            RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key.")
+        )
+    elif (options_of(recipe) if started is None else started).get("use_bias", has_bias):
+        told = "this model's matrices have biases, as GPT-2's, and such are not converted. Remove the key, or set model.options.use_bias: false."
+        problems.append(RecipeError(f"{where}: {told}"))
+    return problems
+
+
+def _has_float8(device: DeviceInfo) -> bool:
+    import torch
+
+    return device.kind == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() >= (8, 9)
 
 
 def _compiler(recipe: Recipe) -> list[TandemError]:

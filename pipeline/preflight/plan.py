@@ -142,7 +142,10 @@ def known_sizes(recipe: Recipe) -> Sizes | None:
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
-    """The format of the matrix products. What `auto` means here is known without torch only by the table of peaks."""
+    """The format of the matrix products. What `auto` means here is known without torch only by the table of peaks.
+
+    Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
+    """
     train = recipe.train
     bf16 = train.get("bf16")
     if bf16 == "auto":

@@ -16,13 +16,14 @@ def say_shape(run: OpenRun, trainer: Any) -> None:
     args = trainer.args
     if not trainer.is_world_process_zero():
         return
+    half = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
     shape = {
         "device": device_info().name,
         "processes": args.world_size,
         "micro_batch": args.per_device_train_batch_size,
         "micro_steps": args.gradient_accumulation_steps,
         "threads": torch.get_num_threads(),
-        "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "dtype": "float8" if trainer.recipe.train.get("fp8") else half,
         "compiled": args.torch_compile,
         "attention": trainer.model.config._attn_implementation,
     }

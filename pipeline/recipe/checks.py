@@ -281,6 +281,10 @@ def _train(recipe: Recipe, problems: Problems) -> None:
     train = recipe.train
     if train.get("bf16") is True and train.get("fp16"):
         problems.add(recipe.where("train.fp16"), "stands beside train.bf16. Keep one of the two.")
+    if train.get("fp8") and (train.get("fp16") or not train.get("bf16")):
+        problems.add(
+            recipe.where("train.fp8"), "stands beside bf16, for all but the blocks. Write bf16: true, without fp16."
+        )
     for new, old in (("activation_checkpointing", "gradient_checkpointing"),):
         if train.get(new) is not None and train.get(old) is not None:
             problems.add(

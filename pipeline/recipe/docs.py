@@ -33,7 +33,8 @@ TRAIN = """\
 ## train
 
 `transformers.TrainingArguments` by their own names. Every field has one of four fates: passed unchanged (the default is
-transformers'), passed with our default, set by another key of the recipe, or refused with its reason. Cadences
+transformers'), passed with our default, set by another key of the recipe, or refused with its reason; what is added
+stands among them and is this program's. Cadences
 (`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
 """
 OPTIONS = """\
@@ -155,7 +156,8 @@ def _train() -> str:
         return [(name, f) for name, f in FATES.items() if f.fate == fate]
 
     lines = [TRAIN]
-    for fate, title in (("passed", "Passed unchanged"), ("default", "Passed with our default")):
+    titles = {"passed": "Passed unchanged", "default": "Passed with our default", "added": "Added"}
+    for fate, title in titles.items():
         lines += [f"### {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
         for name, f in rows(fate):
             notes = " Only with optimizer.type: trainer." if f.trainer_only else ""

@@ -2,7 +2,7 @@
 
 passed: given to the Trainer unchanged; default is transformers' own. default: passed, with our default instead of
 transformers'. ours: set by another key of the recipe, which the message names. refused: would break a promise of this
-program, or do nothing in it; `text` says which. tests/recipe/test_fates.py holds the table to the installed version.
+program, or do nothing in it; `text` says which. added: no field of TrainingArguments, but it stands among them. tests/recipe/test_fates.py holds the table to the installed version.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "passive"]
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """One field. text: its meaning (passed, default), the owner key (ours) or the reason (refused)."""
+    """One field. text: its meaning (passed, default, added), the owner key (ours) or the reason (refused)."""
 
-    fate: Literal["passed", "default", "ours", "refused"]
+    fate: Literal["passed", "default", "ours", "refused", "added"]
     text: str
     type: Any = None
     default: Any = None
@@ -34,7 +34,7 @@ class Fate:
 
     @property
     def accepted(self) -> bool:
-        return self.fate in ("passed", "default")
+        return self.fate in ("passed", "default", "added")
 
 
 def passed(type: Any, default: Any, text: str, **rest: Any) -> Fate:
@@ -43,6 +43,10 @@ def passed(type: Any, default: Any, text: str, **rest: Any) -> Fate:
 
 def default(type: Any, value: Any, text: str, **rest: Any) -> Fate:
     return Fate(fate="default", type=type, default=value, text=text, **rest)
+
+
+def added(type: Any, value: Any, text: str, **rest: Any) -> Fate:
+    return Fate(fate="added", type=type, default=value, text=text, **rest)
 
 
 def ours(owner: str) -> Fate:
@@ -93,6 +97,7 @@ FATES: dict[str, Fate] = {
     # Precision, memory, compilation
     "bf16": passed(bool | Literal["auto"], False, "bfloat16 autocast; weights stay float32. auto: where the hardware makes it faster."),
     "fp16": passed(bool, False, "float16 autocast with a loss scaler, for GPUs without bfloat16."),
+    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, beside bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile."),
     "bf16_full_eval": refused("it casts the weights themselves and the training goes on with the rounded ones"),
     "fp16_full_eval": refused("it casts the weights themselves and the training goes on with the rounded ones"),
     "tf32": passed(bool | None, None, "TF32 matrix products on NVIDIA GPUs; default as torch has it."),

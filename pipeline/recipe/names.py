@@ -25,7 +25,6 @@ RENAMED = {
     "half_precision_backend": "train.bf16 or train.fp16",
     "fp16_backend": "train.fp16",
     "fp16_opt_level": "train.fp16",
-    "fp8": "-accelerate's config file switches it on (mixed_precision: fp8); remove it",
     "per_gpu_train_batch_size": "train.per_device_train_batch_size",
     "per_gpu_eval_batch_size": "train.per_device_eval_batch_size",
     "eval_batch_size": "train.per_device_eval_batch_size",

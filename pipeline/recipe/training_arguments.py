@@ -58,7 +58,7 @@ def training_arguments(
 ) -> dict[str, Any]:
     """Arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
     values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
-    values = {name: value for name, value in values.items() if value != "auto"}
+    values = {name: value for name, value in values.items() if value != "auto" and FATES[name].fate != "added"}
     return {
         **values,
         "output_dir": output_dir,

@@ -26,6 +26,7 @@ from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
 from pipeline.training.finite import refuse_nonfinite
+from pipeline.training.fp8 import MULTIPLE, is_converted
 from pipeline.training.meter import StepMeter
 from pipeline.training.trainer import TandemTrainer
 
@@ -51,6 +52,11 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
                 "only a Tandem's embeddings can be stored so, and only beside a head of their own. Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
+    if recipe.train.get("fp8") and not any(is_converted(module) for module in model.modules()):
+        raise RecipeError(
+            f"{recipe.where('train.fp8')}: a {type(model).__name__} of these sizes has no matrix for it: only those of a Tandem's blocks without bias "
+            f"count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
+        )
     return model
 
 
@@ -147,7 +153,9 @@ def build_trainer(
         max_steps=args.max_steps,
         world_size=args.world_size,
         flops_per_token={name: sizes.flops_per_token(name) for name in ("exact_causal", "nanochat")},
-        peak=peaks.get(compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32))),
+        peak=peaks.get(
+            compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=bool(recipe.train.get("fp8")))
+        ),
         bf16_peak=peaks.get("bfloat16"),
     )
     tasks = load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=f"{recipe.path}: evals.tasks")

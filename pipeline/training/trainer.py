@@ -18,6 +18,7 @@ from pipeline.training import checkpoint as files
 from pipeline.training.agreement import from_every_rank, on_rank_0
 from pipeline.training.explained import explained_errors
 from pipeline.training.finite import refuse_nonfinite, total_norm
+from pipeline.training.fp8 import with_fp8, without_fp8
 from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
 from pipeline.training.meter import StepMeter
@@ -69,6 +70,10 @@ class TandemTrainer(Trainer):
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        arguments = super()._build_accelerator_args(**kwargs)
+        return with_fp8(arguments, self.args.device) if self.recipe.train.get("fp8") else arguments
 
     # ---- data ----
 
@@ -165,7 +170,7 @@ class TandemTrainer(Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
-        with self.meter.pause(), preserved_rng():
+        with self.meter.pause(), preserved_rng(), without_fp8(self.model):
             metrics = self.evaluate_model(self.model)
         self.recorded_evaluations.add(self.state.global_step)
         if metrics is None:  # on a signal: the step is saved, and evaluated first after the resume

@@ -30,7 +30,17 @@ def recipe_file(tmp_path, **train):
 
 
 def test_every_field_of_the_installed_training_arguments_has_exactly_one_fate(training_argument_fields):
-    assert set(FATES) == set(training_argument_fields)
+    assert {name for name, fate in FATES.items() if fate.fate != "added"} == set(training_argument_fields)
+
+
+def test_what_is_added_is_no_field_and_is_not_handed_to_transformers(tmp_path, training_argument_fields):
+    added = {name for name, fate in FATES.items() if fate.fate == "added"}
+    assert added == {"fp8"}
+    assert not added & set(training_argument_fields)
+    recipe = read_recipe([recipe_file(tmp_path, bf16="true", fp8="true")])
+    values = training_arguments(recipe, output_dir=str(tmp_path), max_steps=10, gradient_accumulation_steps=2)
+    assert recipe.train["fp8"] is True
+    assert not added & set(values)
 
 
 def test_passed_defaults_are_those_of_transformers(training_argument_fields):
@@ -110,7 +120,8 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
     if name in ("max_steps", "num_train_epochs"):
         return
     batch = ["data.batch_tokens=null"] if name == "gradient_accumulation_steps" else []
-    recipe = read_recipe([recipe_file(tmp_path, **{name: value}), *batch])
+    beside = {"bf16": "true"} if name == "fp8" else {}
+    recipe = read_recipe([recipe_file(tmp_path, **{name: value}, **beside), *batch])
     expected = {"true": True, "false": False, "{a: 1}": {"a": 1}}.get(value, value)
     got = recipe.train[name]
     if isinstance(got, dict):

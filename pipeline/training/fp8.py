@@ -1,0 +1,58 @@
+"""train.fp8: matrices of the blocks multiplied in float8 by torchao, through Accelerate; everything else stays in bfloat16.
+
+The converted modules are nn.Linear with another product: their weights keep names, float32 and identity, so that optimizer,
+checkpoints and export see no difference.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+ROLES = ("input", "hidden", "output")  # of the blocks' matrices; gates and the head are others
+MULTIPLE = 16  # of both widths, as the float8 kernels ask for
+
+
+def is_converted(module: nn.Module, name: str = "") -> bool:
+    """Whether train.fp8 converts the module; name: its place in the model, which torchao hands to its filters too."""
+    return (
+        isinstance(module, nn.Linear)
+        and getattr(module, "init_role", None) in ROLES
+        and module.in_features % MULTIPLE == 0
+        and module.out_features % MULTIPLE == 0
+    )
+
+
+def with_fp8(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Arguments of an Accelerator that trains in bfloat16, changed so that it converts a model when it prepares it.
+
+    Scales are made anew for each tensor, from its largest value. Not on CUDA float8 is imitated: right, slow, and refused
+    by preflight.
+    """
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+
+    # Accelerate's own config would store the weights as another class of tensor, for FSDP. Padding is for micro-batches whose
+    # positions are no multiple of 16, and costs nothing otherwise.
+    config = Float8LinearConfig(emulate=device.type != "cuda", pad_inner_dim=True)
+    handlers = [*arguments["kwargs_handlers"], AORecipeKwargs(config=config, module_filter_func=is_converted)]
+    return arguments | {"mixed_precision": "fp8", "kwargs_handlers": handlers}
+
+
+@contextmanager
+def without_fp8(model: nn.Module) -> Iterator[None]:
+    """The model computes as if it had never been converted: scores and samples are those of the model that is saved.
+
+    The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come again.
+    """
+    converted = [m for m in model.modules() if isinstance(m, nn.Linear) and type(m).__module__.startswith("torchao.")]
+    classes: list[Any] = [type(module) for module in converted]
+    try:
+        for module in converted:
+            module.__class__ = nn.Linear
+        yield
+    finally:
+        for module, kind in zip(converted, classes, strict=True):
+            module.__class__ = kind
