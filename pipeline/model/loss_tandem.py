@@ -90,7 +90,7 @@ def loss_and_gradients(
         gradient = gradient.to(dtype)
         hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
         if dtype == torch.float32:
-            weight_gradient.addmm_(gradient.t(), hidden)
+            torch.addmm(weight_gradient, gradient.t(), hidden, out=weight_gradient)
         else:
             weight_gradient += gradient.t() @ hidden
     return total, torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)

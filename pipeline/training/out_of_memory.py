@@ -13,7 +13,7 @@ from pipeline.training.loader import on_device
 from pipeline.training.places import raised_in, stage_of
 from pipeline.training.rng import preserved_rng
 
-RESERVE = 1 << 25  # bytes for what a run takes beside its steps, such as the stacks of threads that start later
+RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the stacks of threads that start later
 
 
 def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:

@@ -144,7 +144,8 @@ class TandemTrainer(Trainer):
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
-        if 0 < self.args.max_grad_norm < self.guard.judge(self, model, norm) + CLIP_EPS:
+        told = self.guard.judge(self, model, norm)
+        if 0 < self.args.max_grad_norm < told + CLIP_EPS:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
         return norm
 
