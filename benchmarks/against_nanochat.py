@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import ROOT, compared, show
+from common import ROOT, TRAIN_ONLY, compared, show
 
 STEP = re.compile(r"^step (\d+)/\d+ .*?\| loss: ([\d.]+) .*?dt: ([\d.]+)ms", re.MULTILINE)
 
@@ -115,13 +115,7 @@ def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int) -> l
         f"train.per_device_train_batch_size={options.rows}",
         f"train.bf16={str(options.dtype == 'bfloat16').lower()}",
         f"train.seed={seed}",
-        "train.save_strategy=no",
-        "train.eval_strategy=no",
-        "evals.bpb.at_start=false",
-        "evals.bpb.tokens=2048",
-        "evals.bpb.document_bytes=2048",
-        "samples.every_steps=0",
-        "monitor.trackers=[]",
+        *TRAIN_ONLY,
         *options.set,
     ]
 

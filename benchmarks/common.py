@@ -20,6 +20,16 @@ from pipeline.hardware.device import device_info
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if device_info().kind == "cuda" else "cpu"
+# Overrides for a run that only trains: what is left of evaluating is the last one.
+TRAIN_ONLY = [
+    "train.save_strategy=no",
+    "train.eval_strategy=no",
+    "evals.bpb.at_start=false",
+    "evals.bpb.tokens=2048",
+    "evals.bpb.document_bytes=2048",
+    "samples.every_steps=0",
+    "monitor.trackers=[]",
+]
 
 
 Clock = Callable[[], float]

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import DEVICE, ROOT, show
+from common import DEVICE, ROOT, TRAIN_ONLY, show
 
 SHOWN = ("perf/step_s", "perf/tok_per_s", "perf/mfu_pct", "perf/bf16_mfu_pct")
 
@@ -54,13 +54,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict]:
         f"train.max_steps={options.steps}",
         "data.sources=[{id: tandem:quickstart_text}]",
         "train.logging_steps=1",
-        "train.save_strategy=no",
-        "train.eval_strategy=no",
-        "evals.bpb.at_start=false",
-        "evals.bpb.tokens=2048",
-        "evals.bpb.document_bytes=2048",
-        "samples.every_steps=0",
-        "monitor.trackers=[]",
+        *TRAIN_ONLY,
     ]
     given = {override.partition("=")[0] for override in options.overrides}
     pretrain([options.recipe, *(f for f in fixed if f.partition("=")[0] not in given), *options.overrides])

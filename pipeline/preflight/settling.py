@@ -23,10 +23,8 @@ from pipeline.training.agreement import from_every_rank, on_rank_0
 from pipeline.training.out_of_memory import fits
 
 RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the update's products, the collectives
-
-THREADS = (
-    512 << 20
-)  # bytes of address space for the threads that the training starts: glibc maps 64 MiB for each one's memory
+# Bytes of address space for the threads that the training starts: glibc maps 64 MiB for the memory of each.
+THREADS = 512 << 20
 
 
 def settle_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> None:

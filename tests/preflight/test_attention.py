@@ -155,8 +155,15 @@ def test_the_choice_of_preflight_is_printed_and_built(quickstart, text_files, mo
     assert build.build_from_recipe(recipe, tokenizer).config._attn_implementation == "flex_attention"
 
 
-def test_a_flash_kernel_for_a_model_of_another_kind_is_refused_where_documents_would_see_each_other(quickstart):
-    recipe = quickstart("model.preset=gpt2", "model.type=llama").recipe
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["data.isolate_documents=true", "train.per_device_train_batch_size=auto"]],
+    ids=["a number", "auto"],
+)
+def test_a_flash_kernel_for_a_model_of_another_kind_is_refused_where_documents_would_see_each_other(
+    quickstart, overrides
+):
+    recipe = quickstart("model.preset=gpt2", "model.type=llama", *overrides).recipe
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
     model = build_model("llama", {"vocab_size": 40, **sizes}, seed=0)
     model.config._attn_implementation = "flash_attention_2"  # which no CPU runs
