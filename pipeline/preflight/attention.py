@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.device import DeviceInfo, can_compile, decide_bf16
-from pipeline.preflight.kernels import becomes_tandem, drops_attention
+from pipeline.preflight.kernels import becomes_tandem, drops_attention, isolates_documents
 from pipeline.recipe import Recipe
 from pipeline.recipe.sizes import Sizes
 
@@ -63,11 +63,7 @@ def _hidden(recipe: Recipe, sizes: Sizes) -> str:
     """What causal attention over the whole row would see and the model does not; empty when nothing."""
     window = min(sizes.windows)
     parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
-    return " and ".join(parts + ["documents that do not see each other"] * _isolated(recipe))
-
-
-def _isolated(recipe: Recipe) -> bool:
-    return recipe.stage == "sft" or recipe.data.isolate_documents
+    return " and ".join(parts + ["documents that do not see each other"] * isolates_documents(recipe))
 
 
 def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[..., float]) -> tuple[bool, str]:
@@ -75,7 +71,7 @@ def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[...,
     fp16 = bool(recipe.train.get("fp16"))
     dtype = "bfloat16" if decide_bf16(recipe.train.get("bf16"), fp16=fp16) else "float16" if fp16 else "float32"
     try:
-        difference = trial(implementation, sizes, isolated=_isolated(recipe), dtype=dtype, device="cuda")
+        difference = trial(implementation, sizes, isolated=isolates_documents(recipe), dtype=dtype, device="cuda")
     except Exception as error:  # of Triton, the compiler, the driver or the kernel: each has classes of its own
         lines = str(error).strip().splitlines() or [""]
         return False, f"{type(error).__name__}: {lines[0]}"

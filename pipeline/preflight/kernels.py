@@ -4,7 +4,7 @@ import importlib.util
 import os
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError, TandemError
-from pipeline.hardware.device import DeviceInfo, can_compile
+from pipeline.hardware.device import DeviceInfo, can_compile, decide_compile
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import options_of
 
@@ -94,6 +94,11 @@ def drops_attention(recipe: Recipe) -> bool:
     return becomes_tandem(recipe) and (recipe.model.start_config or options_of(recipe)).get("attn_pdrop", 0.1) > 0
 
 
+def isolates_documents(recipe: Recipe) -> bool:
+    """Whether the documents of a packed row do not see each other."""
+    return recipe.stage == "sft" or recipe.data.isolate_documents
+
+
 def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     asked, where = recipe.model.attn_implementation, recipe.where("model.attn_implementation")
     if asked in (None, "eager", "sdpa"):
@@ -127,4 +132,7 @@ def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
                 f"{where}: {asked} needs the package {package.replace('_', '-')}, which is not installed. Install it, or write sdpa."
             )
         ]
+    if package is not None and isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
+        told = f"{asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
+        return [RecipeError(f"{where}: {told}")]
     return []

@@ -97,7 +97,7 @@ FATES: dict[str, Fate] = {
     # Precision, memory, compilation
     "bf16": passed(bool | Literal["auto"], False, "bfloat16 autocast; weights stay float32. auto: where the hardware makes it faster."),
     "fp16": passed(bool, False, "float16 autocast with a loss scaler, for GPUs without bfloat16."),
-    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, beside bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile."),
+    "fp8": added(bool, False, "Float8 products (torchao, scales per tensor) in the matrices of a Tandem's blocks without bias, beside bf16 for the rest. Weights and checkpoints are as without it; evaluations and samples compute in bf16. Needs a GPU of compute capability 8.9 (Ada, Hopper) or later and the package torchao; a choice for models wide enough, best with torch_compile. Scales are of one micro-batch, so a step depends on the micro-batch, within float8's rounding."),
     "bf16_full_eval": refused("it casts the weights themselves and the training goes on with the rounded ones"),
     "fp16_full_eval": refused("it casts the weights themselves and the training goes on with the rounded ones"),
     "tf32": passed(bool | None, None, "TF32 matrix products on NVIDIA GPUs; default as torch has it."),

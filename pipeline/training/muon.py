@@ -53,11 +53,12 @@ def _polar_factor(gram_MSS: Tensor) -> Tensor:
     All steps happen on the short side: half the work for four times as long a matrix. The small singular values of the
     products are the squares of the matrix's, for which bfloat16 has too few digits.
     """
-    factor = None
+    factor = polynomial = None
     for a, b, c in POLAR_EXPRESS:
+        if polynomial is not None:
+            gram_MSS = polynomial @ gram_MSS @ polynomial
         polynomial = torch.baddbmm(gram_MSS, gram_MSS, gram_MSS, beta=b, alpha=c)
         polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
-        gram_MSS = polynomial @ gram_MSS @ polynomial
         factor = polynomial if factor is None else polynomial @ factor
     assert factor is not None
     return factor

@@ -196,6 +196,20 @@ def test_a_flash_kernel_without_its_package_names_the_package(quickstart, monkey
     )
 
 
+@pytest.mark.parametrize("documents", ["data.isolate_documents=true", "data.isolate_documents=false"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_flash_kernel_with_isolated_documents_is_refused_where_the_model_is_compiled(
+    quickstart, monkeypatch, documents, compiled
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    overrides = ["model.attn_implementation=flash_attention_2", f"train.torch_compile={str(compiled).lower()}"]
+    found = kernel_problems(quickstart(*overrides, documents).recipe, planned_device("H100"))
+    if compiled and documents.endswith("true"):
+        assert "flex_attention" in messages(found, RecipeError)[0]
+    else:
+        assert found == []
+
+
 def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, monkeypatch):
     monkeypatch.setattr("pipeline.preflight.kernels.can_compile", lambda: False)
     found = kernel_problems(quickstart("train.torch_compile=true").recipe, CPU)
