@@ -7,8 +7,8 @@ NANOCHAT is a folder with https://github.com/karpathy/nanochat. Its scripts/base
 run was trained on, fed through the name of its data loader, so that both learn from the same tokens and neither is timed
 while it tokenizes. Both get the same warm-up: our default is shorter in runs under 200 steps. Each seed is a pair of runs,
 ours first and then the other one first. Compared: tokens/s (medians over the last four fifths of the steps, as each tells
-them), the loss step by step, and bits per byte of the validation text, both by `python -m pipeline.evals`. Needs what
-nanochat imports: tiktoken, filelock, requests, jinja2.
+them), the loss step by step, and bits per byte of the validation text, both by `python -m pipeline.evals`; at equal steps,
+and ours also after a run of as many steps as it makes in the peer's time. Needs what nanochat imports: tiktoken, filelock, requests, jinja2.
 """
 
 import argparse
@@ -60,7 +60,9 @@ def main() -> None:
         results = [pair(options, Path(folder), seed) for seed in range(options.pairs)]
     speeds = [(r["ours_step_s"], r["peer_step_s"]) for r in results]
     summary = {"tokens_per_s_ratio": 1 / compared(speeds)["ratio"]}
-    summary |= {f"{who}_bpb": statistics.mean(r[f"{who}_bpb"] for r in results) for who in ("ours", "peer")}
+    for told in ("ours_bpb", "peer_bpb", "ours_bpb_in_equal_time"):
+        if all(told in r for r in results):
+            summary[told] = statistics.mean(r[told] for r in results)
     show(options, [*results, {"seed": "all", **summary}])
 
 
@@ -91,10 +93,14 @@ def pair(options: argparse.Namespace, folder: Path, seed: int) -> dict:
     difference = [abs(own[step]["train/loss_ema"] - peers[step][0]) for step in late]
     row["largest_loss_difference"] = max(difference)
     row |= {"ours_bpb": score(options, ours / "model"), "peer_bpb": score(options, model)}
+    steps = row["steps_in_equal_time"] = int(options.steps * row["peer_step_s"] / row["ours_step_s"])
+    if steps > options.steps:
+        start(options, folder, recipe(options, folder, f"{name}_longer", seed, steps=steps), folder / "longer.npz")
+        row["ours_bpb_in_equal_time"] = score(options, folder / "runs" / f"{name}_longer" / "model")
     return row
 
 
-def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int) -> list[str]:
+def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int, *, steps: int | None = None) -> list[str]:
     return [
         str(ROOT / "recipes" / "fineweb_d24.yaml"),
         f"run.name={name}",
@@ -110,7 +116,7 @@ def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int) -> l
         f"data.row_tokens={options.row_tokens}",
         f"data.batch_tokens={options.rows * options.row_tokens}",
         f"data.cache_dir={folder / 'cache'}",
-        f"train.max_steps={options.steps}",
+        f"train.max_steps={steps or options.steps}",
         f"optimizer.schedule.warmup_steps={options.warmup_steps}",
         f"train.per_device_train_batch_size={options.rows}",
         f"train.bf16={str(options.dtype == 'bfloat16').lower()}",

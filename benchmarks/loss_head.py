@@ -1,6 +1,6 @@
 """Time and memory of the loss head, against logits of all rows at once.
 
-    python benchmarks/loss_head.py [--rows 8192] [--width 1536] [--vocab 32768] [--pairs 5]
+    python benchmarks/loss_head.py [--rows 8192] [--width 1536] [--vocab 32768] [--pairs 5] [--dtypes float32,bfloat16]
 
 Forward and backward from the last hidden state to the gradients of it and of the head, with the logits capped at 15. The
 other way is what a model without a head of its own does: fp32 logits, tanh, torch's cross_entropy. extra peak: the most
@@ -65,11 +65,11 @@ def _resident(name: str) -> int:
 
 
 def main() -> None:
-    options = arguments(__doc__, rows=8192, width=1536, vocab=32768, pairs=5)
+    options = arguments(__doc__, rows=8192, width=1536, vocab=32768, pairs=5, dtypes="float32,bfloat16")
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        head = Head(options.rows, options.width, options.vocab, dtype)
-        row = {"dtype": str(dtype).removeprefix("torch."), **in_turns(head.chunked, head.full, pairs=options.pairs)}
+    for name in options.dtypes.split(","):
+        head = Head(options.rows, options.width, options.vocab, getattr(torch, name))
+        row = {"dtype": name, **in_turns(head.chunked, head.full, pairs=options.pairs)}
         ours, other = extra_peak(head, head.chunked), extra_peak(head, head.full)
         row |= {"ours_peak_mb": ours / 1e6, "other_peak_mb": other / 1e6, "peak_ratio": ours / other}
         losses = [head.chunked().item(), head.full().item()]

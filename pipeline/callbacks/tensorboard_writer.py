@@ -21,9 +21,12 @@ class TensorBoard(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.writer is not None:
-            for name, value in (logs or {}).items():
-                if isinstance(value, (int, float)):
-                    self.writer.add_scalar(name, value, state.global_step)
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            # One event for the row: add_scalar would make, queue and write one for each of its numbers.
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+            values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in numbers.items()]
+            self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
 
     def add_text(self, step: int, name: str, text: str) -> None:
         if self.writer is not None:
@@ -32,3 +35,4 @@ class TensorBoard(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if self.writer is not None:
             self.writer.close()
+            self.writer = None

@@ -29,6 +29,7 @@ from pipeline.training.arguments import build_arguments
 from pipeline.training.finite import refuse_nonfinite
 from pipeline.training.fp8 import MULTIPLE, is_converted
 from pipeline.training.meter import StepMeter
+from pipeline.training.optimizer import look_for_lomo_once
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -178,6 +179,7 @@ def build_trainer(
     def evaluate(model: torch.nn.Module, watched: Callable = iter) -> dict[str, float]:
         return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
 
+    look_for_lomo_once()
     return TandemTrainer(
         model=model,
         args=args,

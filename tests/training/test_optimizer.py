@@ -5,13 +5,15 @@ from copy import deepcopy
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training import optimizer as module
-from pipeline.training.optimizer import MuonAdamW, build_optimizer
+from pipeline.training.optimizer import MuonAdamW, build_optimizer, look_for_lomo_once
 from pipeline.training.schedules import StepSchedule, apply_schedule
 
 MODERN = {
@@ -289,3 +291,15 @@ def test_muon_refuses_stacked_experts_and_names_them():
     with pytest.raises(RecipeError, match=r"experts.up_proj has shape \(2, 4, 4\).*Use optimizer.type: adamw"):
         build_optimizer(model, recipe())
     assert build_optimizer(model, recipe("adamw")).param_groups[0]["name"] == "matrices"
+
+
+def test_an_accelerated_step_searches_the_disk_for_no_package(monkeypatch):
+    Accelerator()
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = AcceleratedOptimizer(torch.optim.SGD([weight], lr=0.1))
+    look_for_lomo_once()
+    optimizer.step()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: pytest.fail(f"searches for {name}"))
+    weight.grad = torch.ones(1)
+    optimizer.step()
+    assert weight.item() == pytest.approx(0.9)
