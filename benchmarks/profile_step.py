@@ -99,6 +99,7 @@ def main() -> None:
             "run.name=profile",
             f"run.directory={folder}",
             f"train.max_steps={options.warm_up + options.steps + 1}",
+            "optimizer.schedule.warmup_steps=1",  # of so few steps
             "train.save_strategy=no",
             "train.eval_strategy=no",
             "evals.bpb.at_start=false",
