@@ -32,9 +32,13 @@ def test_the_losses_of_20_steps_do_not_depend_on_micro_batch_or_processes(runner
 
 def test_in_bf16_the_losses_stay_within_its_rounding(runner):
     recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 20, "logging_steps": 1})
+    # Slowly, so that steps do not amplify the rounding: at full rates CPUs without AMX come to 2e-2 by step 7.
+    slowly = "optimizer.rate_scale=0.1"
     one, other = (
-        runner.train(recipe, f"run.name={name}", f"train.per_device_train_batch_size={rows}").values("train/loss")
+        runner.train(recipe, slowly, f"run.name={name}", f"train.per_device_train_batch_size={rows}").values(
+            "train/loss"
+        )
         for name, rows in (("a", 8), ("b", 3))
     )
-    assert one == pytest.approx(other, rel=1e-2)
+    assert one == pytest.approx(other, rel=1e-3)
     assert one != other
