@@ -30,7 +30,7 @@ class Console(TrainerCallback):
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
-            if name.startswith(("val/", "sft/", "core/", "chat/"))
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
         )
         if scores:
             self.say(f"step {state.global_step:05d} | {scores}")

@@ -9,6 +9,7 @@ from transformers import PrinterCallback, TrainerCallback
 from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.signals import Signals
+from pipeline.callbacks.benchmarks import Benchmarks
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.garbage import GarbageBetweenSteps
 from pipeline.callbacks.hang_watch import HangWatch
@@ -19,6 +20,7 @@ from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.stragglers import Stragglers
 from pipeline.callbacks.tensorboard_writer import TensorBoard
 from pipeline.callbacks.wandb_run import WandbRun
+from pipeline.evals.benchmarks import benchmarks_of
 from pipeline.generation.texts import complete
 from pipeline.recipe import Recipe
 from pipeline.sources.formats import import_attribute
@@ -44,6 +46,8 @@ def add_callbacks(
                 tags=recipe.run.tags,
             )
         )
+    benchmarks = Benchmarks(trainer, run, benchmarks_of(recipe), attempt=attempt, watched=stop.on_every_rank)
+    trainer.score_benchmarks = benchmarks.score_due
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
@@ -75,6 +79,7 @@ def add_callbacks(
         *own_callbacks(recipe),
         *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
         Stragglers(run, attempt=attempt),
+        benchmarks,
         stop,
         GarbageBetweenSteps(),
     ):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.checkpoints import by_step, problems, step_of
-from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.errors import DataError, InputMissingError
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 
 
@@ -84,7 +84,8 @@ def _finished_step(run: RunDirectory) -> int | None:
 
 
 def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:
-    """The model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had."""
+    """The model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had, and
+    DataError when they do not belong together."""
     import torch
 
     from pipeline.model.build import load_model
@@ -98,4 +99,10 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
         raise InputMissingError(
             f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
         ) from None
+    embedded = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > embedded:
+        raise DataError(
+            f"{subject.path}: the tokenizer has {len(tokenizer):,} ids and the model {embedded:,} embeddings, so some texts could not be scored. "
+            "Put the tokenizer that the model was trained with beside it."
+        )
     return model.to(device).eval(), tokenizer

@@ -81,8 +81,20 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
             *kernel_problems(plan.recipe, plan.device),
             *_writing(plan),
             *_disk(plan),
+            *_benchmarks(plan.recipe),
         ]
     return problems
+
+
+def _benchmarks(recipe: Recipe) -> list[TandemError]:
+    """Their files are fetched now and read through."""
+    from pipeline.evals.benchmarks import benchmarks_of
+
+    try:
+        benchmarks_of(recipe)
+    except TandemError as error:
+        return [error]
+    return []
 
 
 def find_notes(plan: Plan) -> list[str]:

@@ -50,7 +50,7 @@ def results(directory: RunDirectory) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith(("val/", "sft/")):
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/")):
                 found.setdefault(f"{name}/first", value)
                 found[name] = value
             elif name in ("train/loss", "perf/total_s", "tokens", "step"):

@@ -182,11 +182,38 @@ class Bpb:
 
 
 @dataclass(kw_only=True)
+class Core:
+    """CORE, 22 tasks centred on guessing: while training, and the defaults of python -m pipeline.evals RUN core."""
+
+    every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
+    bundle: str | None = key(None, "Folder or zip of the eval_bundle, relative to the recipe's folder, then to the working folder; default the published files, fetched once and checked by hash.")
+    max_per_task: int | None = key(500, "While training: the first so many items of each task, in an order that never changes; null: all.", minimum=1)
+    max_s: float | None = key(None, "While training: seconds that a scoring may take. As large a share of every task is scored as is expected to fit, and the mean is called core_partial.", above=0)
+    long_prompts: Literal["fewer_shots", "crop"] = key("fewer_shots", "A prompt longer than the model's positions: fewer_shots leaves whole examples out and keeps BOS; crop keeps the last tokens, as nanochat does and as GPT-2's published scores were made.")
+
+
+@dataclass(kw_only=True)
+class ChatTasks:
+    """Chat tasks: while training, and the defaults of python -m pipeline.evals RUN chat."""
+
+    every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
+    tasks: list[str] = key(["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"], "Which: arc_easy, arc_challenge, mmlu (letters), gsm8k, humaneval, spelling_bee (generated).")
+    data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
+    max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
+    max_s: float | None = key(None, "While training: seconds after which no further task is begun.", above=0)
+    max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1)
+    execute: bool = key(False, "Run the programs that the model writes for humaneval, each in a sandbox; without it humaneval is refused.")
+
+
+@dataclass(kw_only=True)
 class Evals:
-    """What is measured, beside the loss; the cadence is train.eval_steps."""
+    """What is measured, beside the loss; the cadence of bpb and tasks is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
+    core: Core = field(default_factory=Core, metadata={"doc": "CORE."})
+    chat: ChatTasks = field(default_factory=ChatTasks, metadata={"doc": "Chat tasks."})
     tasks: list[str] = key(list, "Further tasks as module:attr, scored at every evaluation.")
+    unsafe_exec: bool = key(False, "Run humaneval's programs also where no sandbox can be had: with this user's rights, in a child process with a time limit.")
 
 
 @dataclass(kw_only=True)

@@ -62,6 +62,7 @@ class TandemTrainer(Trainer):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
         self.guard = StepGuard(run, recipe.monitor)
+        self.score_benchmarks: Callable[..., None] = lambda *, last: None  # after each step's save and evaluation
         self.start_step = 0
         self.recorded_evaluations: set[int] = set()
         keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
@@ -227,6 +228,8 @@ class TandemTrainer(Trainer):
         if evaluate and self.state.global_step not in self.recorded_evaluations:
             self.control.should_evaluate = False
             self.evaluate()
+        if last or not self.control.should_training_stop:
+            self.score_benchmarks(last=last)
         if last or self.control.should_training_stop:  # here, where the watch for hangs still looks
             self._note_written(on_rank_0(self.saver.wait))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.artifacts.atomic import write_text
@@ -24,8 +24,7 @@ from pipeline.evals.sft import conversation_batches, conversations_protocol_id
 from pipeline.evals.subject import find_subject
 from pipeline.evals.texts import read_conversations, read_texts
 from pipeline.tokenizer.byte_lengths import byte_lengths
-from pipeline.tokenizer.chat import built_in_template
-from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
+from pipeline.tokenizer.specials import BOS
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("TANDEM_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -47,20 +46,6 @@ CHAT = [
         {"role": "assistant", "content": "No."},
     ],
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    """A byte-level tokenizer of 256 bytes and the specials."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {c: i for i, c in enumerate([*alphabet, *SPECIALS])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=BOS, eos_token=END, pad_token=PAD)
-    made.add_special_tokens({"additional_special_tokens": list(SPECIALS)})
-    made.chat_template = built_in_template(list(SPECIALS))
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -291,11 +276,13 @@ def test_a_bad_row_is_named_and_no_figure_is_made_of_the_rest(tmp_path):
         read_conversations([str(tmp_path / "c.jsonl")], max_conversations=5)
 
 
-def test_evaluations_of_a_later_version_and_misspelt_ones_are_refused(run):
-    with pytest.raises(RecipeError, match="core, lm_eval:arc are not part of this version yet"):
-        main([str(run.path), "core", "lm_eval:arc"])
-    with pytest.raises(RecipeError, match="no evaluation called bbp"):
+def test_misspelt_evaluations_and_parts_of_them_are_refused(run):
+    with pytest.raises(RecipeError, match=r"no evaluation called bbp.*Did you mean bpb"):
         main([str(run.path), "bbp"])
+    with pytest.raises(RecipeError, match=r"CORE has no task called copy, .*hellaswag_zeroshot"):
+        main([str(run.path), "core:copa,copy"])
+    with pytest.raises(RecipeError, match="lm_eval names no task"):
+        main([str(run.path), "lm_eval:"])
 
 
 def test_an_own_evaluation_is_scored_and_recorded_by_its_name(run, tmp_path, monkeypatch, capsys):
@@ -320,7 +307,9 @@ def test_a_window_beyond_the_models_positions_is_refused(run, tmp_path):
         main([str(run.path), "bpb", "--text", str(tmp_path / "t.txt"), "--window", "65"])
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["nowhere/at/all"], ["x", "core"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["nowhere/at/all"], ["nowhere/at/all", "core:copa", "chat"], ["x", "bbp"]]
+)
 def test_help_and_mistakes_of_the_command_line_import_no_torch(arguments):
     code = (
         "import sys\nfrom pipeline.evals.__main__ import main\nfrom pipeline.artifacts.errors import TandemError\n"

@@ -1,0 +1,142 @@
+"""CORE and chat tasks while training: after the checkpoint, by all ranks, and never the end of a run."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from transformers import TrainerCallback
+
+from pipeline.artifacts.rows import append_row, last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.stop_signals import LeftEarly
+from pipeline.evals.progress import progress_bar
+from pipeline.evals.record import append_entry
+from pipeline.evals.together import OtherRankFailed
+from pipeline.training.agreement import on_rank_0
+from pipeline.training.fp8 import without_fp8
+from pipeline.training.rng import preserved_rng
+from pipeline.training.trainer import TandemTrainer
+
+FAILED = "evaluation_failed"
+
+
+class Benchmark(Protocol):
+    """name: the group of its metrics. score gives rows for evals.json, the same on every rank."""
+
+    name: str
+    every_steps: int
+
+    def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]: ...
+
+
+class Benchmarks(TrainerCallback):
+    """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a kill, is
+    done first after a resume.
+
+    watched: what a rank's batches go through; on a signal it raises LeftEarly on every rank.
+    """
+
+    def __init__(
+        self,
+        trainer: TandemTrainer,
+        run: RunDirectory,
+        benchmarks: list[Benchmark],
+        *,
+        attempt: int,
+        watched: Callable[[Iterable], Iterable],
+    ):
+        self.trainer, self.run, self.benchmarks, self.attempt, self.watched = trainer, run, benchmarks, attempt, watched
+        self.done: dict[str, int] = {b.name: self._recorded(b.name) for b in benchmarks}
+
+    def due(self, step: int, *, last: bool) -> list[Benchmark]:
+        """Those whose newest cadence up to this step is not scored yet."""
+        return [
+            b for b in self.benchmarks if self.done[b.name] < (step if last else step // b.every_steps * b.every_steps)
+        ]
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            self.score_due(last=state.global_step >= state.max_steps)
+
+    def score_due(self, *, last: bool) -> None:
+        """The trainer calls it on every rank when a step is saved and evaluated."""
+        trainer, step = self.trainer, self.trainer.state.global_step
+        for benchmark in self.due(step, last=last):
+            trainer._note_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+            try:
+                self.score(benchmark, step)
+            except LeftEarly:  # the step is saved, and this is scored first after the resume
+                trainer.control.should_save = trainer.control.should_training_stop = True
+                return
+
+    def score(self, benchmark: Benchmark, step: int) -> None:
+        """Every rank calls it. A failure is told and recorded; LeftEarly goes on to the trainer."""
+        trainer, started = self.trainer, time.perf_counter()
+        world_size = trainer.args.world_size
+        if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
+            world_size = 1
+        try:
+            with trainer.meter.pause(), preserved_rng(), without_fp8(trainer.model), torch.no_grad():
+                results = benchmark.score(
+                    trainer.model,
+                    trainer.processing_class,
+                    device=trainer.args.device,
+                    rank=trainer.args.process_index if world_size > 1 else 0,
+                    world_size=world_size,
+                    autocast_dtype=torch.bfloat16
+                    if trainer.args.bf16
+                    else torch.float16
+                    if trainer.args.fp16
+                    else None,
+                    watched=lambda batches: self.watched(
+                        progress_bar(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
+                    ),
+                )
+        except LeftEarly:
+            raise
+        except Exception as error:
+            self._tell(benchmark.name, step, error)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        else:
+            trainer.log(
+                {row["name"]: row["value"] for row in results}
+                | {f"{benchmark.name}/eval_s": time.perf_counter() - started}
+            )
+            if trainer.is_world_process_zero():
+                append_entry(
+                    self.run, subject=f"step {step}", step=step, device=str(trainer.args.device), results=results
+                )
+        self.done[benchmark.name] = step
+
+    def _tell(self, name: str, step: int, error: Exception) -> None:
+        """On the rank that failed, else on the first one."""
+        if isinstance(error, OtherRankFailed) and not self.trainer.is_world_process_zero():
+            return
+        reason = f"{type(error).__name__}: {error}"
+        print(f"step {step:05d} | {name} was not scored ({reason}); the training goes on", file=sys.stderr, flush=True)
+        append_row(
+            self.run.metrics,
+            {
+                "event": FAILED,
+                "name": name,
+                "step": step,
+                "attempt": self.attempt,
+                "time": time.time(),
+                "reason": reason,
+            },
+        )
+
+    def _recorded(self, name: str) -> int:
+        """The newest step at which it was scored, or failed, by the attempts that count; 0 when never."""
+        rows = last_attempts(read_rows(self.run.metrics))
+        return max(
+            (
+                row["step"]
+                for row in rows
+                if f"{name}/eval_s" in row or (row.get("event"), row.get("name")) == (FAILED, name)
+            ),
+            default=0,
+        )

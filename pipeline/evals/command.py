@@ -1,0 +1,111 @@
+"""The command line of `python -m pipeline.evals`; nothing here imports torch."""
+
+import argparse
+from difflib import get_close_matches
+
+from pipeline.artifacts.errors import RecipeError
+from pipeline.evals.core.tasks import TASKS as CORE_TASKS
+
+BUILT_IN = ("bpb", "core", "chat", "samples")
+WITH_PARTS = ("core", "chat", "lm_eval")  # core:copa,piqa: some of its tasks
+DEFAULT = ("bpb", "samples")
+
+
+def read_arguments(argv: list[str]) -> argparse.Namespace:
+    """The arguments; `tasks` by name, with the parts asked for (None: all). Raises RecipeError for an unknown one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.evals",
+        description="Score a run, a checkpoint, a local model folder or a Hub id. A run's results go to its report/evals.json.",
+        epilog="On several devices: accelerate launch --module pipeline.evals RUN_OR_MODEL TASK ...",
+    )
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="of a run its model/ is scored, else its newest whole checkpoint"
+    )
+    parser.add_argument(
+        "tasks",
+        nargs="*",
+        metavar="TASK",
+        help="bpb (bits per byte), core (core:copa,piqa: some of it), chat (chat:gsm8k), samples (continuations of fixed prompts), "
+        "lm_eval:TASK,TASK (lm-evaluation-harness), or your own as module:attr; default bpb and samples",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
+    parser.add_argument(
+        "--batch-rows",
+        type=int,
+        default=8,
+        help="rows of one forward pass; does not change any figure (default %(default)s)",
+    )
+    bpb = parser.add_argument_group("bpb")
+    bpb.add_argument(
+        "--text",
+        nargs="+",
+        metavar="FILE",
+        help="score these txt, jsonl or parquet files or globs instead of the run's validation",
+    )
+    bpb.add_argument(
+        "--chat",
+        nargs="+",
+        metavar="FILE",
+        help="score what the assistant says in these jsonl or parquet files of messages",
+    )
+    bpb.add_argument(
+        "--max-bytes", type=int, default=4_000_000, help="of --text, in whole documents (default %(default)s)"
+    )
+    bpb.add_argument("--max-conversations", type=int, default=500, help="of --chat (default %(default)s)")
+    bpb.add_argument(
+        "--window",
+        type=int,
+        help="most tokens the model sees at once for --text and --chat (default its positions, at most 2048)",
+    )
+    tasks = parser.add_argument_group("core and chat")
+    tasks.add_argument(
+        "--bundle", metavar="PATH", help="folder or zip of the eval_bundle (default: the published files, fetched once)"
+    )
+    tasks.add_argument(
+        "--max-per-task",
+        type=int,
+        metavar="N",
+        help="only the first N items of each task, in an order that never changes",
+    )
+    tasks.add_argument(
+        "--long-prompts",
+        choices=("fewer_shots", "crop"),
+        help="core prompts beyond the model's positions: leave whole examples out, or keep the last tokens as nanochat does (default the recipe's, else fewer_shots)",
+    )
+    parser.add_argument_group("samples").add_argument(
+        "--as-chat",
+        action="store_true",
+        help="give the prompts of samples as a user's message; a chat run's are anyway",
+    )
+    arguments = parser.parse_intermixed_args(argv)
+    arguments.tasks = _tasks(arguments.tasks or list(DEFAULT))
+    return arguments
+
+
+def _tasks(names: list[str]) -> dict[str, list[str] | None]:
+    found: dict[str, list[str] | None] = {}
+    for name in names:
+        head, _, parts = name.partition(":")
+        if name in BUILT_IN:
+            found[name] = None
+        elif head in WITH_PARTS and (parts or head == "lm_eval"):
+            found[head] = [part for part in parts.split(",") if part]
+        elif parts and head not in BUILT_IN:
+            found[name] = None
+        else:
+            near = get_close_matches(name, BUILT_IN, n=1)
+            raise RecipeError(
+                f"command line: there is no evaluation called {name}, so nothing was scored. "
+                + (f"Did you mean {near[0]}? " if near else "")
+                + f"Use {', '.join(BUILT_IN)}, lm_eval:TASKS or module:attr."
+            )
+    known = [task.name for task in CORE_TASKS]
+    if unknown := [part for part in found.get("core") or [] if part not in known]:
+        raise RecipeError(
+            f"command line: CORE has no task called {', '.join(unknown)}, so nothing was scored. Its tasks: {', '.join(known)}."
+        )
+    if found.get("lm_eval") == []:
+        raise RecipeError(
+            "command line: lm_eval names no task, so nothing was scored. Write lm_eval:hellaswag,arc_easy."
+        )
+    return found

@@ -1,0 +1,190 @@
+"""CORE: the tasks' accuracies, centred on guessing, and their mean, with how sure it is."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.artifacts.errors import DataError
+from pipeline.evals.continuations import score_rows
+from pipeline.evals.core.bundle import Bundle
+from pipeline.evals.core.prompts import LongPrompts, Row, Tokens, in_order, rows_of
+from pipeline.evals.core.tasks import TASKS, CoreTask
+from pipeline.evals.intervals import bootstrap_means, interval
+
+# With a time limit, shares of every task's items that are scored one after the other while they still fit.
+WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """correct: (n,) bool of the items scored, in the order of in_order; of: items that were to be scored.
+
+    shortened: items whose prompt was longer than the model takes.
+    """
+
+    task: CoreTask
+    correct: np.ndarray
+    of: int
+    shortened: int
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.mean())
+
+    def interval(self) -> tuple[float, float]:
+        return interval(bootstrap_means(self.correct))
+
+
+@dataclass(frozen=True)
+class CoreScore:
+    """tasks: those scored; missing: name -> why not; forwarded, given: tokens through the model, tokens in prompts."""
+
+    tasks: list[TaskScore]
+    missing: dict[str, str]
+    bundle: Bundle
+    protocol: str
+    seconds: float
+    forwarded: int
+    given: int
+    cut_short: bool = field(default=False)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the mean may be called CORE: every task, every file the published one, all items that were to be scored."""
+        return not self.missing and not self.cut_short and all(self.bundle.published(t.task) for t in self.tasks)
+
+    @property
+    def name(self) -> str:
+        return "core" if self.whole else "core_partial"
+
+    def mean(self, version: str) -> float:
+        """The mean of the centred accuracies. version: v1, the baselines of every published CORE score, or v2, DCLM's
+        corrected ones."""
+        return float(np.mean([t.task.centred(t.accuracy, version) for t in self.tasks]))
+
+    def interval(self, version: str) -> tuple[float, float]:
+        """95 % bootstrap interval of the mean: items drawn again within each task."""
+        draws = [t.task.centred(bootstrap_means(t.correct, seed=n), version) for n, t in enumerate(self.tasks)]
+        return interval(np.mean(draws, axis=0))
+
+
+def score_core(
+    bundle: Bundle,
+    model: Any,
+    tokenizer: Any,
+    *,
+    device: torch.device | str,
+    max_per_task: int | None = None,
+    max_s: float | None = None,
+    long_prompts: LongPrompts = "fewer_shots",
+    autocast_dtype: torch.dtype | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    batch_tokens: int | None = None,
+    watched: Callable[[Iterable], Iterable] = iter,
+    report: Callable[[TaskScore], None] | None = None,
+) -> CoreScore:
+    """Score the bundle's tasks; every rank calls it and gets the same.
+
+    max_per_task: the first so many items of each task. max_s: as many as are expected to fit, a like share of every task;
+    the score is partial then. report: called with each task's score as soon as it is there (without max_s).
+    Raises DataError for a tokenizer without BOS and EOS.
+    """
+    started = time.monotonic()
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if bos is None:
+        raise DataError(
+            "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token in its tokenizer_config.json."
+        )
+    tokens = Tokens(tokenizer, bos, getattr(model.config, "max_position_embeddings", None), long_prompts)
+    items = {t: in_order(bundle.items[t.file], max_per_task) for t in TASKS if t.name not in bundle.missing}
+    correct: dict[CoreTask, list[bool]] = {task: [] for task in items}
+    shortened = dict.fromkeys(items, 0)
+    forwarded = given = 0
+
+    def score(wanted: dict[CoreTask, range]) -> None:
+        nonlocal forwarded, given
+        rows: list[tuple[CoreTask, Row]] = []
+        for task, some in wanted.items():
+            found, long = rows_of(task, items[task], some, tokens)
+            rows += [(task, row) for row in found]
+            shortened[task] += long
+        scores = score_rows(
+            model,
+            [(row.ids, row.start) for _, row in rows],
+            device=device,
+            autocast_dtype=autocast_dtype,
+            rank=rank,
+            world_size=world_size,
+            batch_tokens=batch_tokens,
+            watched=watched,
+        )
+        forwarded, given = forwarded + scores.forwarded, given + scores.given
+        for task, some in wanted.items():
+            numbers = [n for n, (of, _) in enumerate(rows) if of is task]
+            chosen = _correct(
+                task, items[task], [rows[n][1] for n in numbers], scores.nats[numbers], scores.greedy[numbers]
+            )
+            correct[task] += [chosen[index] for index in some]
+
+    cut_short = False
+    if max_s is None:
+        for task in items:
+            score({task: range(len(items[task]))})
+            if report is not None:
+                report(TaskScore(task, np.array(correct[task]), len(items[task]), shortened[task]))
+    else:
+        for wave in _waves(items):
+            so_far = sum(map(len, correct.values()))
+            expected = (time.monotonic() - started) * sum(map(len, wave.values())) / max(so_far, 1)
+            if so_far and _agreed(time.monotonic() - started + expected > max_s, device):
+                cut_short = True
+                break
+            score(wave)
+    capped = "" if max_per_task is None else f"-first{max_per_task}"
+    return CoreScore(
+        tasks=[TaskScore(task, np.array(found), len(items[task]), shortened[task]) for task, found in correct.items()],
+        missing=dict(bundle.missing),
+        bundle=bundle,
+        protocol=f"{bundle.id}{capped}-{long_prompts}",
+        seconds=time.monotonic() - started,
+        forwarded=forwarded,
+        given=given,
+        cut_short=cut_short,
+    )
+
+
+def _correct(
+    task: CoreTask, items: list[dict], rows: list[Row], nats: np.ndarray, greedy: np.ndarray
+) -> dict[int, bool]:
+    """Whether each item was answered rightly: all its tokens the likeliest, or the right option the one of least loss."""
+    if task.kind == "language_modeling":
+        return {row.item: bool(all_greedy) for row, all_greedy in zip(rows, greedy, strict=True)}
+    losses: dict[int, list[float]] = {}
+    for row, nats_of_row in sorted(zip(rows, nats.tolist(), strict=True), key=lambda pair: pair[0].option):
+        targets = len(row.ids) - row.start
+        # Nothing is scored of an option that is the beginning of all others: no number, as nanochat has it.
+        losses.setdefault(row.item, []).append(nats_of_row / targets if targets else float("nan"))
+    return {item: found.index(min(found)) == items[item]["gold"] for item, found in losses.items()}
+
+
+def _waves(items: dict[CoreTask, list[dict]]) -> Iterator[dict[CoreTask, range]]:
+    """Shares of every task, each twice the one before: about half the time limit at least is used."""
+    done = dict.fromkeys(items, 0)
+    for share in WAVES:
+        ends = {task: max(1, round(share * len(some))) for task, some in items.items()}
+        yield {task: range(done[task], ends[task]) for task in items if ends[task] > done[task]}
+        done = ends
+
+
+def _agreed(own: bool, device: torch.device | str) -> bool:
+    """Rank 0's word, so that all ranks go on or end together."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return own
+    word = torch.tensor([float(own)], device=device)
+    torch.distributed.broadcast(word, src=0)
+    return bool(word.item())

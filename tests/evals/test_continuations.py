@@ -1,0 +1,119 @@
+"""Rows scored in batches, with prefixes forwarded once: the numbers of one row at a time."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.evals.continuations import batches_of, groups_of, score_rows
+from pipeline.model.build import load_model
+from tests.model.tiny_models import tiny
+
+
+def one_at_a_time(model, rows):
+    """Summed nats and whether all targets are the likeliest, a row by itself, with all logits."""
+    nats, greedy = [], []
+    with torch.no_grad():
+        for ids, start in rows:
+            logits = model(input_ids=torch.from_numpy(ids)[None]).logits[0].double()
+            targets = torch.from_numpy(ids[start:])
+            nats.append(F.cross_entropy(logits[start - 1 : len(ids) - 1], targets, reduction="sum").item())
+            greedy.append(bool((logits[start - 1 : len(ids) - 1].argmax(-1) == targets).all()))
+    return np.array(nats), np.array(greedy)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Rows with long shared beginnings, rows within rows, equal rows, and rows that share nothing."""
+    generator = np.random.default_rng(0)
+
+    def ids(length):
+        return generator.integers(3, 101, length)
+
+    found = []
+    for _ in range(6):
+        prefix = ids(generator.integers(12, 40))
+        for _ in range(generator.integers(2, 5)):
+            found.append((np.concatenate([prefix, ids(generator.integers(1, 9))]), len(prefix)))
+    chain = ids(8)
+    for _ in range(4):
+        longer = np.concatenate([chain, ids(5)])
+        found.append((longer, len(chain)))
+        chain = longer
+    found += [(ids(generator.integers(2, 50)), 1) for _ in range(9)]
+    return [*found, found[0], found[1]]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+@pytest.mark.parametrize("batch_tokens", [1, 100, 4096])
+def test_batched_rows_have_the_scores_of_single_ones(name, batch_tokens, rows):
+    model = tiny(name)
+    nats, greedy = one_at_a_time(model, rows)
+    scores = score_rows(model, rows, device="cpu", batch_tokens=batch_tokens)
+    np.testing.assert_allclose(scores.nats, nats, rtol=2e-5)
+    assert scores.greedy.tolist() == greedy.tolist()
+    assert scores.given == sum(len(ids) for ids, _ in rows)
+
+
+def test_a_target_that_is_the_likeliest_is_told_from_others():
+    model = tiny("gpt2")
+    ids = [5]
+    with torch.no_grad():
+        for _ in range(6):
+            ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+    other = [*ids[:-1], (ids[-1] + 1) % 101]
+    assert score_rows(model, [(np.array(ids), 1), (np.array(other), 1)], device="cpu").greedy.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+def test_a_shared_prefix_is_forwarded_once(name):
+    generator = np.random.default_rng(1)
+    prefix = generator.integers(3, 101, 40)
+    rows = [(np.concatenate([prefix, generator.integers(3, 101, 4)]), 40) for _ in range(4)]
+    scores = score_rows(tiny(name), rows, device="cpu")
+    assert scores.forwarded == 39 + 4 * 5  # the prefix's last token gives the first target's logits, in each row
+    np.testing.assert_allclose(scores.nats, one_at_a_time(tiny(name), rows)[0], rtol=2e-5)
+
+
+def test_a_row_within_another_costs_nothing(rows):
+    ids = np.arange(3, 40)
+    scores = score_rows(tiny("gpt2"), [(ids, 30), (ids[:20], 15), (ids, 30)], device="cpu")
+    assert scores.forwarded == len(ids)
+    assert scores.nats[0] == scores.nats[2]
+
+
+def test_a_model_without_a_cache_is_scored_without_sharing(rows):
+    class Uncached(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.device = tiny("gpt2"), torch.device("cpu")
+
+        def forward(self, input_ids):
+            return self.inner(input_ids=input_ids, use_cache=False)
+
+    scores = score_rows(Uncached().eval(), rows, device="cpu")
+    np.testing.assert_allclose(scores.nats, one_at_a_time(tiny("gpt2"), rows)[0], rtol=2e-5)
+
+
+def test_groups_hold_every_row_once_and_batches_every_group(rows):
+    groups = groups_of(rows)
+    assert sorted(row for g in groups for s in g.sequences for row, _, _ in s.spans) == list(range(len(rows)))
+    for group in groups:
+        first = group.sequences[0].ids[: group.shared].tolist()
+        assert all(s.ids[: group.shared].tolist() == first and s.start > group.shared for s in group.sequences)
+    batches = batches_of(groups, batch_tokens=200, cached_tokens=400)
+    assert sorted(map(id, (g for b in batches for g in b))) == sorted(map(id, groups))
+
+
+def test_the_reference_weights_are_scored_alike_in_batches(rows, stories):
+    model = load_model(stories, dtype=torch.float32)
+    nats, greedy = one_at_a_time(model, rows)
+    scores = score_rows(model, rows, device="cpu")
+    np.testing.assert_allclose(scores.nats, nats, rtol=2e-5)
+    assert scores.greedy.tolist() == greedy.tolist()
+
+
+def test_the_model_is_left_in_the_mode_it_was_in(rows):
+    model = tiny("gpt2").train()
+    score_rows(model, rows[:3], device="cpu")
+    assert model.training

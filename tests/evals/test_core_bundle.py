@@ -1,0 +1,160 @@
+"""The files of CORE: from folders and zips, from mirrors that give wrong things, and what is wrong with them told."""
+
+import json
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from pipeline.artifacts.errors import DataError, InputMissingError, ServiceError
+from pipeline.evals.core import fetch
+from pipeline.evals.core.bundle import git_blob, open_bundle
+from pipeline.evals.core.tasks import TASKS
+from tests.evals.conftest import SHARED
+from tests.evals.core_items import write_bundle
+
+ERROR_PAGE = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>'
+COPA = next(task for task in TASKS if task.name == "copa")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_bundle(tmp_path / "bundle", 4)
+
+
+def zipped(folder, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in folder.rglob("*.jsonl"):
+            archive.write(file, f"eval_bundle/{file.relative_to(folder)}")
+    return path
+
+
+def test_folder_its_parent_and_zip_are_one_bundle(folder, tmp_path):
+    from_zip = open_bundle(str(zipped(folder, tmp_path / "bundle.zip")))
+    folder.rename(tmp_path / "eval_bundle")
+    one, other = open_bundle(str(tmp_path)), open_bundle(str(tmp_path / "eval_bundle"))
+    assert one.id == other.id == from_zip.id
+    assert one.items == from_zip.items
+    assert not one.missing
+    assert not any(one.published(task) for task in TASKS)
+
+
+def test_a_task_that_is_not_there_is_named_and_refused_when_it_was_asked_for(folder):
+    (folder / "eval_data" / COPA.file).unlink()
+    assert set(open_bundle(str(folder)).missing) == {"copa"}
+    with pytest.raises(InputMissingError, match=r"the bundle lacks copa \(commonsense_reasoning/copa.jsonl is not in"):
+        open_bundle(str(folder), wanted=["copa", "piqa"])
+
+
+def test_every_wrong_row_is_told_with_its_place(folder):
+    path = folder / "eval_data" / COPA.file
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["gold"] = len(rows[0]["choices"])
+    rows[1]["choices"] = "ab"
+    del rows[2]["query"]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]) + '{"query": "torn')
+    with pytest.raises(DataError) as told:
+        open_bundle(str(folder))
+    for number, what in enumerate(("gold is", "choices is 'ab', where list belongs", "query is None", "is no JSON"), 1):
+        assert f"copa.jsonl:{number}: {what}" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(ERROR_PAGE, "XML error page"), (b"", "is empty"), (b"<html><title>404</title>", "HTML page")],
+)
+def test_an_error_page_in_the_place_of_a_file_is_told_as_what_it_is(folder, content, said):
+    (folder / "eval_data" / COPA.file).write_bytes(content)
+    with pytest.raises(DataError, match=f"copa.jsonl.*{said}"):
+        open_bundle(str(folder))
+
+
+def test_an_error_page_or_half_a_zip_in_the_place_of_the_bundle_is_refused(folder, tmp_path):
+    page = tmp_path / "page.zip"
+    page.write_bytes(ERROR_PAGE)
+    with pytest.raises(DataError, match=r"page.zip looks like an XML error page \(AccessDenied\)"):
+        open_bundle(str(page))
+    whole = zipped(folder, tmp_path / "whole.zip").read_bytes()
+    page.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="is no whole zip archive"):
+        open_bundle(str(page))
+    with pytest.raises(InputMissingError, match="holds no file of a CORE task"):
+        open_bundle(str(tmp_path / "bundle" / "eval_data" / "world_knowledge"))
+    with pytest.raises(InputMissingError, match="there is no such bundle"):
+        open_bundle(str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def mirrors(folder, tmp_path, monkeypatch):
+    """A server with a mirror of error pages, one of other content, a zip, and one of files; and what was asked of it."""
+    asked = []
+    archive = zipped(folder, tmp_path / "mirror.zip").read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            _, kind, file = self.path.split("/", 2)
+            content = {"page": ERROR_PAGE, "other": b"{}\n", "zip": archive}.get(kind)
+            if kind == "files":
+                content = (folder / "eval_data" / file).read_bytes()
+            self.send_response(200 if content is not None else 404)
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    root = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(fetch, "MIRRORS", ())
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield root, asked, monkeypatch
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_first_mirror_with_the_right_bytes_is_believed_once(mirrors, folder, tmp_path):
+    root, asked, monkeypatch = mirrors
+    addresses = [f"{root}/gone/{{file}}", f"{root}/page/{{file}}", f"{root}/other/{{file}}", f"{root}/files/{{file}}"]
+    monkeypatch.setenv("TANDEM_CORE_MIRRORS", " ".join(addresses))
+    content = (folder / "eval_data" / COPA.file).read_bytes()
+    cache = tmp_path / "cache"
+    assert fetch.fetch_file(COPA.file, git_blob(content), folder=cache) == content
+    assert [path.split("/")[1] for path in asked] == ["gone", "page", "other", "files"]
+    assert fetch.fetch_file(COPA.file, git_blob(content), folder=cache) == content
+    assert len(asked) == 4
+    (cache / git_blob(content)).write_bytes(b"damaged")
+    assert fetch.fetch_file(COPA.file, git_blob(content), folder=cache) == content
+
+
+def test_a_zip_mirror_is_fetched_once_for_all_files(mirrors, folder, tmp_path):
+    root, asked, monkeypatch = mirrors
+    monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/zip/eval_bundle.zip")
+    for task in TASKS[:3]:
+        content = (folder / "eval_data" / task.file).read_bytes()
+        assert fetch.fetch_file(task.file, git_blob(content), folder=tmp_path / "cache") == content
+    assert len(asked) == 1
+
+
+def test_what_each_mirror_gave_is_told_when_none_has_the_file(mirrors, tmp_path):
+    root, _, monkeypatch = mirrors
+    monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/gone/{{file}} {root}/page/{{file}} {root}/other/{{file}}")
+    with pytest.raises(ServiceError) as told:
+        open_bundle(cache=str(tmp_path / "cache"))
+    for what in ("HTTP Error 404", "XML error page (AccessDenied)", "another content than the published file"):
+        assert what in str(told.value)
+    assert not list((tmp_path / "cache" / "core").glob("[0-9a-f]*"))
+
+
+def test_the_hash_of_a_file_is_the_one_by_which_git_names_it():
+    assert git_blob(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared evaluation bundle")
+def test_the_published_files_are_known_by_their_hashes():
+    bundle = open_bundle(str(SHARED / "core_eval" / "eval_bundle.zip"))
+    assert {task.name for task in TASKS if not bundle.published(task)} == {"hellaswag", "hellaswag_zeroshot"}  # rebuilt
+    assert {task.name: len(bundle.items[task.file]) for task in TASKS} == {task.name: task.rows for task in TASKS}
+    assert bundle.sha256[COPA.file] == "595dca44dec54c849490bd403a3e24a29e3b944065783222ebb0eb1a55298846"
