@@ -43,7 +43,7 @@ def choose_attention(
     if not hidden:
         return "sdpa", "every layer sees all of its row before it"
     if drops_attention(recipe):
-        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no dropout, and attn_pdrop is not 0"
+        return "sdpa", f"{hidden}, by a dense mask: flex_attention has no dropout, and the model's attention has some"
     if device.kind != "cuda":
         # The place of a kernel that skips blocks on other devices: FlexAttention has no backward pass there.
         return "sdpa", f"{hidden}, by a dense mask: flex_attention has no backward pass on {device.kind}"

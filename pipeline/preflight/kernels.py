@@ -91,7 +91,9 @@ def becomes_tandem(recipe: Recipe) -> bool:
 
 def drops_attention(recipe: Recipe) -> bool:
     """Whether a model of Tandem's has dropout inside its attention."""
-    return becomes_tandem(recipe) and (recipe.model.start_config or options_of(recipe)).get("attn_pdrop", 0.1) > 0
+    config = recipe.model.start_config or options_of(recipe)
+    name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
+    return becomes_tandem(recipe) and config.get(name, default) > 0
 
 
 def isolates_documents(recipe: Recipe) -> bool:
@@ -105,10 +107,9 @@ def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
         return []
     if asked == "flex_attention":
         if device.kind == "cuda" and drops_attention(recipe):
+            cure = "Write sdpa" if recipe.model.start_config else "Write model.options: {attn_pdrop: 0.0}, or sdpa"
             return [
-                RecipeError(
-                    f"{where}: flex_attention has no dropout, and the model's attn_pdrop is not 0. Write model.options: {{attn_pdrop: 0.0}}, or sdpa."
-                )
+                RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")
             ]
         if device.kind == "cuda":
             return []

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import NanoChatConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -94,6 +95,23 @@ def test_dropout_in_attention_leaves_flex_attention_out(quickstart):
     asked = quickstart(*overrides, "model.attn_implementation=flex_attention").recipe
     (problem,) = kernel_problems(asked, GPU)
     assert "flex_attention has no dropout" in str(problem)
+
+
+@pytest.mark.parametrize(("dropout", "expected"), [(0.0, "flex_attention"), (0.1, "sdpa")])
+def test_a_start_from_transformers_nanochat_drops_attention_as_its_config_says(tmp_path, dropout, expected):
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2}
+    NanoChatConfig(**sizes, num_key_value_heads=2, attention_dropout=dropout).save_pretrained(tmp_path / "start")
+    (tmp_path / "sft.yaml").write_text(
+        f"model: {{start_from: {tmp_path / 'start'}}}\n"
+        "data: {sources: [{files: a.jsonl, format: messages}], row_tokens: 64, batch_tokens: 512}\n"
+        "train: {max_steps: 10}\n"
+    )
+    plan = make_plan(read_recipe([str(tmp_path / "sft.yaml")], stage="sft"), CPU, processes=1)
+    assert chosen(plan)[0] == expected
+    plan.recipe.model.attn_implementation = "flex_attention"
+    found = [str(problem) for problem in kernel_problems(plan.recipe, GPU)]
+    assert len(found) == (expected == "sdpa")
+    assert all(told.endswith("Write sdpa.") for told in found)  # a start's options are not the recipe's to set
 
 
 def test_a_model_of_another_kind_keeps_transformers_choice(quickstart):
