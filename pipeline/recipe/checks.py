@@ -84,15 +84,17 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
 
 
 def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
-    """Of a model from the Hub it is known when its weights are here (training/build.py)."""
+    """Which model comes from the Hub is known when its weights are here (training/build.py)."""
     model, where = recipe.model, recipe.where("model.embedding_dtype")
     start = model.start_config
-    if model.embedding_dtype == "float32" or (model.start_from and start is None):
+    if model.embedding_dtype == "float32":
         return
     if recipe.train.get("fp16"):
         problems.add(
             where, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two."
         )
+    if model.start_from and start is None:
+        return
     # What is loaded as a Tandem: model/build.py.
     kind, known = (model.type, ("tandem",)) if start is None else (start["model_type"], ("tandem", "gpt2", "nanochat"))
     if kind not in known:

@@ -139,7 +139,9 @@ def test_embeddings_stored_so_are_refused_where_the_head_would_be_rounded_or_the
     assert "model.embedding_dtype: is bfloat16, and the head is tied to the token embedding" in tied
     foreign = refusal("model.preset=gpt2", "model.type=llama", "optimizer.type=adamw", "optimizer.groups=null")
     assert "model.embedding_dtype: is for model.type tandem, and this model is a llama" in foreign
-    assert "model.embedding_dtype: is bfloat16 beside train.fp16" in refusal("train.bf16=false", "train.fp16=true")
+    for start in ([], ["model.start_from=someone/model", "model.preset=gpt2"]):
+        fp16 = refusal("train.bf16=false", "train.fp16=true", *start)
+        assert "model.embedding_dtype: is bfloat16 beside train.fp16" in fp16
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     recipe = read_recipe([QUICKSTART, *SMALL, BF16])
     config = tiny("gpt2").config
