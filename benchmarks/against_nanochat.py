@@ -8,7 +8,8 @@ run was trained on, fed through the name of its data loader, so that both learn 
 while it tokenizes. Both get the same warm-up: our default is shorter in runs under 200 steps. Each seed is a pair of runs,
 ours first and then the other one first. Compared: tokens/s (medians over the last four fifths of the steps, as each tells
 them), the loss step by step, and bits per byte of the validation text, both by `python -m pipeline.evals`; at equal steps,
-and ours also after a run of as many steps as it makes in the peer's time. Needs what nanochat imports: tiktoken, filelock, requests, jinja2.
+and ours also after a run of as many steps as it makes in the peer's time. Needs what nanochat imports: tiktoken, filelock,
+requests, jinja2.
 """
 
 import argparse
@@ -122,6 +123,7 @@ def recipe(options: argparse.Namespace, folder: Path, name: str, seed: int, *, s
         f"train.bf16={str(options.dtype == 'bfloat16').lower()}",
         f"train.seed={seed}",
         *TRAIN_ONLY,
+        "monitor.trackers=[]",
         *options.set,
     ]
 

@@ -2,12 +2,13 @@
 
     python benchmarks/against_trl.py --chat 'train/*.jsonl' [--layers 4] [--width 256] [--steps 60] [--pairs 3]
 
-Needs trl. The model is a GPT-2 without dropout, which both can train, with transformers' default AdamW at one rate, constant; rows of
---row-tokens, --rows of them a step. Both train on what the assistant says. TRL lays the rows of a micro-batch end to end, which
-costs attention the square of their length where no flash kernel runs: it gets --trl-rows at a time and accumulates. Else each
-is run as it comes: ours in one micro-batch, compiled where that pays, TRL's not compiled. Compared are
-targets a second: trained tokens, which is what a row is for; medians over the last two thirds of the steps. loss: nats a
-target, the mean of the same steps. Each pair is a run of each, in turns.
+Needs trl. The model is a GPT-2 without dropout, which both can train, with transformers' default AdamW at one rate,
+constant; rows of --row-tokens, --rows of them a step. Both train on what the assistant says. TRL lays the rows of a
+micro-batch end to end, which costs attention the square of their length where no flash kernel runs: it gets --trl-rows at a
+time and accumulates. Else each is run as it comes: ours in one micro-batch, compiled where a compiler is at hand, TRL's not
+compiled. Compared are targets a second: trained tokens, which is what a row is for; the mean of a step's over its median
+time, in the last two thirds of the steps. loss: nats a target, the mean of the same steps. Each pair is a run of each, in
+turns.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, compared, show
+from common import ROOT, TRAIN_ONLY, compared, show
 
 RATE = 5e-4
 
@@ -41,6 +42,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--role", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rows % options.trl_rows:
+        parser.error("--trl-rows must divide --rows, or the two would train on steps of different sizes.")
     if options.role:
         train_with_trl(options, *map(Path, options.role))
         return
@@ -75,15 +78,11 @@ def overrides(options: argparse.Namespace, folder: Path, name: str, **more: obje
         "train.per_device_train_batch_size": options.rows,
         "train.bf16": options.bf16,
         "train.torch_compile": "auto",
-        "train.save_strategy": "no",
-        "train.eval_strategy": "no",
         "train.logging_steps": 1,
-        "evals.bpb.at_start": "false",
-        "samples.every_steps": 0,
         "monitor.trackers": "[]",
         **more,
     }
-    return [f"{key}={value}" for key, value in given.items()]
+    return [*TRAIN_ONLY, *(f"{key}={value}" for key, value in given.items())]
 
 
 def run(options: argparse.Namespace, command: list[str]) -> None:

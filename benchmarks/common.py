@@ -20,7 +20,7 @@ from pipeline.hardware.device import device_info
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if device_info().kind == "cuda" else "cpu"
-# Overrides for a run that only trains: what is left of evaluating is the last one.
+# Overrides for a run that only trains, watched as ever: what is left of evaluating is the last one.
 TRAIN_ONLY = [
     "train.save_strategy=no",
     "train.eval_strategy=no",
@@ -28,21 +28,23 @@ TRAIN_ONLY = [
     "evals.bpb.tokens=2048",
     "evals.bpb.document_bytes=2048",
     "samples.every_steps=0",
-    "monitor.trackers=[]",
 ]
-
 
 Clock = Callable[[], float]
 
 
+def wait_for_device() -> None:
+    """Let the device end what it was given, so that a clock read afterwards counts it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def seconds(work: Callable[[], Any], clock: Clock = time.perf_counter) -> float:
     """Time of one call by that clock, the device's work included."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    wait_for_device()
     started = clock()
     work()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+    wait_for_device()
     return clock() - started
 
 

@@ -2,10 +2,10 @@
 
     python benchmarks/guards.py [--steps 60] [--recipe recipes/quickstart_pretrain.yaml]
 
-Runs the recipe in this process, with a clock around each guard that acts in a step: the check
-for numbers that are not finite, signals, the look at the writer of checkpoints, heartbeats, the ranks' own times. ratio: of
-a guard's time to the step's, step by step. On a GPU the first guard also waits for the device, which has its work still to
-do: there the sum is no cost.
+Runs the recipe in this process, with a clock around each guard that acts in a step: the check for numbers that are not
+finite, signals, the look at the writer of checkpoints, heartbeats, the ranks' own times. ratio: of a guard's time to the
+step's, step by step. On a GPU the first guard also waits for the device, which has its work still to do: there the sum is no
+cost.
 """
 
 import tempfile

@@ -16,8 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from common import DEVICE, ROOT, show
+from common import DEVICE, ROOT, TRAIN_ONLY, show, wait_for_device
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
@@ -72,8 +71,8 @@ class Steps:
 
     def _begin(self) -> None:
         """A step begins; the one before is over."""
-        if self.made in (self.warm_up, self.warm_up + self.steps) and DEVICE == "cuda":
-            torch.cuda.synchronize()
+        if self.made in (self.warm_up, self.warm_up + self.steps):
+            wait_for_device()
         if self.made == self.warm_up:
             self.profiler.start()
             self.started = time.perf_counter()
@@ -100,10 +99,7 @@ def main() -> None:
             f"run.directory={folder}",
             f"train.max_steps={options.warm_up + options.steps + 1}",
             "optimizer.schedule.warmup_steps=1",  # of so few steps
-            "train.save_strategy=no",
-            "train.eval_strategy=no",
-            "evals.bpb.at_start=false",
-            "samples.every_steps=0",
+            *TRAIN_ONLY,
         ]
         pretrain.main([options.recipe, *fixed, *options.overrides])
     if options.trace:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from common import DEVICE, ROOT, arguments, compared, show
+from common import DEVICE, ROOT, TRAIN_ONLY, arguments, compared, show
 
 ENTRY = str(ROOT / "pipeline" / "pretrain.py")
 CONFIG = "cpu" if DEVICE == "cpu" else "single_gpu"
@@ -52,11 +52,8 @@ def first_step(way: str, options, folder: Path, name: str) -> dict[str, float]:
         f"run.directory={folder}",
         f"data.cache_dir={folder / 'cache'}",
         f"train.torch_compile={options.compile}",
-        "train.save_strategy=no",
-        "train.eval_strategy=no",
         "train.logging_steps=1",
-        "evals.bpb.at_start=false",
-        "samples.every_steps=0",
+        *TRAIN_ONLY,
     ]
     metrics = folder / name / "metrics.jsonl"
     started = time.time()

@@ -55,6 +55,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict]:
         "data.sources=[{id: tandem:quickstart_text}]",
         "train.logging_steps=1",
         *TRAIN_ONLY,
+        "monitor.trackers=[]",
     ]
     given = {override.partition("=")[0] for override in options.overrides}
     pretrain([options.recipe, *(f for f in fixed if f.partition("=")[0] not in given), *options.overrides])

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import torch
-from common import DEVICE, ROOT, arguments, compared, show
+from common import DEVICE, ROOT, TRAIN_ONLY, arguments, compared, show, wait_for_device
 
 from pipeline import pretrain
 from pipeline.training.trainer import TandemTrainer
@@ -40,11 +40,11 @@ class Blocks:
 
         def begin(trainer: TandemTrainer, *given: Any) -> Any:
             if self.made % self.steps == 0:
-                _wait()
+                wait_for_device()
                 trained = time.perf_counter() - self.started
                 if self.made > self.steps:  # the first block compiles and fills caches
                     self.times.append((trained / self.steps, self.bare(trainer) / self.steps))
-                _wait()
+                wait_for_device()
                 self.started = time.perf_counter()
             self.made += 1
             return plain(trainer, *given)
@@ -78,15 +78,10 @@ class Blocks:
             optimizer.zero_grad()
             if number % args.logging_steps == 0:
                 total.item()
-        _wait()
+        wait_for_device()
         elapsed = time.perf_counter() - started
         schedule.load_state_dict(kept)
         return elapsed
-
-
-def _wait() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -100,9 +95,9 @@ def main() -> None:
             "run.name=tax",
             f"run.directory={folder}",
             f"train.max_steps={(options.blocks + 2) * blocks.steps}",
+            "train.torch_compile=false",
+            *TRAIN_ONLY,
         ]
-        overrides += ["train.eval_strategy=no", "evals.bpb.at_start=false", "samples.every_steps=0"]
-        overrides += ["train.save_strategy=no", "train.torch_compile=false"]
         if (sizes := SIZES[options.size]) is not None:
             layers, width, row_tokens, batch_tokens = sizes
             overrides += [f"model.n_layer={layers}", f"model.n_embd={width}", f"model.n_head={width // 64}"]

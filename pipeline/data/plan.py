@@ -14,7 +14,7 @@ from pipeline.data.mixture import Mixture, Part
 from pipeline.data.sequence import Sequence
 from pipeline.data.shards import FORMAT
 from pipeline.data.stream import Stream
-from pipeline.recipe.batch import horizon_steps, with_batch_tokens
+from pipeline.recipe.batch import horizon_steps, isolates_documents, with_batch_tokens
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.byte_lengths import is_byte_level
 
@@ -60,7 +60,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         "kind": common["kind"],
         "row_tokens": recipe.data.row_tokens,
         "rows_per_step": rows_per_step,
-        "isolated": chat or recipe.data.isolate_documents,
+        "isolated": isolates_documents(recipe),
         "bos": bos,
         "pad": pad,
         "seed": int(recipe.train.get("seed", 42)),

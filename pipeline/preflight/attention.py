@@ -8,9 +8,11 @@ from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.device import DeviceInfo, can_compile, decide_bf16
-from pipeline.preflight.kernels import becomes_tandem, drops_attention, isolates_documents
+from pipeline.preflight.kernels import drops_attention
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents
 from pipeline.recipe.sizes import Sizes
+from pipeline.recipe.start_from import becomes_tandem
 
 # Largest difference from eager attention in float32, as a share of the largest value. What a format rounds away came to 7e-3
 # in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.

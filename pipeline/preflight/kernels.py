@@ -6,7 +6,9 @@ import os
 from pipeline.artifacts.errors import InputMissingError, RecipeError, TandemError
 from pipeline.hardware.device import DeviceInfo, can_compile, decide_compile
 from pipeline.recipe import Recipe
+from pipeline.recipe.batch import isolates_documents
 from pipeline.recipe.presets import options_of
+from pipeline.recipe.start_from import becomes_tandem
 
 FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
@@ -59,7 +61,8 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
             RecipeError(f"{where}: is for model.type tandem, and this model is another one. Remove the key.")
         )
     elif (options_of(recipe) if started is None else started).get("use_bias", has_bias):
-        told = "this model's matrices have biases, as GPT-2's, and such are not converted. Remove the key, or set model.options.use_bias: false."
+        cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
+        told = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
         problems.append(RecipeError(f"{where}: {told}"))
     return problems
 
@@ -81,24 +84,11 @@ def _compiler(recipe: Recipe) -> list[TandemError]:
     ]
 
 
-def becomes_tandem(recipe: Recipe) -> bool:
-    """Whether the model is one of Tandem's, as far as its type tells before it is loaded."""
-    started = recipe.model.start_config
-    if recipe.model.start_from is None:
-        return recipe.model.type == "tandem"
-    return started is not None and started.get("model_type") in ("tandem", "gpt2", "nanochat")
-
-
 def drops_attention(recipe: Recipe) -> bool:
     """Whether a model of Tandem's has dropout inside its attention."""
     config = recipe.model.start_config or options_of(recipe)
     name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
     return becomes_tandem(recipe) and config.get(name, default) > 0
-
-
-def isolates_documents(recipe: Recipe) -> bool:
-    """Whether the documents of a packed row do not see each other."""
-    return recipe.stage == "sft" or recipe.data.isolate_documents
 
 
 def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
@@ -108,9 +98,7 @@ def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     if asked == "flex_attention":
         if device.kind == "cuda" and drops_attention(recipe):
             cure = "Write sdpa" if recipe.model.start_config else "Write model.options: {attn_pdrop: 0.0}, or sdpa"
-            return [
-                RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")
-            ]
+            return [RecipeError(f"{where}: flex_attention has no dropout, and the model's attention has some. {cure}.")]
         if device.kind == "cuda":
             return []
         return [

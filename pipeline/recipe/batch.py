@@ -1,4 +1,4 @@
-"""The global batch and the horizon in optimizer steps."""
+"""The global batch, whether its documents see each other, and the horizon in optimizer steps."""
 
 import math
 
@@ -13,6 +13,11 @@ def rows_per_step(recipe: Recipe) -> int:
     """Rows of one optimizer step over all processes. data.batch_tokens must be known."""
     assert recipe.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
     return recipe.data.batch_tokens // recipe.data.row_tokens
+
+
+def isolates_documents(recipe: Recipe) -> bool:
+    """Whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
+    return recipe.stage == "sft" or recipe.data.isolate_documents
 
 
 def is_auto(recipe: Recipe) -> bool:

@@ -10,6 +10,7 @@ from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import GROUPED, horizons
 from pipeline.recipe.schema import Group, Recipe, Source
+from pipeline.recipe.start_from import becomes_tandem
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 OPTIMIZERS = ("trainer", *GROUPED)
@@ -95,15 +96,14 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
         )
     if model.start_from and start is None:
         return
-    # What is loaded as a Tandem: model/build.py.
-    kind, known = (model.type, ("tandem",)) if start is None else (start["model_type"], ("tandem", "gpt2", "nanochat"))
-    if kind not in known:
+    kind = model.type if start is None else start.get("model_type")
+    if not becomes_tandem(recipe):
         problems.add(where, f"is for model.type tandem, and this model is a {kind}. Remove it: float32 is used.")
     elif (options_of(recipe) if start is None else start).get("tie_word_embeddings", kind != "nanochat"):
         problems.add(
             where,
             f"is {model.embedding_dtype}, and the head is tied to the token embedding: it would be rounded too. "
-            "Remove it, or set model.options.tie_word_embeddings: false.",
+            + ("Remove it." if start else "Remove it, or set model.options.tie_word_embeddings: false."),
         )
 
 

@@ -49,6 +49,14 @@ def start_folder(recipe: Recipe) -> Path | None:
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
+def becomes_tandem(recipe: Recipe) -> bool:
+    """Whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+    model = recipe.model
+    if model.start_from is None:
+        return model.type == "tandem"
+    return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
+
+
 def begun_run(recipe: Recipe) -> dict[str, Any]:
     """What the recipe's run was begun with, by dotted key; empty while it has not made a step."""
     if recipe.run.name is None:

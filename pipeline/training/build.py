@@ -18,7 +18,7 @@ from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.model.token_mean import divides_by_num_items
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.batch import isolates_documents, micro_batch
 from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_config
 from pipeline.recipe.start_from import check_sizes
@@ -72,7 +72,7 @@ def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
         )
     rows = max(
         recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"],  # of evaluations, always isolated
-        micro_batch(recipe) if recipe.stage == "sft" or recipe.data.isolate_documents else 1,
+        micro_batch(recipe) if isolates_documents(recipe) else 1,
     )
     if rows > 1 and is_flash_attention_requested(model.config):
         raise RecipeError(

@@ -57,11 +57,15 @@ def wait_for(condition, seconds=60):
         time.sleep(0.05)
 
 
-def start(tmp_path, processes, **popen):
-    (tmp_path / "rank.py").write_text(RANK)
-    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml", tmp_path]
+def launched(tmp_path, rank, processes=1, *arguments, **popen):
+    (tmp_path / "rank.py").write_text(rank)
+    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml", *arguments]
     environ = {**os.environ, "NPROC": str(processes), "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen)
+    return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen)
+
+
+def start(tmp_path, processes, **popen):
+    process = launched(tmp_path, RANK, processes, tmp_path, **popen)
     wait_for(
         lambda: (
             len(list(tmp_path.glob("started-*"))) == processes
@@ -123,10 +127,7 @@ def test_the_ranks_are_waited_for_when_the_launcher_alone_is_killed(tmp_path):
 
 @pytest.mark.parametrize("processes", ["1", "2"])  # one rank does not listen yet; of two none exists
 def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
-    (tmp_path / "rank.py").write_text("import time\ntime.sleep(60)\n")
-    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
-    environ = {**os.environ, "NPROC": processes, "CUDA_VISIBLE_DEVICES": ""}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with launched(tmp_path, "import time\ntime.sleep(60)\n", processes) as process:
         assert "accelerate_configs/cpu" in process.stdout.readline()
         time.sleep(0.3)  # that of two is importing torch
         process.terminate()
@@ -136,21 +137,18 @@ def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
 
 
 def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
-    (tmp_path / "rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
-    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.returncode == 70
-    assert "rank 0 was lost: killed by SIGKILL" in done.stderr
+    process = launched(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 70
+    assert "rank 0 was lost: killed by SIGKILL" in errors
 
 
 def test_one_process_is_started_without_importing_torch_first(tmp_path):
-    (tmp_path / "rank.py").write_text("import os, psutil\nprint(psutil.Process(os.getppid()).memory_maps())\n")
-    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
-    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    assert "python" in done.stdout
-    assert "libtorch" not in done.stdout
+    process = launched(tmp_path, "import os, psutil\nprint(psutil.Process(os.getppid()).memory_maps())\n")
+    maps, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "python" in maps
+    assert "libtorch" not in maps
 
 
 @pytest.mark.parametrize("name", ["cpu", "single_gpu"])
@@ -173,12 +171,10 @@ def test_a_config_with_a_line_of_its_own_is_left_to_accelerate():
 
 
 def test_an_entry_that_fails_without_a_word_fails_the_script(tmp_path):
-    (tmp_path / "rank.py").write_text("raise ValueError('our bug')\n")
-    command = [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml"]
-    environ = {**os.environ, "NPROC": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ValueError: our bug" in done.stderr
+    process = launched(tmp_path, "raise ValueError('our bug')\n")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ValueError: our bug" in errors
 
 
 @pytest.mark.parametrize(

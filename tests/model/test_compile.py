@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import random_ids, tiny
+from tiny_models import loss_and_gradients, random_ids, tiny
 from torch._dynamo.testing import CompileCounterWithBackend
 
 
@@ -23,13 +23,8 @@ def test_the_training_step_is_one_graph_compiled_once(model, packed):
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for batch in batches(packed):
-        gradients = []
-        for step in (model, compiled):
-            model.zero_grad()
-            loss = step(**batch).loss
-            loss.backward()
-            gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
-        for eager, graph in zip(*gradients, strict=True):
+        found = [loss_and_gradients(step, batch, model=model) for step in (model, compiled)]
+        for eager, graph in zip(*found, strict=True):
             torch.testing.assert_close(graph, eager, rtol=1e-4, atol=1e-6)
     assert counter.frame_count == 1
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import random_ids, tiny
+from tiny_models import loss_and_gradients, random_ids, tiny
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import modeling_flash_attention_utils as flash
@@ -56,14 +56,11 @@ def test_the_training_step_with_flex_attention_is_one_graph_compiled_once(packed
         labels = random_ids(2, LENGTH, seed=seed + 10)
         batch = {"input_ids": random_ids(2, LENGTH, seed=seed), "labels": labels, "shift_labels": labels}
         batch |= {"position_ids": packed_positions(17 + seed, 200)} if packed else {}
-        gradients = []
+        found = []
         for implementation, step in (("eager", model), ("flex_attention", compiled)):
             model.set_attn_implementation(implementation)
-            model.zero_grad()
-            loss = step(**batch).loss
-            loss.backward()
-            gradients.append([loss.detach(), *(p.grad for p in model.parameters())])
-        for eager, flex in zip(*gradients, strict=True):
+            found.append(loss_and_gradients(step, batch, model=model))
+        for eager, flex in zip(*found, strict=True):
             torch.testing.assert_close(flex, eager, rtol=1e-4, atol=1e-6)
     assert counter.frame_count == 1
     (graph,) = counter.graphs

@@ -46,6 +46,14 @@ def random_ids(rows, length, seed=0, vocab_size=101):
     return torch.randint(3, vocab_size, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def loss_and_gradients(step, batch, *, model):
+    """Of a training step by `step`: the model itself, or what torch.compile made of it."""
+    model.zero_grad()
+    loss = step(**batch).loss
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
+
+
 def tiny(name, seed=1, **changes):
     """One of the two, weights stirred, evaluating."""
     from pipeline.model.build import build_model
