@@ -1,0 +1,102 @@
+"""CORE while a run trains: at its cadence and at the end, after the checkpoint, by all ranks, and never the run's end."""
+
+import json
+
+import pytest
+
+from pipeline.artifacts.rows import read_rows
+from tests.evals.core_items import write_bundle
+
+# A callback that breaks the model for every look at it from the third step to the fifth, as a lack of memory would.
+BREAKS = """
+from transformers import TrainerCallback
+
+
+class Breaks(TrainerCallback):
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step in (3, 5):
+            if state.global_step == 3:
+                self.forward = model.forward
+
+                def forward(*arguments, **inputs):
+                    if not model.training:
+                        raise MemoryError("no room for this")
+                    return self.forward(*arguments, **inputs)
+
+                forward.__signature__ = __import__("inspect").signature(self.forward)
+                model.forward = forward
+            else:
+                model.forward = self.forward
+"""
+
+
+@pytest.fixture
+def runner(warm_runner):
+    return warm_runner
+
+
+def recipe_of(runner, name, model="gpt2", **evals):
+    bundle = write_bundle(runner.folder / "bundle", 4)
+    core = {"every_steps": 4, "bundle": str(bundle), "max_per_task": 2}
+    recipe = runner.recipe(
+        name, model, train={"max_steps": 10}, evals={"bpb": {"tokens": 1024, "at_start": False}, "core": core | evals}
+    )
+    (runner.folder / "breaks.py").write_text(BREAKS)
+    return recipe
+
+
+def events(run, name):
+    return [row for row in read_rows(run.directory / "metrics.jsonl") if row.get("event") == name]
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner, model):
+    run = runner.train(recipe_of(runner, "scored", model))
+    assert sorted(run.values("core_partial/v1")) == [4, 8, 10]
+    assert set(run.values("core_partial/v1")) == set(run.values("core/copa")) == set(run.values("core/eval_s"))
+    assert "step 00004 | core_partial/v1: " in (run.directory / "console.log").read_text()
+    entries = json.loads((run.directory / "report" / "evals.json").read_text())["entries"]
+    assert [(entry["step"], entry["results"][0]["value"]) for entry in entries] == sorted(
+        run.values("core_partial/v1").items()
+    )
+    plain = runner.train(recipe_of(runner, "plain", model, every_steps=None))
+    assert plain.values("train/loss") == run.values("train/loss")
+
+
+def test_two_ranks_have_the_score_of_one(runner):
+    one = runner.train(recipe_of(runner, "one"))
+    two = runner.train(recipe_of(runner, "two"), ranks=2)
+    assert len(one.values("core/copa")) == 3
+    for name in ("core_partial/v1", "core_partial/v2", "core/copa", "core/squad"):
+        assert two.values(name) == one.values(name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_failing_benchmark_is_told_and_the_run_goes_on(runner, ranks):
+    recipe = recipe_of(runner, "broken")
+    run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", ranks=ranks)
+    assert sorted(run.values("core_partial/v1")) == [8, 10]
+    assert "step 00004 | core was not scored (MemoryError: no room for this); the training goes on" in run.output
+    assert {(row["step"], row["name"]) for row in events(run, "evaluation_failed")} == {(4, "core")}
+    assert (run.directory / "model" / "config.json").exists()
+
+
+def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
+    whole = runner.train(recipe_of(runner, "whole"))
+    recipe = recipe_of(runner, "cut")
+    runner.kill(recipe, name="cut", after_step=7)  # its last checkpoint is of step 5, whose cadence of step 4 is scored
+    run = runner.train(recipe, "run.callbacks=[]")
+    assert run.values("core_partial/v1") == whole.values("core_partial/v1")
+    lost = recipe_of(runner, "lost")
+    runner.kill(lost, "evals.core.every_steps=null", name="lost", after_step=6)
+    run = runner.train(lost, "run.callbacks=[]")
+    assert sorted(run.values("core_partial/v1")) == [5, 8, 10]  # the checkpoint's step, before the next one is made
+
+
+def test_a_broken_bundle_ends_the_start_before_the_first_step(runner):
+    recipe = recipe_of(runner, "page")
+    file = runner.folder / "bundle" / "eval_data" / "commonsense_reasoning" / "copa.jsonl"
+    file.write_text("<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>")
+    refused = runner.train(recipe, status=65)
+    assert "copa.jsonl looks like an XML error page (AccessDenied)" in refused.output
+    assert "step 0000" not in refused.output

@@ -1,0 +1,171 @@
+"""The score of CORE: right answers as one item at a time gives them, its interval, its name, its limits, its ranks."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pipeline.artifacts.errors import DataError
+from pipeline.evals.core.bundle import open_bundle
+from pipeline.evals.core.prompts import Tokens, in_order, rows_of
+from pipeline.evals.core.results import closing_lines, core_results, numbers_of
+from pipeline.evals.core.score import CoreScore, TaskScore, score_core
+from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.intervals import bootstrap_means, interval
+from pipeline.model.build import load_model
+from tests.evals.conftest import SHARED
+from tests.evals.core_items import write_bundle
+from tests.model.tiny_models import tiny
+
+ROOT = Path(__file__).parents[2]
+BY_NAME = {task.name: task for task in TASKS}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return open_bundle(str(write_bundle(tmp_path_factory.mktemp("bundle"), 7)))
+
+
+@pytest.fixture(scope="module", params=["gpt2", "modern"])
+def model(request):
+    return tiny(request.param, vocab_size=266, n_positions=512)
+
+
+def answers(scores):
+    return {scored.task.name: scored.correct.tolist() for scored in scores.tasks}
+
+
+def one_at_a_time(bundle, model, tokenizer, long_prompts):
+    """Each item by itself, each row whole, all logits: the definition."""
+    tokens = Tokens(tokenizer, tokenizer.bos_token_id, 512, long_prompts)
+    found = {}
+    for task in TASKS:
+        items = in_order(bundle.items[task.file], None)
+        found[task.name] = []
+        for index in range(len(items)):
+            means, greedy = [], True
+            for row in rows_of(task, items, [index], tokens)[0]:
+                with torch.no_grad():
+                    logits = model(input_ids=torch.from_numpy(row.ids)[None]).logits[0, row.start - 1 : -1]
+                targets = torch.from_numpy(row.ids[row.start :])
+                means.append(F.cross_entropy(logits, targets).item())
+                greedy = greedy and bool((logits.argmax(-1) == targets).all())
+            right = means.index(min(means)) == items[index]["gold"] if "gold" in items[index] else greedy
+            found[task.name].append(right)
+    return found
+
+
+@pytest.mark.parametrize("long_prompts", ["fewer_shots", "crop"])
+def test_every_item_is_answered_as_when_it_is_scored_alone(bundle, model, tokenizer, long_prompts):
+    score = score_core(bundle, model, tokenizer, device="cpu", long_prompts=long_prompts)
+    assert answers(score) == one_at_a_time(bundle, model, tokenizer, long_prompts)
+    assert 0 < sum(map(sum, answers(score).values())) < sum(map(len, answers(score).values()))
+    assert score.forwarded < score.given
+
+
+def test_a_capped_score_takes_the_first_items_and_draws_examples_from_them(bundle, tokenizer):
+    model = tiny("gpt2", vocab_size=266, n_positions=512)
+    whole, capped = (score_core(bundle, model, tokenizer, device="cpu", max_per_task=n) for n in (None, 3))
+    assert {len(t.correct) for t in capped.tasks} == {3}
+    zero_shot = [t.name for t in TASKS if t.shots == 0]
+    assert [answers(capped)[name] for name in zero_shot] == [answers(whole)[name][:3] for name in zero_shot]
+    assert capped.protocol != whole.protocol
+
+
+def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_called_partial(bundle, tokenizer):
+    model = tiny("gpt2", vocab_size=266, n_positions=512)
+    endless = score_core(bundle, model, tokenizer, device="cpu", max_s=1e6)
+    whole = score_core(bundle, model, tokenizer, device="cpu")
+    assert answers(endless) == answers(whole)
+    assert not endless.cut_short
+    short = score_core(bundle, model, tokenizer, device="cpu", max_s=1e-9)
+    assert short.cut_short
+    assert {len(t.correct) for t in short.tasks} == {1}
+    assert {n: found[:1] for n, found in answers(whole).items()} == answers(short)
+    assert short.name == "core_partial"
+    assert "time limit left room for 22 of 154 items" in "\n".join(closing_lines(short))
+
+
+def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer):
+    model = tiny("gpt2", vocab_size=266, n_positions=512)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    write_bundle(tmp_path / "bundle", 7)
+    command = [sys.executable, str(ROOT / "tests" / "evals" / "core_rank.py"), str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank), "2"], stdout=subprocess.PIPE, cwd=ROOT) for rank in range(2)]
+    first, second = (json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks)
+    assert first["answers"] == second["answers"] == answers(score_core(bundle, model, tokenizer, device="cpu"))
+    assert first["failure"] == "RuntimeError: rank 0 broke"
+    assert second["failure"].startswith("OtherRankFailed")
+
+
+def test_the_interval_of_an_accuracy_covers_what_its_items_could_have_given():
+    correct = np.array([True] * 30 + [False] * 70)
+    low, high = interval(bootstrap_means(correct))
+    resampled = [np.mean(random.Random(n).choices(correct, k=100)) for n in range(4000)]
+    assert (low, high) == pytest.approx(np.percentile(resampled, (2.5, 97.5)), abs=0.011)
+    assert interval(bootstrap_means(np.ones(10, bool))) == (1.0, 1.0)
+
+
+def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):
+    scores = [TaskScore(task, np.array([True, False]), 2, 0) for task in TASKS]
+    given = {"protocol": "p", "seconds": 1.0, "forwarded": 1, "given": 1}
+
+    class Published(type(bundle)):
+        def published(self, task):
+            return task.name not in self.other
+
+    made = Published(items={}, sha256=bundle.sha256, blobs={}, missing={})
+    object.__setattr__(made, "other", ())
+    whole = CoreScore(tasks=scores, missing={}, bundle=made, **given)
+    assert whole.name == "core"
+    assert whole.mean("v1") == pytest.approx(np.mean([task.centred(0.5, "v1") for task in TASKS]))
+    assert list(numbers_of(core_results(whole)))[:3] == ["core/v1", "core/v2", "core/hellaswag_zeroshot"]
+    assert "not CORE" not in "\n".join(closing_lines(whole))
+    object.__setattr__(made, "other", ("copa",))
+    assert "not the published file of copa" in "\n".join(closing_lines(whole))
+    assert list(numbers_of(core_results(whole)))[:2] == ["core_partial/v1", "core_partial/v2"]
+    missing = CoreScore(tasks=scores[1:], missing={"hellaswag_zeroshot": "is not in it"}, bundle=made, **given)
+    assert missing.name == "core_partial"
+    assert "missing hellaswag_zeroshot" in "\n".join(closing_lines(missing))
+
+
+def test_published_accuracies_of_gpt2_give_its_published_core():
+    path = SHARED / "core_eval" / "reference" / "gpt2_core_published.json"
+    if not path.exists():
+        pytest.skip("needs the published accuracies")
+    for name, known in json.loads(path.read_text())["models"].items():
+        for version, published in (("v1", known["recomputed_v1"]), ("v2", known["recomputed_dclm2025"])):
+            mean = np.mean([BY_NAME[task].centred(value, version) for task, value in known["accuracy"].items()])
+            assert mean == pytest.approx(published, abs=2e-6), (name, version)
+
+
+def test_the_reference_weights_answer_as_under_nanochats_evaluator(stories):
+    from transformers import AutoTokenizer
+
+    known = json.loads((SHARED / "core_eval" / "reference" / "nanochat_core_stories260K_mini.json").read_text())
+    small = [name for name, task in BY_NAME.items() if task.shots == 0]
+    bundle = open_bundle(str(SHARED / "core_eval" / "mini_eval_bundle")).only([*small, "squad", "piqa"])
+    score = score_core(
+        bundle,
+        load_model(stories, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(stories),
+        device="cpu",
+        long_prompts="crop",
+    )
+    for scored in score.tasks:
+        assert "".join("01"[int(c)] for c in scored.correct) == known["tasks"][scored.task.name]["correct"]
+
+
+def test_a_tokenizer_without_a_beginning_is_refused(bundle):
+    class NoBeginning:
+        bos_token_id = eos_token_id = None
+
+    with pytest.raises(DataError, match="neither a BOS nor an EOS token"):
+        score_core(bundle, tiny("gpt2"), NoBeginning(), device="cpu")
