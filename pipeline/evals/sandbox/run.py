@@ -1,0 +1,107 @@
+"""Executing programs that a model wrote, each in a process of its own behind walls.
+
+A program reads Python's library and nothing else, writes nothing, starts no process or thread, signals and reaches nobody, and
+has bounded time, memory and a line of output. What it is told of the machine: names and sizes of files by stat(2) where only
+Landlock hides files, the kernel's version, the clock.
+
+Passing means that the program ran to its end without an exception: leaving early, killing itself or changing Python's own
+names is no pass. Not covered: a program made to cheat. It shares its interpreter with the check it is to pass, so it can
+return objects that equal everything, define the names that the check uses, or look for this sandbox's pipes and answer for
+itself. It wins a wrong score by that, and no access.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+PACKAGE_ROOT = Path(__file__).parents[3]
+START = "import sys; sys.path.append(sys.argv[1]); from pipeline.evals.sandbox.child import main; main()"
+# All that the program sees of an environment. A fixed hash seed: sets are walked in one order, a score can be repeated.
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "TZ": "UTC"}
+GRACE_S = 60.0  # for starting and ending the child on a busy machine
+TIMEOUT_S, MEMORY_BYTES = 5.0, 512 << 20
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """The walls to put up, and why others are missing here."""
+
+    mechanisms: tuple[str, ...]  # of namespaces, landlock, seccomp
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def safe(self) -> bool:
+        """Whether they suffice: seccomp against everything but reading, and one of the others against that."""
+        return "seccomp" in self.mechanisms and len(self.mechanisms) > 1
+
+    @property
+    def name(self) -> str:
+        """For the record of results."""
+        return ("" if self.safe else "unsafe: ") + ("+".join(self.mechanisms) or "child process only")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """reason: passed, or `wrong|time|memory|forbidden: what happened`; seconds: wall time of the program alone."""
+
+    passed: bool
+    reason: str
+    seconds: float
+
+
+class NotIsolated(Exception):
+    """A wall could not be put up; the program was not executed."""
+
+
+def run_program(
+    program: str, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES, isolation: Isolation
+) -> Execution:
+    """Execute the source as `__main__` with Python's library, without standard input and output.
+
+    timeout_s: wall seconds of the program; its CPU time is limited to a little more. memory_bytes: of address space, the
+    interpreter's about 30 MB included. Raises NotIsolated; the program's own failures are in the result.
+    """
+    request = {
+        "mechanisms": isolation.mechanisms,
+        "timeout_s": timeout_s,
+        "memory_bytes": memory_bytes,
+        "parent": os.getpid(),
+    }
+    # -S: no site-packages and none of the user's files; -P: no module from the current folder.
+    command = [sys.executable, "-s", "-S", "-P", "-c", START, str(PACKAGE_ROOT)]
+    message = json.dumps(request).encode() + b"\n" + program.encode("utf-8", "surrogatepass")
+    # A program that can write gets a folder for it.
+    scratch = nullcontext("/") if isolation.safe else tempfile.TemporaryDirectory(prefix="tandem-program-")
+    with scratch as folder:
+        process = subprocess.run(
+            command, input=message, capture_output=True, env=ENVIRONMENT, cwd=folder, timeout=timeout_s + GRACE_S
+        )
+    if process.returncode != 0:
+        raise RuntimeError(
+            f"the sandbox ended with status {process.returncode}:\n{process.stderr.decode(errors='replace')}"
+        )
+    answer = json.loads(process.stdout)
+    if "failed" in answer:
+        raise NotIsolated(answer["failed"])
+    return Execution(answer["reason"] == "passed", answer["reason"], answer["seconds"])
+
+
+def run_programs(
+    programs: list[str],
+    *,
+    workers: int,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+    isolation: Isolation,
+) -> list[Execution]:
+    """One result per program, in their order; `workers` of them run at a time, each within run_program's limits."""
+    run = partial(run_program, timeout_s=timeout_s, memory_bytes=memory_bytes, isolation=isolation)
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(run, programs))
