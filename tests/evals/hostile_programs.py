@@ -66,7 +66,18 @@ QUICK = {
     "become_another_program": ("import os\nos.execv('/usr/bin/touch', ['touch', 'FOLDER/exec'])", HIDDEN),
     # Memory and limits.
     "memory_hog": ("kept = []\nwhile True: kept.append(bytearray(10_000_000))", "memory: MemoryError"),
-    "memory_hog_of_small_objects": ("kept = []\nwhile True: kept.append(bytes(500))", "memory: MemoryError"),
+    "memory_hog_to_the_last_byte": (
+        """
+kept, size = [], 1 << 24
+while size > 16:
+    try:
+        while True: kept.append(bytes(size))
+    except MemoryError:
+        size //= 2
+while True: kept.append(object())
+""",
+        "memory: MemoryError",
+    ),
     "memory_in_one_piece": ("'x' * (1 << 40)", "memory: MemoryError"),
     "shared_memory_of_mmap": (
         "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 1 << 28))\n    kept[-1][:] = bytes(1 << 28)",
@@ -77,11 +88,15 @@ QUICK = {
         "    resource.setrlimit(getattr(resource, 'RLIMIT_' + name), (resource.RLIM_INFINITY,) * 2)",
         "forbidden|wrong: ValueError: not allowed to raise maximum limit",
     ),
+    "limit_another_process": (
+        "import resource\nresource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (5, 5))",
+        "forbidden|wrong: (ValueError|ProcessLookupError)",
+    ),
     "stack_overflow": (
         "import sys\nsys.setrecursionlimit(1 << 30)\nclass Deep:\n    def __repr__(self): return repr(self)\nrepr(Deep())",
         r"wrong: it crashed \(SIGSEGV\)|memory: MemoryError",
     ),
-    "every_file_descriptor": ("import os\nwhile True: os.dup(0)", "wrong: OSError: .* Too many open files"),
+    "every_file_descriptor": ("import os\nfor _ in range(100): os.dup(0)", "wrong: OSError: .* Too many open files"),
     # Files.
     "delete_files": ("import os\nos.unlink('SENTINEL')", f"{HIDDEN}"),
     "delete_folders": ("import shutil\nshutil.rmtree('FOLDER', ignore_errors=False)", HIDDEN),

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline.evals.sandbox import choose, run
-from pipeline.evals.sandbox.choose import available_isolation
+from pipeline.evals.sandbox.choose import granted_isolation
 from pipeline.evals.sandbox.run import Isolation, run_program, run_programs
 from tests.evals.hostile_programs import QUICK, SLOW
 
@@ -25,16 +25,16 @@ MEMORY_BYTES = 256 << 20
 TIMEOUT_S = 1.0
 UNSAFE = Isolation(())
 
-needs_walls = pytest.mark.skipif(
-    not available_isolation().safe, reason=f"no safe isolation here: {'; '.join(available_isolation().missing)}"
-)
+# Not available_isolation: walls of ours that do not hold are to fail here, not to skip.
+HERE = granted_isolation()
+MISSING = f"not granted here: {'; '.join(HERE.missing)}"
+needs_walls = pytest.mark.skipif(not HERE.safe, reason=MISSING)
 
 
 def granted(*mechanisms: str):
     """An isolation as a parameter, skipped where this machine does not grant it."""
     isolation = Isolation(mechanisms)
-    here = set(mechanisms) <= set(available_isolation().mechanisms)
-    marks = [] if here else [pytest.mark.skip(reason=f"not granted here: {'; '.join(available_isolation().missing)}")]
+    marks = [] if set(mechanisms) <= set(HERE.mechanisms) else [pytest.mark.skip(reason=MISSING)]
     return pytest.param(isolation, id=isolation.name, marks=marks)
 
 
@@ -165,10 +165,27 @@ def test_a_hostile_program_is_contained(world, name, isolation):
 @pytest.mark.parametrize("name", SLOW)
 def test_a_program_without_end_is_ended(world, name):
     began = time.monotonic()
-    execution = contained(world, SLOW[name], available_isolation(), timeout_s=TIMEOUT_S)
+    execution = contained(world, SLOW[name], HERE, timeout_s=TIMEOUT_S)
     assert execution.reason == "time: more than 1 s"
     assert TIMEOUT_S <= execution.seconds < TIMEOUT_S + 2
     assert time.monotonic() - began < 15  # with the start of the child on a busy machine
+
+
+@needs_walls
+def test_what_this_machine_grants_holds():
+    assert choose.available_isolation() == HERE
+    assert choose.choose_isolation(False, where="evals") == HERE
+
+
+@pytest.mark.skipif("seccomp" not in HERE.mechanisms, reason=MISSING)
+@pytest.mark.parametrize(
+    "name", ["overwrite_a_file", "truncate_a_file", "rename_link_and_open_up", "fill_the_disk", "connect", "subprocess"]
+)
+def test_the_filter_of_system_calls_alone_refuses_all_but_reading(world, name):
+    alone = Isolation(("seccomp",))
+    contained(world, QUICK[name][0], alone, timeout_s=20.0)
+    told = run_program(world.program(QUICK["read_a_secret_file"][0]), isolation=alone)
+    assert told.reason == f"wrong: RuntimeError: {SECRET}"
 
 
 @needs_walls
@@ -176,10 +193,10 @@ def test_hostile_programs_take_no_more_memory_than_their_limit(world):
     # In a process of its own: the largest size of all children is what the kernel remembers.
     script = f"""
 import resource, sys
-from pipeline.evals.sandbox.choose import available_isolation
+from pipeline.evals.sandbox.choose import granted_isolation
 from pipeline.evals.sandbox.run import run_program
 from tests.evals.hostile_programs import QUICK, SLOW
-hogs = [QUICK[n][0] for n in ("memory_hog", "memory_hog_of_small_objects", "shared_memory_of_mmap", "message_of_a_hundred_megabytes")]
+hogs = [QUICK[n][0] for n in ("memory_hog", "memory_hog_to_the_last_byte", "shared_memory_of_mmap", "message_of_a_hundred_megabytes")]
 hogs += [SLOW[n] for n in ("memory_hog_that_swallows_its_errors", "print_gigabytes")]
 for hog in hogs:
     assert not run_program(hog, timeout_s=1.0, memory_bytes={MEMORY_BYTES}, isolation=available_isolation()).passed
@@ -303,7 +320,7 @@ def test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_
         "x = 1": "passed",
         "undefined": "wrong: NameError: name 'undefined' is not defined",
     }
-    results = run_programs(list(programs), workers=3, timeout_s=1.0, isolation=available_isolation())
+    results = run_programs(list(programs), workers=3, timeout_s=1.0, isolation=HERE)
     assert [result.reason for result in results] == list(programs.values())
     assert [result.passed for result in results] == [reason == "passed" for reason in programs.values()]
 
@@ -311,9 +328,9 @@ def test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_
 @needs_walls
 def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
     order = "assert ''.join({'a', 'b', 'c', 'd', 'e', 'f'}) == ORDER"
-    told = run_program("raise KeyError(''.join({'a', 'b', 'c', 'd', 'e', 'f'}))", isolation=available_isolation())
+    told = run_program("raise KeyError(''.join({'a', 'b', 'c', 'd', 'e', 'f'}))", isolation=HERE)
     again = order.replace("ORDER", told.reason.removeprefix("wrong: KeyError: "))
-    assert run_program(again, isolation=available_isolation()).passed
+    assert run_program(again, isolation=HERE).passed
 
 
 @needs_walls
@@ -351,7 +368,7 @@ for descriptor in range(64):
         pass
 raise KeyError(found)
 """
-        told = run_program(listing, isolation=available_isolation()).reason
+        told = run_program(listing, isolation=HERE).reason
     modes = [mode for _, mode in eval(told.removeprefix("wrong: KeyError: "))]
     assert modes == [2, 2, 2, 1, 1]  # three times /dev/null, the two pipes of the bootstrap
 
@@ -416,8 +433,8 @@ def test_where_one_wall_is_missing_the_others_are_used_and_named(isolation):
     ids=["none", "seccomp_alone", "namespaces_alone"],
 )
 def test_where_the_walls_do_not_suffice_execution_is_refused_unless_unsafe_exec(withheld, name):
-    if not set(choose.MECHANISMS) - set(withheld) <= set(available_isolation().mechanisms):
-        pytest.skip("not granted here")
+    if not set(choose.MECHANISMS) - set(withheld) <= set(HERE.mechanisms):
+        pytest.skip(MISSING)
     found, refusal, *reasons = forbidding(*withheld)
     assert found == name
     assert refusal.startswith("recipe.yaml:3: evals.chat: ")
@@ -443,7 +460,7 @@ def test_a_user_without_privileges_gets_the_same_walls(tmp_path):
         pytest.skip("no Python that another user may start")
     command = [python, "-c", FORBIDDING]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PYTHONDONTWRITEBYTECODE": "1"}, **nobody)  # fmt: skip
-    assert ended.stdout.splitlines() == [available_isolation().name, *REASONS], ended.stderr
+    assert ended.stdout.splitlines() == [HERE.name, *REASONS], ended.stderr
 
 
 @needs_walls
@@ -451,6 +468,6 @@ def test_walls_that_do_not_hold_are_not_taken_for_safe(monkeypatch):
     # A filter that is installed without an error and lets every call through.
     hollow = "; import pipeline.evals.sandbox.child as c, pipeline.evals.sandbox.seccomp as s; c.compute_only = lambda: s.instruction(s.RETURN, s.ALLOW); main()"
     monkeypatch.setattr(run, "START", run.START.replace("; main()", hollow))
-    found = available_isolation.__wrapped__()
+    found = choose.available_isolation.__wrapped__()
     assert not found.safe
     assert re.search(r"seccomp do not hold: wrong: AssertionError: \w+ is not refused", found.missing[-1])

@@ -165,11 +165,9 @@ def work(
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     describe, names = explain, vars(builtins)
     names_before = dict(names)
-    reserve = bytearray(4 << 20)  # what it takes to say that the memory is used up
     try:
         exec(compile(program, "<program>", "exec", dont_inherit=True), vars(module))
     except BaseException as error:
-        del reserve
         answer = describe(error)
     else:
         changed = [name for name in {**names, **names_before} if names.get(name) is not names_before.get(name)]

@@ -41,6 +41,19 @@ assert set(os.environ) <= {{"PYTHONHASHSEED", "PYTHONUTF8", "TZ", "LC_CTYPE"}}, 
 @cache
 def available_isolation() -> Isolation:
     """The walls that stand here, each tried in a process of its own, and all together by acts that they must refuse."""
+    isolation = granted_isolation()
+    if not isolation.safe:
+        return isolation
+    with tempfile.NamedTemporaryFile() as file:
+        trials = TRIALS.format(path=file.name, folder=os.path.dirname(file.name), parent=os.getpid())
+        tried = run_program(trials, timeout_s=30.0, isolation=isolation)
+    if tried.passed:
+        return isolation
+    return Isolation((), [*isolation.missing, f"{isolation.name} do not hold: {tried.reason}"])
+
+
+def granted_isolation() -> Isolation:
+    """The walls that this machine lets a process put up, whether or not they hold."""
     if sys.platform != "linux":
         return Isolation((), [f"namespaces, Landlock and seccomp are of Linux, and this is {sys.platform}"])
     granted, missing = [], []
@@ -50,15 +63,7 @@ def available_isolation() -> Isolation:
             granted.append(mechanism)
         except NotIsolated as error:
             missing.append(f"{mechanism}: {error}")
-    isolation = Isolation(tuple(granted), missing)
-    if not isolation.safe:
-        return isolation
-    with tempfile.NamedTemporaryFile() as file:
-        trials = TRIALS.format(path=file.name, folder=os.path.dirname(file.name), parent=os.getpid())
-        tried = run_program(trials, timeout_s=30.0, isolation=isolation)
-    if tried.passed:
-        return isolation
-    return Isolation((), [*missing, f"{isolation.name} do not hold: {tried.reason}"])
+    return Isolation(tuple(granted), missing)
 
 
 def choose_isolation(unsafe_exec: bool, *, where: str) -> Isolation:
