@@ -8,7 +8,7 @@ A program whose attack succeeds ends well, and so has `passed` for its reason, w
 HIDDEN = r"forbidden: PermissionError|wrong: FileNotFoundError"
 REFUSED = r"forbidden: PermissionError"
 
-# The programs that calling a function of the C library takes to build.
+# What calling a function of the C library takes.
 C_LIBRARY = """
 import ctypes
 library = ctypes.CDLL(None, use_errno=True)

@@ -334,6 +334,15 @@ def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
 
 
 @needs_walls
+def test_of_the_environment_only_what_python_needs_is_handed_on(monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("HOSTILE_SECRET", SECRET)
+    told = run_program("import os\nraise KeyError(sorted(os.environ))", isolation=HERE).reason
+    names = set(eval(told.removeprefix("wrong: KeyError: "))) - {"LC_CTYPE"}
+    assert names == {"LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONUTF8", "TZ"}
+
+
+@needs_walls
 def test_nothing_survives_when_the_evaluation_is_killed(world):
     script = (
         "import sys; from pipeline.evals.sandbox import run, choose\n"

@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 
 from pipeline.artifacts.errors import RecipeError
-from pipeline.evals.sandbox.run import Isolation, NotIsolated, run_program
+from pipeline.evals.sandbox.run import ENVIRONMENT, INHERITED, Isolation, NotIsolated, run_program
 
 MECHANISMS = ("namespaces", "landlock", "seccomp")
 # What must be refused to every program; a machine on which one of these works is not taken for a safe one.
@@ -34,7 +34,7 @@ refused(socket.socket, socket.AF_UNIX)
 refused(os.fork)
 refused(threading.Thread(target=print).start)
 refused(subprocess.run, ["true"])
-assert set(os.environ) <= {{"PYTHONHASHSEED", "PYTHONUTF8", "TZ", "LC_CTYPE"}}, "the environment is seen"
+assert set(os.environ) <= {environment!r}, "the environment is seen"
 """
 
 
@@ -45,7 +45,12 @@ def available_isolation() -> Isolation:
     if not isolation.safe:
         return isolation
     with tempfile.NamedTemporaryFile() as file:
-        trials = TRIALS.format(path=file.name, folder=os.path.dirname(file.name), parent=os.getpid())
+        trials = TRIALS.format(
+            path=file.name,
+            folder=os.path.dirname(file.name),
+            parent=os.getpid(),
+            environment={*ENVIRONMENT, *INHERITED, "LC_CTYPE"},  # the last one Python sets itself
+        )
         tried = run_program(trials, timeout_s=30.0, isolation=isolation)
     if tried.passed:
         return isolation

@@ -25,6 +25,7 @@ PACKAGE_ROOT = Path(__file__).parents[3]
 START = "import sys; sys.path.append(sys.argv[1]); from pipeline.evals.sandbox.child import main; main()"
 # All that the program sees of an environment. A fixed hash seed: sets are walked in one order, a score can be repeated.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "TZ": "UTC"}
+INHERITED = ("LD_LIBRARY_PATH",)  # without it the Python of many a cluster does not start
 GRACE_S = 60.0  # for starting and ending the child on a busy machine
 TIMEOUT_S, MEMORY_BYTES = 5.0, 512 << 20
 
@@ -66,7 +67,8 @@ def run_program(
     """Execute the source as `__main__` with Python's library, without standard input and output.
 
     timeout_s: wall seconds of the program; its CPU time is limited to a little more. memory_bytes: of address space, the
-    interpreter's about 30 MB included. Raises NotIsolated; the program's own failures are in the result.
+    interpreter's about 30 MB included. The program's failures are in the result; NotIsolated is raised where a wall cannot be
+    put up, RuntimeError or subprocess.TimeoutExpired where the sandbox itself does not start or end.
     """
     request = {
         "mechanisms": isolation.mechanisms,
@@ -77,11 +79,12 @@ def run_program(
     # -S: no site-packages and none of the user's files; -P: no module from the current folder.
     command = [sys.executable, "-s", "-S", "-P", "-c", START, str(PACKAGE_ROOT)]
     message = json.dumps(request).encode() + b"\n" + program.encode("utf-8", "surrogatepass")
+    environment = {**{name: os.environ[name] for name in INHERITED if name in os.environ}, **ENVIRONMENT}
     # A program that can write gets a folder for it.
     scratch = nullcontext("/") if isolation.safe else tempfile.TemporaryDirectory(prefix="tandem-program-")
     with scratch as folder:
         process = subprocess.run(
-            command, input=message, capture_output=True, env=ENVIRONMENT, cwd=folder, timeout=timeout_s + GRACE_S
+            command, input=message, capture_output=True, env=environment, cwd=folder, timeout=timeout_s + GRACE_S
         )
     if process.returncode != 0:
         raise RuntimeError(
