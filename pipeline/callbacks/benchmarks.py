@@ -48,7 +48,8 @@ class Benchmarks(TrainerCallback):
         watched: Callable[[Iterable], Iterable],
     ):
         self.trainer, self.run, self.benchmarks, self.attempt, self.watched = trainer, run, benchmarks, attempt, watched
-        self.done: dict[str, int] = {b.name: self._recorded(b.name) for b in benchmarks}
+        # One rank's word: the others may read the file a moment later.
+        self.done: dict[str, int] = on_rank_0(lambda: {b.name: self._recorded(b.name) for b in benchmarks})
 
     def due(self, step: int, *, last: bool) -> list[Benchmark]:
         """Those whose newest cadence up to this step is not scored yet."""
@@ -78,18 +79,19 @@ class Benchmarks(TrainerCallback):
         if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
             world_size = 1
         try:
-            with trainer.meter.pause(), preserved_rng(), without_fp8(trainer.model), torch.no_grad():
+            with (
+                trainer.meter.pause(),
+                preserved_rng(),
+                without_fp8(trainer.model),
+                torch.no_grad(),
+                trainer.compute_loss_context_manager(),  # in the precision of the training
+            ):
                 results = benchmark.score(
                     trainer.model,
                     trainer.processing_class,
                     device=trainer.args.device,
                     rank=trainer.args.process_index if world_size > 1 else 0,
                     world_size=world_size,
-                    autocast_dtype=torch.bfloat16
-                    if trainer.args.bf16
-                    else torch.float16
-                    if trainer.args.fp16
-                    else None,
                     watched=lambda batches: self.watched(
                         progress_bar(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),

@@ -8,7 +8,6 @@ Letters: B rows, T positions, N scored targets, V vocabulary.
 
 import inspect
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +65,6 @@ def score_rows(
     rows: list[tuple[np.ndarray, int]],
     *,
     device: torch.device | str,
-    autocast_dtype: torch.dtype | None = None,
     rank: int = 0,
     world_size: int = 1,
     batch_tokens: int | None = None,
@@ -80,22 +78,21 @@ def score_rows(
     device = torch.device(device)
     nats_R = torch.zeros(len(rows), dtype=torch.float64)
     misses_R = torch.zeros(len(rows), dtype=torch.float64)
-    forwarded, error = 0, None
+    forwarded, batches = 0, []
+    error: Exception | None = None
     training = model.training
     model.eval()
-    cached = _bytes_of_a_position(model)
-    batches = batches_of(
-        groups_of(rows, share=cached > 0),
-        batch_tokens=batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]),
-        cached_tokens=CACHE_BYTES / cached if cached else 0,
-    )
     try:
+        try:
+            batches = _planned(model, rows, batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]))
+        except Exception as problem:
+            error = problem
         for batch in watched(batches[rank::world_size]):
             if error is not None:
                 continue  # The others count on this rank to come to the end of its batches.
             beat()
             try:
-                with torch.no_grad(), _autocast(device, autocast_dtype):
+                with torch.no_grad():
                     forwarded += _score_batch(model, batch, device, nats_R, misses_R)
             except Exception as problem:  # told below, on every rank
                 error = problem
@@ -110,6 +107,15 @@ def score_rows(
         greedy=(misses_R == 0).numpy(),
         forwarded=int(counts[0]),
         given=sum(len(ids) for ids, _ in rows),
+    )
+
+
+def _planned(model, rows: list[tuple[np.ndarray, int]], batch_tokens: int) -> list[list[Group]]:
+    cached = _bytes_of_a_position(model)
+    return batches_of(
+        groups_of(rows, share=cached > 0),
+        batch_tokens=batch_tokens,
+        cached_tokens=CACHE_BYTES / cached if cached else 0,
     )
 
 
@@ -264,7 +270,3 @@ def _bytes_of_a_position(model) -> int:
         return 0
     kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
     return sum(states.numel() * states.element_size() for states in kept if torch.is_tensor(states))
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None):
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
