@@ -333,3 +333,14 @@ def test_the_evaluate_metric_gives_the_same_figure_in_one_batch_and_in_many():
     assert metric.compute()["bytes"] == 5
     with pytest.raises(ValueError, match="no byte of text"):
         BitsPerByte().compute(predictions=[1.0], references=[-1])
+
+
+def test_the_metric_of_centred_accuracy_gives_what_core_averages():
+    from pipeline.evals.metric import CentredAccuracy
+
+    predictions, references = [0, 1, 2, 3, 0, 0], [0, 1, 2, 0, 1, 0]
+    found = CentredAccuracy().compute(predictions=predictions, references=references, baseline=0.25)
+    assert (found["accuracy"], found["centred_accuracy"]) == pytest.approx((4 / 6, (4 / 6 - 0.25) / 0.75))
+    assert 0 <= found["low"] < found["accuracy"] < found["high"] <= 1
+    with pytest.raises(ValueError, match="no answer"):
+        CentredAccuracy()._compute([], [])
