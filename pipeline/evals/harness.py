@@ -1,0 +1,224 @@
+"""`lm_eval:NAME,NAME`: tasks of lm-evaluation-harness, with its own prompts and metrics, on our model."""
+
+import contextlib
+import difflib
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
+
+PREFIX = "lm_eval"
+
+
+def harness_tasks(words: list[str]) -> list[str]:
+    """The harness's task names in all words `lm_eval:NAME,NAME`, each once, in their order; other words give none.
+
+    Raises RecipeError for a word without a name.
+    """
+    names: list[str] = []
+    for word in words:
+        prefix, _, listed = word.partition(":")
+        if prefix != PREFIX:
+            continue
+        found = [name.strip() for name in listed.split(",")]
+        if not all(found):
+            raise RecipeError(
+                f"command line: {word} names no task, so nothing was scored. Write {PREFIX}:hellaswag,arc_easy."
+            )
+        names += found
+    return list(dict.fromkeys(names))
+
+
+def require_harness() -> None:
+    """Raises InputMissingError when lm-evaluation-harness is not installed; imports nothing."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise InputMissingError(
+            f'command line: {PREFIX} needs the package lm-eval, which is not installed. Run pip install "tandem-llm[lm-eval]".'
+        )
+
+
+def harness_scores(
+    tasks: list[str],
+    model: Any,
+    tokenizer: Any,
+    *,
+    batch_rows: int = 8,
+    limit: int | None = None,
+    num_fewshot: int | None = None,
+    include_path: Path | None = None,
+    chat: bool = False,
+    system: str | None = None,
+) -> list[dict[str, Any]]:
+    """One row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
+
+    Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where the
+    harness gives none), n items, task_version, num_fewshot, filter, cut (items whose prompt was longer than the model's
+    positions and lost its beginning behind the BOS), protocol. limit: first items of each task. num_fewshot: None for
+    each task's own. include_path: a folder of task YAMLs; when it has all the names, the harness's own are not read.
+    chat: prompts go through the chat template, after `system`.
+    Raises InputMissingError, RecipeError, ServiceError or DataError before anything is scored.
+    """
+    require_harness()
+    if chat and not tokenizer.chat_template:
+        raise RecipeError(
+            f"{PREFIX}: the tokenizer has no chat template, so no prompt can be put as a chat. Score it as a base model."
+        )
+    with _quiet():
+        from lm_eval.evaluator import evaluate
+
+        from pipeline.evals.harness_model import HarnessModel
+
+        loaded = _load(tasks, include_path)
+        lm = HarnessModel(model, tokenizer, batch_rows=batch_rows, chat=chat)
+        for name, task in loaded["tasks"].items():
+            _check(name, task, lm)
+            _set_fewshot(task, num_fewshot)
+        found = evaluate(
+            lm, task_dict=loaded, limit=limit, apply_chat_template=chat, system_instruction=system, fewshot_as_multiturn=True
+        )  # fmt: skip
+    return _rows(found, cut=lm.cut, chat=chat, limit=limit)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's advice on options that it does not have here."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _load(names: list[str], include_path: Path | None) -> dict[str, dict[str, Any]]:
+    """The harness's tasks and groups of these names, with their data. Raises for all names that cannot be had."""
+    manager = _manager(names, include_path)
+    loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
+    problems: list[TandemError] = []
+    for name in names:
+        try:
+            found = manager.load([name])
+        except ConnectionError as error:
+            # The other tasks would wait for the same Hub, each with its own retries.
+            raise ServiceError(
+                f"{PREFIX}:{name}: its data cannot be fetched ({error}), so nothing was scored. Run it once where the Hub is within reach, or give tasks on files of your own with --include-path."
+            ) from None
+        except Exception as error:  # a task may run code of its own while it loads, and that may raise anything
+            problems.append(_unloadable(name, error))
+            continue
+        loaded["tasks"] |= found["tasks"]
+        loaded["groups"] |= found["groups"]
+    refuse(problems)
+    return loaded
+
+
+def _manager(names: list[str], include_path: Path | None) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    if include_path is not None:
+        if not Path(include_path).is_dir():
+            raise InputMissingError(f"--include-path {include_path}: no such folder. Name one that holds task YAMLs.")
+        manager = TaskManager(include_path=str(include_path), include_defaults=False)
+        if set(names) <= set(manager.all_tasks):
+            return manager  # Reading the harness's own 14,000 names takes some ten seconds.
+    manager = TaskManager(include_path=None if include_path is None else str(include_path))
+    unknown = [name for name in names if name not in manager.all_tasks]
+    near = {name: difflib.get_close_matches(name, manager.all_tasks, 3) for name in unknown}
+    if unknown:
+        told = ", ".join(
+            name + (f" (did you mean {' or '.join(near[name])}?)" if near[name] else "") for name in unknown
+        )
+        raise RecipeError(
+            f"command line: lm-evaluation-harness {_version()} has no task {told}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
+        )
+    return manager
+
+
+def _unloadable(name: str, error: Exception) -> TandemError:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if isinstance(error, ImportError):
+        return InputMissingError(
+            f"{PREFIX}:{name}: needs a package that is not here ({reason}), so nothing was scored. Install it, or leave the task out."
+        )
+    if isinstance(error, FileNotFoundError):
+        return InputMissingError(
+            f"{PREFIX}:{name}: its data is missing ({reason}), so nothing was scored. Check the task's dataset_path and data_files."
+        )
+    return DataError(
+        f"{PREFIX}:{name}: cannot be loaded ({reason}), so nothing was scored. Mend the task, or leave it out."
+    )
+
+
+def _check(name: str, task: Any, lm: Any) -> None:
+    """Raises for what the harness would end with an assertion or a traceback, maybe after hours."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    if getattr(task, "UNSAFE_CODE", False):
+        raise RecipeError(
+            f"{PREFIX}:{name}: runs programs that the model writes, unconfined, so it was not started. Leave it out."
+        )
+    if getattr(task, "MULTIMODAL", False):
+        raise RecipeError(f"{PREFIX}:{name}: needs a model that sees or hears, and this one reads text. Leave it out.")
+    if task.OUTPUT_TYPE == "generate_until":
+        asked = normalize_gen_kwargs(dict(task.config.generation_kwargs or {}), lm.max_gen_toks)["max_gen_toks"]
+        if asked >= lm.max_length:
+            raise RecipeError(
+                f"{PREFIX}:{name}: writes up to {asked} tokens, and the model has {lm.max_length} positions, so no prompt fits. Leave it out."
+            )
+
+
+def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
+    """As the harness's own command does: its seed, the task's own number unless another is asked for, else none."""
+    from lm_eval.defaults import DEFAULT_OTHER_SEED
+
+    own = task.get_config("num_fewshot")
+    if own is None or (num_fewshot is not None and own != 0):
+        task.set_config(key="num_fewshot", value=num_fewshot or 0)
+    task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+
+
+def _rows(found: dict[str, Any], *, cut: set[str], chat: bool, limit: int | None) -> list[dict[str, Any]]:
+    rows = []
+    for task, numbers in found["results"].items():
+        version, num_fewshot = str(found["versions"].get(task)), found["n-shot"].get(task)
+        leaves = _leaves(task, found.get("group_subtasks", {}))
+        protocol = f"lm_eval {_version()}, {task} version {version}, {num_fewshot}-shot"
+        protocol += (", chat" if chat else "") + (f", first {limit}" if limit else "")
+        for key, value in numbers.items():
+            metric, _, chosen = key.partition(",")
+            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            stderr = numbers.get(f"{metric}_stderr,{chosen}")
+            rows.append(
+                {
+                    "name": f"{PREFIX}/{task}/{metric if chosen == 'none' else key}",
+                    "value": float(value),
+                    "stderr": float(stderr) if isinstance(stderr, int | float) else None,
+                    "n": numbers.get("sample_count", {}).get(key, numbers["sample_len"]),
+                    "task_version": version,
+                    "num_fewshot": num_fewshot,
+                    "filter": chosen,
+                    "cut": sum(_num_cut(found["samples"].get(leaf, []), cut) for leaf in leaves),
+                    "protocol": protocol,
+                }
+            )
+    return rows
+
+
+def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
+    if task not in children:
+        return [task]
+    return [leaf for child in children[task] for leaf in _leaves(child, children)]
+
+
+def _num_cut(samples: list[dict[str, Any]], cut: set[str]) -> int:
+    return len({sample["doc_id"] for sample in samples if any(given[0] in cut for given in sample["arguments"])})
+
+
+def _version() -> str:
+    return importlib.metadata.version("lm_eval")
