@@ -1,36 +1,42 @@
 """From the logits of one position to a token."""
 
+from collections.abc import Sequence
+
 import torch
 
-# Letters: V vocabulary.
+# Letters: B sequences, V vocabulary.
 
 
-def next_token(
-    logits_V: torch.Tensor,
+def next_tokens(
+    logits_BV: torch.Tensor,
     *,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
-    generator: torch.Generator,
-) -> int:
-    """The likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
+    generators: Sequence[torch.Generator],
+) -> list[int]:
+    """Each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
 
-    Drawn on the CPU in fp32 with the generator alone: the global random state stays where it is, and equal logits and
-    seed give the same token on any device.
+    Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
+    and seed give the same token on any device. One wait for the device, however many rows.
     """
     if temperature == 0:
-        return int(logits_V.argmax())
-    logits_V = logits_V.float().cpu() / temperature
-    if top_k is not None and top_k < len(logits_V):
-        logits_V = logits_V.masked_fill(logits_V < logits_V.topk(top_k).values[-1], -torch.inf)
+        return logits_BV.argmax(-1).tolist()
+    logits_BV = logits_BV.float().cpu() / temperature
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
     if top_p is not None and top_p < 1:
-        sorted_V, order_V = logits_V.sort(descending=True)
-        share_V = sorted_V.softmax(-1)
+        sorted_BV, order_BV = logits_BV.sort(descending=True)
+        share_BV = sorted_BV.softmax(-1)
         # A token stays while those before it hold less than top_p, so the likeliest one always stays.
-        dropped_V = share_V.cumsum(-1) - share_V >= top_p
-        dropped_V[0] = False
-        logits_V = logits_V.masked_fill(dropped_V[order_V.argsort()], -torch.inf)
-    return int(torch.multinomial(logits_V.softmax(-1), 1, generator=generator))
+        dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p
+        dropped_BV[:, 0] = False
+        logits_BV = logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
+    shares_BV = logits_BV.softmax(-1)
+    return [
+        int(torch.multinomial(share_V, 1, generator=generator))
+        for share_V, generator in zip(shares_BV, generators, strict=True)
+    ]
 
 
 def generator_of(seed: int) -> torch.Generator:

@@ -1,52 +1,120 @@
-"""One continuation, token by token, from any causal LM of transformers."""
+"""Continuations, token by token, from any causal LM of transformers."""
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from pipeline.generation.sampling import generator_of, next_token
+from pipeline.generation.sampling import generator_of, next_tokens
+from pipeline.generation.tool_calls import ToolCalls
 from pipeline.monitor.heartbeat import beat
 
 # Letters: B sequences, T positions, V vocabulary.
 
 
-def stream(
+def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
+    """The tokens that follow `ids`, each as soon as it is there; the settings are those of `stream_together`."""
+    for step in stream_together(model, tokenizer, [ids], seeds=[seed], **settings):
+        for _, token in step:
+            yield token
+
+
+def stream_together(
     model,
     tokenizer,
-    ids: list[int],
+    prompts: Sequence[list[int]],
     *,
+    seeds: Sequence[int],
     max_new_tokens: int,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int = 0,
     stop_ids: Collection[int] | None = None,
-) -> Iterator[int]:
-    """The tokens that follow `ids`, each as soon as it is there; a stop token ends them and is not given.
+    calculator: bool = False,
+) -> Iterator[list[tuple[int, int]]]:
+    """The tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's place, token).
 
-    Ends after max_new_tokens or where the model has no more positions. stop_ids: default those of `stop_ids_of`. The
-    global random state does not move and the model is left in the mode it was in. Raises ValueError when ids are empty
-    or already longer than the model's positions.
+    A row ends with a stop token that the model writes, which is not given, after max_new_tokens, or where the model has
+    no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool calls are
+    answered, and the answer's tokens stand in the row and count as its own. seeds: one a prompt, which alone decides what
+    is drawn for it. Prompts of unequal length are padded on the left. The global random state does not move and the model
+    is left in the mode it was in. Raises ValueError when a prompt is empty or longer than the model's positions.
     """
-    stops = stop_ids_of(model, tokenizer) if stop_ids is None else set(stop_ids)
+    stops = set(stop_ids_of(model, tokenizer) if stop_ids is None else stop_ids)
     limit = positions(model)
-    if not ids:
-        raise ValueError("nothing to continue: ids are empty; begin with the BOS id")
-    if limit is not None and len(ids) > limit:
-        raise ValueError(f"{len(ids)} ids are more than the model's {limit} positions")
-    steps = max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids))
-    generator = generator_of(seed)
-    next_ids_BT = torch.tensor([ids], device=model.device)
+    if not all(prompts):
+        raise ValueError("nothing to continue: a prompt has no ids; begin with the BOS id")
+    longest = max(map(len, prompts))
+    if limit is not None and longest > limit:
+        raise ValueError(f"{longest} ids are more than the model's {limit} positions")
+    rows = [
+        _Row(
+            place=place,
+            room=max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)),
+            generator=generator_of(seed),
+            calls=ToolCalls(tokenizer) if calculator else None,
+        )
+        for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    pad = tokenizer.pad_token_id or 0
+    input_ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts], device=model.device)
+    aligned = _alignment([len(ids) for ids in prompts], model.device)
     cache: Any = None
-    for _ in range(steps):
-        logits_BV, cache = forward_last(model, next_ids_BT, past_key_values=cache)
-        token = next_token(logits_BV[0], temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        if token in stops:
-            return
-        yield token
-        next_ids_BT = torch.tensor([[token]], device=model.device)
+    while rows:
+        logits_BV, cache = forward_last(model, input_ids_BT, past_key_values=cache, **aligned)
+        drawn = next_tokens(logits_BV, generators=[row.generator for row in rows], **sampling)
+        tokens = [row.take(token, stops) for row, token in zip(rows, drawn, strict=True)]
+        yield [(row.place, token) for row, token in zip(rows, tokens, strict=True) if token is not None]
+        kept = [n for n, row in enumerate(rows) if row.room > 0]
+        if 0 < len(kept) < len(rows):
+            kept_B = torch.tensor(kept, device=model.device)
+            # Not batch_select_indices: in transformers 5.23 it leaves the states of convolutions, `smear` here, as they were.
+            cache.reorder_cache(kept_B)
+            aligned = {name: tensor_BT[kept_B] for name, tensor_BT in aligned.items()}
+        rows = [rows[n] for n in kept]
+        input_ids_BT = torch.tensor([[tokens[n]] for n in kept], device=model.device)
+        aligned = _one_further(aligned)
+
+
+@dataclass
+class _Row:
+    place: int
+    room: int  # Tokens that it may still get.
+    generator: torch.Generator
+    calls: ToolCalls | None
+    due: deque[int] = field(default_factory=deque)  # A tool's answer, which comes before what the model writes.
+
+    def take(self, drawn: int, stops: Collection[int]) -> int | None:
+        """The row's next token, or None where it ends."""
+        if self.room == 0 or (not self.due and drawn in stops):
+            self.room = 0
+            return None
+        token = self.due.popleft() if self.due else drawn
+        self.room -= 1
+        if self.calls is not None:
+            self.due.extend(self.calls.push(token))
+        return token
+
+
+def _alignment(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor]:
+    """Mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no mask."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return {}
+    mask_BT = torch.tensor([[0] * (longest - length) + [1] * length for length in lengths], device=device)
+    return {"attention_mask": mask_BT, "position_ids": (mask_BT.cumsum(-1) - 1).clamp(min=0)}
+
+
+def _one_further(aligned: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not aligned:
+        return aligned
+    mask_BT = aligned["attention_mask"]
+    mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=-1)
+    return {"attention_mask": mask_BT, "position_ids": aligned["position_ids"][:, -1:] + 1}
 
 
 def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, Any]:

@@ -28,6 +28,13 @@ def control_ids(tokenizer) -> set[int]:
     return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+def tool_marks(tokenizer) -> tuple[int, ...] | None:
+    """The ids of python_start, python_end, output_start and output_end; None when one of them is no control token."""
+    known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    marks = (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
+    return tuple(known[mark] for mark in marks) if all(mark in known for mark in marks) else None
+
+
 def escape(text: str, controls: list[str] | tuple[str, ...] = SPECIALS) -> str:
     """The text with U+2060 after the first character of every control string; the chat template does the same.
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.generation.decoding import TextStream
-from pipeline.generation.sampling import generator_of, next_token
+from pipeline.generation.sampling import generator_of, next_tokens
 from pipeline.generation.stream import positions, stream
-from pipeline.generation.texts import complete, continue_together, document_ids
+from pipeline.generation.texts import complete, continuations, document_ids
 from pipeline.tokenizer.encode import encode_documents
 
 
@@ -52,7 +52,7 @@ def test_a_prompt_is_sampled_alike_whatever_stands_before_it(model, tokenizer):
     ids = document_ids(tokenizer, "def")
     assert (
         list(stream(model, tokenizer, ids, seed=5, **kwargs))
-        == continue_together(model, tokenizer, [[1, 2, 3], ids], seed=4, **kwargs)[1]
+        == continuations(model, tokenizer, [[1, 2, 3], ids], batch_size=2, seed=4, **kwargs)[1]
     )
     assert list(stream(model, tokenizer, ids, seed=5, **kwargs)) != list(
         stream(model, tokenizer, ids, seed=6, **kwargs)
@@ -78,7 +78,7 @@ def test_stop_ids_end_the_text_and_are_not_part_of_it(model, tokenizer):
     whole = list(stream(model, tokenizer, ids, max_new_tokens=20, stop_ids=()))
     stop = whole[10]
     assert list(stream(model, tokenizer, ids, max_new_tokens=20, stop_ids={stop})) == whole[: whole.index(stop)]
-    together = continue_together(model, tokenizer, [ids, ids[:2]], max_new_tokens=20, stop_ids={stop})
+    together = continuations(model, tokenizer, [ids, ids[:2]], batch_size=2, max_new_tokens=20, stop_ids={stop})
     assert together[0] == whole[: whole.index(stop)]
 
 
@@ -87,7 +87,7 @@ def test_generation_ends_where_the_models_positions_end(model, tokenizer):
     ids = encode_documents(tokenizer, ["prompt " * 200])[0].tolist()
     near = ids[: limit - 3]
     assert len(list(stream(model, tokenizer, near, max_new_tokens=20, stop_ids=()))) == 3
-    found = continue_together(model, tokenizer, [near, near[:50]], max_new_tokens=20, stop_ids=())
+    found = continuations(model, tokenizer, [near, near[:50]], batch_size=2, max_new_tokens=20, stop_ids=())
     assert [len(new) for new in found] == [3, 20]
     assert found[1] == list(stream(model, tokenizer, near[:50], max_new_tokens=20, stop_ids=()))
     with pytest.raises(ValueError, match="more than the model's 96 positions"):
@@ -96,15 +96,18 @@ def test_generation_ends_where_the_models_positions_end(model, tokenizer):
         next(stream(model, tokenizer, [], max_new_tokens=1))
 
 
-def test_top_k_and_top_p_keep_the_tokens_that_they_name():
+def test_top_k_and_top_p_keep_the_tokens_that_they_name_in_each_row():
     logits_V = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
+    logits_BV = torch.stack([logits_V, logits_V[[2, 0, 3, 1]]])
 
     def drawn(**kwargs):
-        generator = generator_of(0)
-        return {
-            next_token(logits_V, **{"temperature": 1.0, "top_k": None, "top_p": None} | kwargs, generator=generator)
-            for _ in range(300)
-        }
+        generators = [generator_of(0), generator_of(1)]
+        sampling = {"temperature": 1.0, "top_k": None, "top_p": None} | kwargs
+        first, second = zip(
+            *(next_tokens(logits_BV, generators=generators, **sampling) for _ in range(300)), strict=True
+        )
+        assert {[2, 0, 3, 1][token] for token in second} == set(first)
+        return set(first)
 
     assert drawn() == {0, 1, 2, 3}
     assert drawn(top_k=2) == {0, 1}
@@ -121,7 +124,7 @@ def test_draws_follow_the_softmax_at_the_temperature():
     generator = generator_of(1)
     counts = torch.zeros(3)
     for _ in range(4000):
-        counts[next_token(logits_V, temperature=2.0, top_k=None, top_p=None, generator=generator)] += 1
+        counts[next_tokens(logits_V[None], temperature=2.0, top_k=None, top_p=None, generators=[generator])] += 1
     assert torch.allclose(counts / 4000, (logits_V / 2).softmax(-1), atol=0.03)
 
 
