@@ -15,7 +15,7 @@ test:
 
 # What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
 # PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.
-BENCHMARKS = feeder guards loss_head optimizer_step profile_step save_stall start_up trainer_tax
+BENCHMARKS = batched_answers feeder guards loss_head optimizer_step profile_step save_stall start_up trainer_tax
 bench:
 	for name in $(BENCHMARKS); do echo "== $$name"; $(PYTHON) benchmarks/$$name.py || exit 1; done
 ifneq ($(TEXT),)

@@ -12,6 +12,7 @@ if not __package__:  # Started as a file: python put pipeline/ first on the path
 from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
 
+TOOL_SIGNS = ("[", "]", "[= ", "] ")  # What is shown for the marks around a tool call and its output.
 COMMANDS = "/new starts over, /system TEXT sets the system message and starts over, /quit or Ctrl-D ends"
 
 
@@ -114,7 +115,10 @@ class Chat:
         """Print what the model writes, as it writes it. Ctrl-C leaves the part that is there in the conversation."""
         from pipeline.generation.decoding import TextStream
         from pipeline.generation.stream import stream
+        from pipeline.tokenizer.chat import answer_messages
+        from pipeline.tokenizer.specials import tool_marks
 
+        signs = dict(zip(tool_marks(self.tokenizer) or (), TOOL_SIGNS, strict=False))
         arguments, shown = self.arguments, TextStream(self.tokenizer)
         if self.chats:
             self.messages.append({"role": "user", "content": text})
@@ -127,15 +131,16 @@ class Chat:
             top_k=arguments.top_k,
             top_p=arguments.top_p,
             seed=arguments.seed + self.answers,
+            calculator=self.chats,
         )
         self.answers += 1
         try:
             for token in tokens:
-                print(shown.push(token), end="", flush=True)
+                print(signs.get(token, "") + shown.push(token), end="", flush=True)
         finally:
             print(shown.rest())
             if self.chats:
-                self.messages.append({"role": "assistant", "content": shown.text})
+                self.messages += answer_messages(self.tokenizer, shown.ids)
 
     def _ids(self, text: str) -> list[int]:
         """What the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
@@ -148,11 +153,11 @@ class Chat:
         if not self.chats:
             ids = document_ids(self.tokenizer, text)
         else:
-            first = 1 if self.system else 0
-            while (
-                len(ids := prompt_ids(self.tokenizer, self.messages)) > limit - room and len(self.messages) > first + 1
-            ):
-                del self.messages[first : first + 2]
+            while len(ids := prompt_ids(self.tokenizer, self.messages)) > limit - room:
+                turns = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+                if len(turns) == 1:
+                    break
+                del self.messages[turns[0] : turns[1]]
                 print("(the oldest turn was left out: the model reads no more)", file=sys.stderr)
         if len(ids) > limit - room:
             print(

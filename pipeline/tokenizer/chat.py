@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.specials import control_ids, control_strings
+from pipeline.tokenizer.specials import control_ids, control_strings, tool_marks
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
@@ -47,6 +47,35 @@ def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
     """The ids of a conversation up to where the assistant answers."""
     out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
     return list(out["input_ids"])
+
+
+def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
+    """The messages that an answer's ids are, its end token left out: what the assistant writes and calls, and tools' outputs."""
+    python_start, python_end, output_start, output_end = tool_marks(tokenizer) or [None] * 4
+    parts: list[tuple[str, list[int]]] = [("text", [])]
+    for token in ids:
+        if token in (python_end, output_end):
+            parts.append(("text", []))
+        elif token in (python_start, output_start):
+            parts.append(("call" if token == python_start else "output", []))
+        else:
+            parts[-1][1].append(token)
+    messages: list[dict] = [{"role": "assistant", "content": ""}]
+    for kind, part in parts:
+        text = tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        called = messages[-1]["role"] == "tool" or "tool_calls" in messages[-1]
+        if kind == "output" and called:
+            messages.append({"role": "tool", "content": text})
+        elif kind == "call":
+            if messages[-1]["role"] == "tool":
+                messages.append({"role": "assistant", "content": ""})
+            call = {"function": {"name": "python", "arguments": text}}
+            messages[-1]["tool_calls"] = [*messages[-1].get("tool_calls", []), call]
+        elif text and called:
+            messages.append({"role": "assistant", "content": text})
+        else:
+            messages[-1]["content"] += text
+    return messages
 
 
 def template_problems(tokenizer) -> list[str]:

@@ -25,7 +25,7 @@ def test_a_batch_of_any_size_gives_what_each_prompt_gives_alone(name, lengths, t
         settings = {"max_new_tokens": 20, "stop_ids": STOPS, **sampling}
         alone = continuations(model, tokenizer, prompts, batch_size=1, **settings)
         assert len({len(new) for new in alone}) > 2
-        assert len({token for new in alone for token in new}) > 20
+        assert len({token for new in alone for token in new}) > 8
         for batch_size in (5, len(prompts)):
             assert continuations(model, tokenizer, prompts, batch_size=batch_size, **settings) == alone
 

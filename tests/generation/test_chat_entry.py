@@ -29,11 +29,23 @@ PIRATE = [
     {"role": "user", "content": "ping"},
     {"role": "assistant", "content": "arr"},
 ]
+SUM = [
+    {"role": "user", "content": "sum"},
+    {
+        "role": "assistant",
+        "content": "It's ",
+        "tool_calls": [{"function": {"name": "python", "arguments": "7*8"}}],
+    },
+    {"role": "tool", "content": "56"},
+    {"role": "assistant", "content": "so 56."},
+    {"role": "user", "content": "again"},
+    {"role": "assistant", "content": "still 56"},
+]
 
 
 @pytest.fixture(scope="module")
 def run(tokenizer, tmp_path_factory):
-    """A run directory with a finished model that knows DIALOG and PIRATE."""
+    """A run directory with a finished model that knows DIALOG, PIRATE, ALONE and SUM."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     path = tmp_path_factory.mktemp("runs") / "parrot"
@@ -48,7 +60,7 @@ def run(tokenizer, tmp_path_factory):
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         for _ in range(400):
             losses = []
-            for messages in (DIALOG, PIRATE, ALONE):
+            for messages in (DIALOG, PIRATE, ALONE, SUM):
                 ids, trained = render(tokenizer, messages)
                 labels = [i if bit else -100 for i, bit in zip(ids, trained, strict=True)]
                 loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
@@ -94,6 +106,24 @@ def test_both_sides_of_the_conversation_are_kept(run):
     talking.answer("ping")
     talking.answer("again")
     assert talking.messages == DIALOG
+
+
+def test_a_tool_call_is_answered_shown_and_remembered(run, monkeypatch, capsys):
+    _, out, _ = talk(monkeypatch, capsys, ["sum", "again"], run, "--greedy")
+    assert out.splitlines() == ["It's [7*8][= 56] so 56.", "still 56"]
+    talking = chat.Chat(chat._arguments([str(run), "--greedy"]))
+    talking.answer("sum")
+    talking.answer("again")
+    assert talking.messages == SUM
+
+
+def test_a_turn_with_a_tool_call_is_left_out_as_a_whole(run, capsys):
+    talking = chat.Chat(chat._arguments([str(run), "--greedy", "--max-new-tokens", "20"]))
+    talking.messages = [{"role": "system", "content": "S"}, *SUM[:4], {"role": "user", "content": "ping pong " * 10}]
+    kept = [talking.messages[0], talking.messages[-1]]
+    talking._ids("")
+    assert talking.messages == kept
+    assert "the oldest turn was left out" in capsys.readouterr().err
 
 
 def test_a_seed_gives_its_answer_again_and_another_seed_another(run, monkeypatch, capsys):

@@ -98,7 +98,7 @@ def test_generation_ends_where_the_models_positions_end(model, tokenizer):
 
 def test_top_k_and_top_p_keep_the_tokens_that_they_name_in_each_row():
     logits_V = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
-    logits_BV = torch.stack([logits_V, logits_V[[2, 0, 3, 1]]])
+    logits_BV = torch.stack([logits_V, logits_V[[2, 0, 3, 1]] + 5])
 
     def drawn(**kwargs):
         generators = [generator_of(0), generator_of(1)]

@@ -1,12 +1,14 @@
 """Answers with tool calls, by a model that knows by heart what it writes, in the form that training renders."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import Scripted
 
 from pipeline.generation.stream import stream
 from pipeline.generation.texts import complete, continuations
 from pipeline.generation.tool_calls import ToolCalls
-from pipeline.tokenizer.chat import prompt_ids, render
+from pipeline.tokenizer.chat import answer_messages, prompt_ids, render
 from pipeline.tokenizer.encode import encode_documents
 from pipeline.tokenizer.specials import END, OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
 
@@ -151,6 +153,27 @@ def test_what_a_call_may_be(tokenizer):
     assert pushed(written(f"{PYTHON_START}1+1{PYTHON_END}")) == []  # Spelt, and so only text.
 
 
+def test_an_answer_is_remembered_as_the_messages_that_render_to_it(tokenizer, known):
+    again = {"role": "user", "content": "again"}
+    for number, (prompt, answer) in enumerate(zip(known[0], known[1], strict=True)):
+        user = {"role": "user", "content": "complete " * number + str(number)}
+        ids = prompt_ids(tokenizer, [user, *answer_messages(tokenizer, answer), again])
+        assert ids[: len(prompt) + len(answer) + 1] == [*prompt, *answer, tokenizer.eos_token_id]
+        assert ids == prompt_ids(tokenizer, [user, *ANSWERS[number], again])
+    assert answer_messages(tokenizer, known[1][0]) == ANSWERS[0]
+    assert answer_messages(tokenizer, []) == [says("")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END, "a", "b"]), max_size=9))
+def test_marks_in_any_order_are_remembered_as_messages_that_render(tokenizer, names):
+    user = {"role": "user", "content": "x"}
+    messages = answer_messages(tokenizer, tokenizer.convert_tokens_to_ids(names))
+    ids = prompt_ids(tokenizer, [user, *messages, user])
+    letters = tokenizer.decode(ids, skip_special_tokens=True)
+    assert letters == "x" + "".join(name for name in names if name in "ab") + "x"
+
+
 def test_a_tokenizer_without_the_marks_has_no_calls(tokenizer):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -159,3 +182,4 @@ def test_a_tokenizer_without_the_marks_has_no_calls(tokenizer):
     other.add_special_tokens({"additional_special_tokens": [PYTHON_START, PYTHON_END]})
     calls = ToolCalls(other)
     assert [calls.push(i) for i in [*other.convert_tokens_to_ids([PYTHON_START, PYTHON_END]), 0]] == [[], [], []]
+    assert answer_messages(other, []) == [says("")]
