@@ -20,9 +20,9 @@ def main() -> None:
     options = arguments(__doc__, prompts=24, batch=24, new_tokens=48, layers=4, width=128, pairs=3)
     tokenizer = train_bpe(["a few words and 12345 numbers " * 50], vocab_size=300, split_pattern="nanochat")
     sizes = {"n_layer": options.layers, "n_embd": options.width, "n_head": options.width // 32, "n_positions": 256}
-    model = (
-        build_model("tandem", {**MODERN, **sizes, "sliding_window": 64, "vocab_size": 4096}, seed=0).eval().to(DEVICE)
-    )
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    fields = {**MODERN, **sizes, **ids, "sliding_window": 64, "vocab_size": 4096}
+    model = build_model("tandem", fields, seed=0).eval().to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(DEVICE)
