@@ -84,11 +84,9 @@ def _matching(patterns: list[str], paths: list[str], *, where: str, repo: str) -
 
 
 def _by_name(paths: list[str], spec: Any, where: str) -> list[str]:
-    split_of = {path: _split_of(path) for path in paths}
-    named = {split for split in split_of.values() if split}
-    chosen = (
-        [path for path in paths if split_of[path] == spec.split] if named else paths if spec.split == "train" else []
-    )
+    splits = {path: split_of(path) for path in paths}
+    named = {split for split in splits.values() if split}
+    chosen = [path for path in paths if splits[path] == spec.split] if named else paths if spec.split == "train" else []
     if not chosen:
         have = ", ".join(sorted(named)) or ("train" if paths else "no readable files")
         raise InputMissingError(
@@ -97,8 +95,8 @@ def _by_name(paths: list[str], spec: Any, where: str) -> list[str]:
     return chosen
 
 
-def _split_of(path: str) -> str | None:
-    """The file's name decides before its folders."""
+def split_of(path: str) -> str | None:
+    """The split that a file's name tells, else one of its folders; None when none does."""
     for part in reversed(PurePosixPath(path).parts):
         words = set(SEPARATORS.split(part.lower()))
         for split, keywords in KEYWORDS.items():

@@ -40,14 +40,18 @@ def spelling_conversations(texts: Iterable[str]) -> dict[str, list[dict]]:
     words = sorted(frequent, key=lambda word: (-counts[word], word))[:MAX_WORDS]
     rows: dict[str, list[dict]] = {"train": [], "validation": []}
     for word in sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest()):
-        held_out = (
-            int.from_bytes(hashlib.sha256(f"held out {word}".encode()).digest()[:4], "big") % 1000 < HELD_OUT_PER_MILLE
-        )
-        rows["validation" if held_out else "train"].append(_conversation(word))
+        rows["validation" if is_held_out(word) else "train"].append(word_conversation(word))
     return rows
 
 
-def _conversation(word: str) -> dict:
+def is_held_out(word: str) -> bool:
+    """Whether the word is kept from training, whatever list of words it stands in."""
+    digest = hashlib.sha256(f"held out {word}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 1000 < HELD_OUT_PER_MILLE
+
+
+def word_conversation(word: str) -> dict:
+    """A row {messages}: one or two questions about the word, always the same ones."""
     draw = random.Random(word)
     makers = [_spell, _count, _length]
     chosen = draw.sample(makers, draw.choice((1, 1, 2)))

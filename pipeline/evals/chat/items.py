@@ -1,0 +1,18 @@
+"""A question put to the assistant, whatever task it belongs to."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatItem:
+    """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares with.
+
+    letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further columns that
+    a checker needs.
+    """
+
+    messages: list[dict]
+    answer: str
+    letters: tuple[str, ...] = ()
+    subject: str | None = None
+    row: dict[str, str] = field(default_factory=dict)
