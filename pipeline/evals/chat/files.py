@@ -84,7 +84,12 @@ def _load(task: ChatTask, places: list[str] | None, folder: str | None, cache: P
         raise DataError(f"{where}: {names} has no rows, so nothing can be scored. Download it again, or name another.")
     order = np.random.default_rng(42).permutation(len(items))
     recorded = [
-        {"label": file.label, "sha256": facts.of(file.local_path()).sha256, "bytes": file.bytes} for file in files
+        {
+            "label": file.label if revision else file.local_path().name,
+            "sha256": facts.of(file.local_path()).sha256,
+            "bytes": file.bytes,
+        }
+        for file in files
     ]
     return LoadedTask(task=task, items=[items[index] for index in order], files=recorded, revision=revision)
 

@@ -113,7 +113,8 @@ def wilson_interval(right: int, n: int) -> tuple[float, float]:
     z = 1.959963984540054
     middle = (right + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At the ends the two differ by rounding alone.
+    return middle - half if right else 0.0, middle + half if right < n else 1.0
 
 
 def _ready(

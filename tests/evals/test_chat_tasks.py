@@ -1,0 +1,376 @@
+"""Scores of the chat tasks: who guesses scores at chance, who knows scores 1, whatever the batches and ranks."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from chat_task_files import NAMES, arc_row, write_all, write_jsonl
+from knowing_model import knowing_model
+
+from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.evals.chat.files import load_chat_tasks
+from pipeline.evals.chat.letters import chosen_letters, letter_ids
+from pipeline.evals.chat.score import TaskScore, chat_numbers, score_chat_tasks, wilson_interval
+from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.recipe.schema import Source
+from pipeline.tokenizer.bpe import train_bpe
+from pipeline.tokenizer.chat import prompt_ids
+from tests.conftest import ROOT, docstrings
+from tests.model.tiny_models import stirred, tiny
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_bpe(docstrings(modules=5), vocab_size=420, split_pattern="nanochat")
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    return load(NAMES, tmp_path_factory.mktemp("tasks"))
+
+
+def load(names, folder, rows=12):
+    return load_chat_tasks([BUILT_IN[n] for n in names], places=[write_all(folder, rows)], cache=folder / "cache")
+
+
+def small(name, tokenizer, **changes):
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": 0}
+    fields = {"n_positions": 512, "sliding_window": 9} | ids | changes
+    model = tiny(name, vocab_size=len(tokenizer), **fields)
+    return stirred(model, scale=0.3) if name == "gpt2" else model  # else it answers every question alike
+
+
+def answers(tokenizer, loaded, written=lambda item: item.answer):
+    """What a model that knows the answers writes behind each question, with the end of the turn."""
+    return {
+        tuple(prompt_ids(tokenizer, item.messages)): [
+            *tokenizer(written(item), add_special_tokens=False)["input_ids"],
+            tokenizer.eos_token_id,
+        ]
+        for item in loaded.items
+    }
+
+
+def said(item):
+    """The right answer in a form that its task's checker reads."""
+    if item.letters:
+        return item.answer
+    return f"Hm. {', '.join(item.answer)}" if item.answer.isalpha() else f"So\n#### {item.answer}"
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"])
+def test_a_model_that_knows_the_answers_scores_one(tasks, tokenizer, name):
+    (loaded,) = [task for task in tasks if task.task.name == name]
+    model = knowing_model(tokenizer, answers(tokenizer, loaded, said))
+    (score,) = score_chat_tasks([loaded], model, tokenizer, batch_rows=5)
+    assert (score.accuracy, score.centred, score.n, score.of) == (1.0, 1.0, len(loaded.items), len(loaded.items))
+    assert score.correct == [True] * score.n
+    assert score.tokens_forwarded == sum(len(prompt_ids(tokenizer, item.messages)) for item in loaded.items)
+    assert (score.tokens_generated > 0) == (loaded.task.kind == "text")
+
+
+def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, tokenizer):
+    loaded = tasks[3]
+    known = answers(tokenizer, replace(loaded, items=loaded.items[::2]), said)
+    (score,) = score_chat_tasks([loaded], knowing_model(tokenizer, known), tokenizer, batch_rows=4)
+    assert score.correct == [True, False] * 6
+
+
+def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenizer):
+    pytest.importorskip("pipeline.evals.sandbox.run")
+    loaded = tasks[4]
+    known = answers(tokenizer, replace(loaded, items=loaded.items[::2]))
+    model = knowing_model(tokenizer, known)
+    (score,) = score_chat_tasks([loaded], model, tokenizer, execute=True, unsafe_exec=True)
+    assert score.correct == [True, False] * 6
+
+
+def test_a_random_model_scores_at_chance_within_its_interval(tokenizer, tmp_path):
+    write_jsonl(
+        tmp_path / "arc_easy.jsonl",
+        [row for row in map(arc_row, range(600)) if len(row["choices"]["label"]) == 4],
+    )
+    loaded = load_chat_tasks([BUILT_IN["arc_easy"]], places=[str(tmp_path)], cache=tmp_path / "cache")
+    for seed in (1, 2):
+        (score,) = score_chat_tasks(loaded, small("gpt2", tokenizer, seed=seed), tokenizer, batch_rows=32)
+        low, high = score.interval
+        assert score.n > 400
+        assert score.accuracy - score.centred * 0.75 == 0.25
+        assert low < 0.25 < high
+        assert high - low < 0.08
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+def test_letters_and_texts_are_the_same_for_any_batch_size(tasks, tokenizer, name):
+    model = small(name, tokenizer)
+    some = [*tasks[:3], replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=8))]
+    found = []
+    for rows in (1, 3, 64):
+        found.append(score_chat_tasks(some, model, tokenizer, batch_rows=rows))
+    first = [(s.correct, s.tokens_forwarded, s.tokens_generated) for s in found[0]]
+    assert any(any(correct) for correct, _, _ in first)
+    for other in found[1:]:
+        assert [(s.correct, s.tokens_forwarded, s.tokens_generated) for s in other] == first
+
+
+@pytest.mark.parametrize("name", ["gpt2", "modern"])
+def test_the_chosen_letter_has_the_highest_logit_behind_the_single_prompt(tasks, tokenizer, name):
+    model = small(name, tokenizer)
+    ids = letter_ids(tokenizer, ["A", "B", "C", "D"])
+    prompts = [prompt_ids(tokenizer, item.messages) for item in tasks[2].items]
+    expected = []
+    for prompt in prompts:
+        with torch.no_grad():
+            logits_V = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+        expected.append(int(logits_V[list(ids.values())].argmax()))
+    assert len(set(expected)) > 1
+    assert len(set(map(len, prompts))) > 1
+    got = chosen_letters(model, prompts, [list(ids.values())] * len(prompts), pad=0, batch_rows=4)
+    assert got == expected
+
+
+def test_a_model_without_logits_to_keep_is_scored_the_same(tasks, tokenizer):
+    model = small("gpt2", tokenizer)
+    (with_it,) = score_chat_tasks(tasks[:1], model, tokenizer, batch_rows=4)
+    forward = model.forward
+    model.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
+    (without,) = score_chat_tasks(tasks[:1], model, tokenizer, batch_rows=4)
+    assert without.correct == with_it.correct
+
+
+def test_a_letter_that_is_no_single_token_is_refused_before_anything_is_scored(tasks, tokenizer):
+    item = replace(tasks[0].items[0], letters=("A", "first one"), answer="A")
+    with pytest.raises(DataError, match="'first one' is not one token where the assistant's answer begins"):
+        score_chat_tasks([replace(tasks[0], items=[item])], None_model(), tokenizer)
+
+
+class None_model:
+    """Stands where a model is not looked at."""
+
+    training = False
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_is_scored(tasks, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    from transformers import AutoTokenizer
+
+    bare = AutoTokenizer.from_pretrained(tmp_path)
+    bare.chat_template = None
+    with pytest.raises(DataError, match="no chat template"):
+        score_chat_tasks(tasks[:1], None_model(), bare)
+
+
+def test_humaneval_is_refused_in_one_sentence_unless_execution_was_asked_for(tasks, tokenizer):
+    with pytest.raises(RecipeError, match="humaneval runs programs that the model wrote") as caught:
+        score_chat_tasks(tasks, None_model(), tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_question_longer_than_the_model_s_positions_counts_as_wrong_and_is_counted(tasks, tokenizer):
+    lengths = sorted(len(prompt_ids(tokenizer, item.messages)) for item in tasks[0].items)
+    limit = lengths[len(lengths) // 2]
+    model = small("gpt2", tokenizer, n_positions=limit)
+    (score,) = score_chat_tasks(tasks[:1], model, tokenizer)
+    assert score.too_long == sum(length > limit for length in lengths) > 0
+    assert score.n == len(lengths)
+    long = [len(prompt_ids(tokenizer, item.messages)) > limit for item in tasks[0].items]
+    assert not any(right and too_long for right, too_long in zip(score.correct, long, strict=True))
+    short = replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=4))
+    full = small("gpt2", tokenizer, n_positions=max(len(prompt_ids(tokenizer, i.messages)) for i in short.items))
+    assert score_chat_tasks([short], full, tokenizer)[0].too_long >= 1  # no position is left for an answer
+
+
+def test_the_first_items_of_a_task_are_those_of_the_whole(tasks, tokenizer):
+    model = small("gpt2", tokenizer)
+    (whole,) = score_chat_tasks(tasks[:1], model, tokenizer)
+    (part,) = score_chat_tasks(tasks[:1], model, tokenizer, max_per_task=5)
+    assert part.correct == whole.correct[:5]
+    assert (part.n, part.of, part.complete) == (5, 12, False)
+
+
+def test_what_is_watched_is_every_batch_of_every_task_and_the_mode_is_left_as_it_was(tasks, tokenizer):
+    seen = []
+
+    def watched(batches):
+        seen.append(len(batches))
+        return batches
+
+    model = small("gpt2", tokenizer).train()
+    short = replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=2))
+    score_chat_tasks([tasks[0], short], model, tokenizer, batch_rows=5, watched=watched)
+    assert seen == [3, 3]
+    assert model.training
+
+
+def conversations(folder, answered):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "hello"},
+                {"role": "assistant", "content": "hi"},
+                {"role": "user", "content": f"say {n}"},
+                {"role": "assistant", "content": answered(n)},
+            ]
+        }
+        for n in range(9)
+    ]
+    return Source(files=str(write_jsonl(folder / "own.jsonl", rows)))
+
+
+OWN_CHECKS = """
+def ends_alike(messages, text):
+    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
+    return text[-1:] == messages[-1]["content"][-1:]
+
+def broken(messages, text):
+    if messages[-1]["content"].endswith("3"):
+        raise KeyError("nothing of the kind")
+    return False
+"""
+
+
+@pytest.mark.parametrize(
+    ("checker", "right"), [("exact", "1"), ("contains", "11"), ("own_chat_checks:ends_alike", "111")]
+)
+def test_any_conversations_are_scored_with_a_checker_of_one_s_own(tokenizer, tmp_path, checker, right):
+    (tmp_path / "own_chat_checks.py").write_text(OWN_CHECKS)
+    source = conversations(tmp_path, lambda n: f"number {n}")
+    task = custom_task("own", source=source, checker=checker, folder=str(tmp_path))
+    (loaded,) = load_chat_tasks([task], cache=tmp_path / "cache")
+    loaded = replace(loaded, items=sorted(loaded.items, key=lambda item: item.answer)[:4])
+    texts = ["number 0 ", "the number 1", "2", "x"]
+    known = {}
+    for item, text in zip(loaded.items, texts, strict=True):
+        assert [message["content"] for message in item.messages[:2]] == ["hello", "hi"]
+        known |= answers(tokenizer, replace(loaded, items=[item]), lambda _, text=text: text)
+    texts_known = score_chat_tasks([loaded], knowing_model(tokenizer, known), tokenizer)[0].correct
+    if checker == "own_chat_checks:ends_alike":
+        assert texts_known == [False, True, True, False]
+    else:
+        assert texts_known == [n < len(right) for n in range(4)]
+    assert chat_numbers(score_chat_tasks([loaded], knowing_model(tokenizer, known), tokenizer)).keys() == {"chat/own"}
+
+
+def score(name, accuracy, *, complete=True, baseline=0.0, n=100):
+    return TaskScore(
+        name=name,
+        n=n,
+        of=n,
+        complete=complete,
+        accuracy=accuracy,
+        centred=(accuracy - baseline) / (1 - baseline),
+        interval=(0.0, 1.0),
+        correct=[],
+        too_long=0,
+        seconds=1.0,
+        tokens_forwarded=1,
+        tokens_generated=0,
+    )
+
+
+FIVE = [
+    score("arc_easy", 0.625, baseline=0.25),
+    score("arc_challenge", 0.25, baseline=0.25),
+    score("mmlu", 0.4375, baseline=0.25),
+    score("gsm8k", 0.1),
+    score("humaneval", 0.05),
+]
+
+
+def test_chat_core_is_the_mean_of_the_five_centred_accuracies():
+    numbers = chat_numbers(FIVE)
+    assert numbers["chat/core"] == pytest.approx((0.5 + 0.0 + 0.25 + 0.1 + 0.05) / 5)
+    assert numbers["chat/mmlu"] == 0.4375
+    assert set(numbers) == {"chat/core", *(f"chat/{s.name}" for s in FIVE)}
+    with_sixth = chat_numbers([*FIVE, score("spelling_bee", 0.9)])
+    assert with_sixth["chat/core"] == numbers["chat/core"]
+    assert with_sixth["chat/core_spelling_bee"] == pytest.approx((0.9 + 0.9) / 6)
+
+
+def test_a_subset_of_tasks_or_items_is_never_called_chat_core():
+    assert not any("core" in name for name in chat_numbers(FIVE[:4]))
+    part = chat_numbers([*FIVE[:4], score("humaneval", 0.05, complete=False), score("spelling_bee", 0.9)])
+    assert {name for name in part if "core" in name} == {"chat/core_part", "chat/core_spelling_bee_part"}
+
+
+def test_a_file_of_another_length_than_the_official_set_is_not_complete(tasks, tokenizer):
+    model = knowing_model(tokenizer, {})
+    arc, spelling = score_chat_tasks([tasks[0], replace(tasks[5], items=tasks[5].items[:2])], model, tokenizer)
+    assert not arc.complete
+    assert spelling.complete
+    official = replace(tasks[0], task=replace(tasks[0].task, rows=12))
+    assert score_chat_tasks([official], model, tokenizer)[0].complete
+
+
+@pytest.mark.parametrize(("right", "n"), [(15, 50), (1, 1319), (0, 20), (20, 20), (7, 8)])
+def test_the_interval_s_ends_are_the_shares_that_the_found_one_is_1_96_deviations_from(right, n):
+    """Wilson's definition: where (right/n - p)^2 = z^2 p (1 - p) / n."""
+    for end in wilson_interval(right, n):
+        assert (right / n - end) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / n, abs=1e-12)
+    low, high = wilson_interval(right, n)
+    assert 0 <= low <= right / n <= high <= 1
+    assert low < high
+
+
+def run_ranks(folder, checker):
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("chat_rank.py"), folder, str(rank), "2", checker],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks)
+    (folder / "rendezvous").unlink(missing_ok=True)
+    return [json.loads(output) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def for_ranks(tokenizer, tmp_path_factory):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.manual_seed(3)
+    sizes = {"n_positions": 512, "n_layer": 2, "n_embd": 32, "n_head": 2, "initializer_range": 0.5}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, **sizes)).eval()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "own_chat_checks.py").write_text(OWN_CHECKS)
+    write_jsonl(folder / "arc_easy.jsonl", map(arc_row, range(37)))
+    source = conversations(folder, lambda n: f"number {n}")
+    own = custom_task("own", source=source, checker="contains", max_new_tokens=8)
+    tasks = load_chat_tasks([BUILT_IN["arc_easy"], own], places=[str(folder)], cache=folder / "cache")
+    return folder, score_chat_tasks(tasks, model, tokenizer)
+
+
+def test_two_gloo_ranks_give_one_process_s_scores(for_ranks):
+    folder, one = for_ranks
+    first, second = run_ranks(folder, "contains")
+    assert first == second
+    for ours, theirs in zip(one, first, strict=True):
+        assert theirs["correct"] == ours.correct
+        assert [theirs[key] for key in ("n", "accuracy", "tokens_forwarded", "tokens_generated")] == [
+            ours.n,
+            ours.accuracy,
+            ours.tokens_forwarded,
+            ours.tokens_generated,
+        ]
+    assert 0 < one[0].accuracy < 1
+
+
+def test_a_checker_that_fails_on_one_rank_stops_both_with_the_same_sentence(for_ranks):
+    first, second = run_ranks(for_ranks[0], "own_chat_checks:broken")
+    assert first == second
+    assert "the checker of own raised KeyError: 'nothing of the kind'" in first
