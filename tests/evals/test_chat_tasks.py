@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from chat_task_files import NAMES, arc_row, write_all, write_jsonl
+from chat_task_files import NAMES, arc_row, mmlu_row, write_all, write_jsonl
 from knowing_model import knowing_model
 
 from pipeline.artifacts.errors import DataError, RecipeError
@@ -90,18 +90,22 @@ def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenize
 
 
 def test_a_random_model_scores_at_chance_within_its_interval(tokenizer, tmp_path):
-    write_jsonl(
-        tmp_path / "arc_easy.jsonl",
-        [row for row in map(arc_row, range(600)) if len(row["choices"]["label"]) == 4],
-    )
+    # Every letter is right equally often: a random model prefers one, and chance is that letter's share.
+    places = torch.randperm(500, generator=torch.Generator().manual_seed(0)).remainder(4).tolist()
+    rows = [row | {"answerKey": "ABCD"[place]} for row, place in zip(map(mmlu_as_arc, range(500)), places, strict=True)]
+    write_jsonl(tmp_path / "arc_easy.jsonl", rows)
     loaded = load_chat_tasks([BUILT_IN["arc_easy"]], places=[str(tmp_path)], cache=tmp_path / "cache")
     for seed in (1, 2):
         (score,) = score_chat_tasks(loaded, small("gpt2", tokenizer, seed=seed), tokenizer, batch_rows=32)
         low, high = score.interval
-        assert score.n > 400
-        assert score.accuracy - score.centred * 0.75 == 0.25
         assert low < 0.25 < high
         assert high - low < 0.08
+        assert score.accuracy == pytest.approx(0.25 + 0.75 * score.centred)
+
+
+def mmlu_as_arc(n):
+    row = mmlu_row(n)
+    return {"question": row["question"], "choices": {"text": row["choices"], "label": ["A", "B", "C", "D"]}}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "modern"])

@@ -24,7 +24,8 @@ class TaskScore:
     n: items scored, the first of the `of` that its files hold. complete: whether they are the whole official test set.
     centred: 0 for guessing, 1 for all right. interval: of the accuracy, 95 % (Wilson). correct: by item, in their order.
     too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the slowest
-    rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers.
+    rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
+    programs of the task were run in, None where there are none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TaskScore:
     seconds: float
     tokens_forwarded: int
     tokens_generated: int
+    isolation: str | None = None
 
 
 def score_chat_tasks(
@@ -89,7 +91,10 @@ def score_chat_tasks(
     for _, raised in found:
         if raised is not None:
             raise raised
-    return [_task_score(loaded, [of_rank[n] for of_rank, _ in found]) for n, loaded in enumerate(tasks)]
+    return [
+        _task_score(loaded, [of_rank[n] for of_rank, _ in found], isolation.name if loaded.task.program else None)
+        for n, loaded in enumerate(tasks)
+    ]
 
 
 def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
@@ -134,7 +139,7 @@ def _ready(
     ids_of_letters = letter_ids(tokenizer, sorted(letters))
     if not programs:
         return ids_of_letters, None
-    from pipeline.evals.sandbox.run import choose_isolation
+    from pipeline.evals.sandbox.choose import choose_isolation
 
     return ids_of_letters, choose_isolation(unsafe_exec, where=where)
 
@@ -147,7 +152,7 @@ def _gathered(mine: Any, world_size: int) -> list[Any]:
     return everyones
 
 
-def _task_score(loaded: LoadedTask, shares: list[Share]) -> TaskScore:
+def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None) -> TaskScore:
     correct = {n: right for share in shares for n, right in share.correct.items()}
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
     baseline = loaded.task.baseline
@@ -164,4 +169,5 @@ def _task_score(loaded: LoadedTask, shares: list[Share]) -> TaskScore:
         seconds=max(share.seconds for share in shares),
         tokens_forwarded=sum(share.tokens_forwarded for share in shares),
         tokens_generated=sum(share.tokens_generated for share in shares),
+        isolation=isolation,
     )

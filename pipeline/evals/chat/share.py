@@ -11,6 +11,7 @@ from pipeline.evals.chat.items import ChatItem
 from pipeline.evals.chat.letters import chosen_letters
 from pipeline.evals.chat.tasks import ChatTask
 from pipeline.generation.stream import positions
+from pipeline.monitor.heartbeat import beat
 from pipeline.tokenizer.chat import prompt_ids
 
 
@@ -90,4 +91,11 @@ class Examiner:
 
         assert task.program is not None, f"{task.name} has neither check nor program"
         programs = [task.program(item, text) for item, text in pairs]
-        return [done.passed for done in run_programs(programs, workers=self.workers, isolation=self.isolation)]
+        right: list[bool] = []
+        for first in range(0, len(programs), self.batch_rows):
+            beat()
+            done = run_programs(
+                programs[first : first + self.batch_rows], workers=self.workers, isolation=self.isolation
+            )
+            right += [execution.passed for execution in done]
+        return right
