@@ -81,7 +81,7 @@ def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, toke
 
 
 def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenizer):
-    pytest.importorskip("pipeline.evals.sandbox.run")
+    pytest.importorskip("pipeline.evals.sandbox.choose")
     loaded = tasks[4]
     known = answers(tokenizer, replace(loaded, items=loaded.items[::2]))
     model = knowing_model(tokenizer, known)
