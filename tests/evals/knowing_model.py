@@ -1,7 +1,7 @@
 """A model that knows what follows certain prompts, through the interface of any causal LM of transformers."""
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
@@ -10,7 +10,7 @@ class KnowingConfig(PreTrainedConfig):
 
 
 class KnowingModel(PreTrainedModel):
-    """After a prompt of `answers` (ids -> ids) it writes the answer, elsewhere the id 0. The cache is the ids so far."""
+    """After a prompt of `answers` (ids -> ids) it writes the answer, elsewhere the id 0. Its cache holds ids."""
 
     config_class = KnowingConfig
 
@@ -22,18 +22,19 @@ class KnowingModel(PreTrainedModel):
             for n, token in enumerate(answer):
                 self.next_id[(*prompt, *answer[:n])] = token
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None):
-        known = past_key_values or [[] for _ in input_ids]
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, **_):
+        cache = DynamicCache() if past_key_values is None else past_key_values
+        told = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        # (B, heads, T, width): the ids are the keys, and whether they are text the values.
+        ids_B1T1, is_text_B1T1 = cache.update(input_ids[:, None, :, None], told[:, None, :, None], 0)
+        ids, is_text = ids_B1T1[:, 0, :, 0].tolist(), is_text_B1T1[:, 0, :, 0].bool().tolist()
         logits_BTV = torch.zeros(*input_ids.shape, self.config.vocab_size)
-        seen = []
-        for row, ids in enumerate(input_ids.tolist()):
-            past = len(known[row])
-            all_ids = known[row] + ids
-            first = 0 if attention_mask is None else int((attention_mask[row] == 0).sum())  # padded on the left
-            for t in range(past, len(all_ids)):
-                logits_BTV[row, t - past, self.next_id.get(tuple(all_ids[first : t + 1]), 0)] = 1
-            seen.append(all_ids)
-        return CausalLMOutputWithPast(logits=logits_BTV, past_key_values=seen if use_cache else None)
+        past = len(ids[0]) - input_ids.shape[1]
+        for row in range(len(ids)):
+            for t in range(past, len(ids[row])):
+                seen = tuple(i for i, text in zip(ids[row][: t + 1], is_text[row], strict=False) if text)
+                logits_BTV[row, t - past, self.next_id.get(seen, 0)] = 1
+        return CausalLMOutputWithPast(logits=logits_BTV, past_key_values=cache if use_cache else None)
 
 
 def knowing_model(tokenizer, answers: dict[tuple[int, ...], list[int]]) -> KnowingModel:
