@@ -24,8 +24,11 @@ ROLES = ("validation", "documents", "train")
 PROTOCOL = 1  # raise it when the same files give other validation rows
 
 
-def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dict:
-    """The plan of a recipe's training and validation rows. sources: as open_sources gives them."""
+def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None) -> dict:
+    """The plan of a recipe's training and validation rows.
+
+    sources: as open_sources gives them. watchlist: a saved Watchlist for which the training text is searched.
+    """
     train, validation = sources
     chat = recipe.stage == "sft"
     batch_tokens = with_batch_tokens(recipe, 1)  # given, or set by the entry, which knows the number of processes
@@ -67,6 +70,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]) -> dic
         "max_bad_rows": recipe.data.max_bad_rows,
         "num_proc": recipe.data.num_proc,
         "keep_shards": recipe.data.keep_shards,
+        "watchlist": str(watchlist) if watchlist else None,
         "train": {
             **horizon,
             "sequences": [sequence_plan(source, {**common, **train_packing}) for source in train],

@@ -30,13 +30,21 @@ LINE_EVERY_S = 10.0
 START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is still being started
 
 
-def start_preparation(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], from_step: int = 0) -> "Preparation":
+def start_preparation(
+    recipe: Any,
+    tokenizer: Any,
+    *,
+    sources: tuple[list, list],
+    from_step: int = 0,
+    watchlist: str | Path | None = None,
+) -> "Preparation":
     """Prepare the recipe's rows in a child process, unless they all are there; returns at once.
 
     sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is made
-    first when data.keep_shards is set. Raises what make_plan raises.
+    first when data.keep_shards is set. watchlist: a saved Watchlist for which the training text is searched on the way; shards
+    that are sealed already are not read again for it (`prepare_now` does that). Raises what make_plan raises.
     """
-    plan = make_plan(recipe, tokenizer, sources=sources)
+    plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     if damaged := damaged_shards(plan, streams_of(plan), verify=False):
         print(f"data: {len(damaged)} prepared shards are damaged and made again first", file=sys.stderr, flush=True)
         with locks(plan):
@@ -49,13 +57,22 @@ def start_preparation(recipe: Any, tokenizer: Any, *, sources: tuple[list, list]
 
 
 def prepare_now(
-    recipe: Any, tokenizer: Any, *, sources: tuple[list, list], verify: bool = False, report: Callable | None = None
+    recipe: Any,
+    tokenizer: Any,
+    *,
+    sources: tuple[list, list],
+    verify: bool = False,
+    report: Callable | None = None,
+    watchlist: str | Path | None = None,
 ) -> "Preparation":
-    """Prepare everything in this process; report(role, source, stream) is called after each shard."""
-    plan = make_plan(recipe, tokenizer, sources=sources)
+    """Prepare everything in this process; report(role, source, stream) is called after each shard.
+
+    watchlist: a saved Watchlist for which all the training text is searched, that of sealed shards too.
+    """
+    plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     with locks(plan):
         workshop = Workshop(plan, tokenizer, sources=sources)
-        for made in chain(workshop.repair(verify=verify), workshop.prepare()):
+        for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.look_again()):
             if report is not None:
                 report(*made)
     return Preparation(plan)

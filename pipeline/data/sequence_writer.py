@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.artifacts.atomic import read_json, write_bytes, write_json
 from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, fit_conversation
+from pipeline.data.lookout import Lookout
 from pipeline.data.packers import PACKERS
 from pipeline.data.packing import PackedRows
 from pipeline.data.scored_bytes import BytesPacker
@@ -28,6 +29,7 @@ from pipeline.data.shards import (
     state_path,
     write_shard,
 )
+from pipeline.data.watchlist import Watchlist
 from pipeline.tokenizer.byte_lengths import span_byte_lengths
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.encode import encode_documents
@@ -48,10 +50,12 @@ class SequenceWriter:
         settings: dict,
         num_proc: int | None = None,
         from_shard: int | None = None,
+        watchlist: Watchlist | None = None,
     ):
         """Stands after the last sealed shard, or at or before `from_shard` to make that one again."""
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc = num_proc
+        self.lookout = Lookout(self.folder, watchlist) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
         for torn in self.folder.glob(".*.safetensors.*"):
             torn.unlink(missing_ok=True)  # left by a process that was killed while it wrote
@@ -89,6 +93,8 @@ class SequenceWriter:
         cursor = {**self.cursor, "skip": self.block_rows - sum(map(len, self.pending))}
         counts = {"bad_rows": self.bad_rows, "read": {**self.read, **self.packer.counts}, "cursor": cursor}
         self.bad_rows = []
+        if self.lookout:
+            self.lookout.seal(self.number)
         if seal_path(self.folder, self.number).exists():
             if self.number == self.wanted:  # The shards before it are only passed through.
                 self._make_again(rows)
@@ -159,6 +165,8 @@ class SequenceWriter:
             for block in self.source.read(**place):
                 place = {"file": block.file, "block": block.index}
                 before, state = self._cursor(place, finishing=False), self.packer.state()
+                if self.lookout:
+                    self.lookout.look(block.items)
                 rows, bad = self._pack(block)
                 self.bad_rows += [] if again else bad
                 yield before, state, self._without_skipped(rows)
@@ -166,6 +174,8 @@ class SequenceWriter:
                 if self.is_full():
                     break
         before, state = self._cursor(place, finishing=True), self.packer.state()
+        if self.lookout:
+            self.lookout.look([])
         yield before, state, self._without_skipped(self.packer.finish())
 
     def _cursor(self, place: dict, *, finishing: bool) -> dict:

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.data.lookout import look_again, seen_path
 from pipeline.data.plan import ROLES, open_stream, sequence_folder
 from pipeline.data.sequence_writer import SequenceWriter
 from pipeline.data.shards import is_damaged, shard_path
 from pipeline.data.stream import Stream
+from pipeline.data.watchlist import Watchlist
 
 
 def streams_of(plan: dict) -> dict[str, Stream]:
@@ -35,6 +37,7 @@ class Workshop:
         self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
+        self.watchlist = Watchlist.load(plan["watchlist"]) if plan["watchlist"] else None
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
         about = self.plan[role]["sequences"][source]
@@ -45,6 +48,7 @@ class Workshop:
             settings=about["settings"],
             num_proc=self.plan["num_proc"],
             from_shard=from_shard,
+            watchlist=self.watchlist if role == "train" else None,
         )
 
     def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:
@@ -69,10 +73,30 @@ class Workshop:
             self.make_again(role, source, number)
             yield role, source, self.streams[role]
 
+    def look_again(self) -> Iterator[Made]:
+        """Look for the watch-list in the text of training shards that were sealed without it, which reads their sources."""
+        if self.watchlist is None:
+            return
+        stream = self.streams["train"]
+        for source, number in unchecked_shards(stream, self.watchlist.id):
+            folder, read_from = stream.sequences[source].folder, self.sources["train"][source]
+            look_again(folder, number, source=read_from, watchlist=self.watchlist)
+            yield "train", source, stream
+
     def make_again(self, role: str, source: int, number: int) -> None:
         writer = self.writer(role, source, from_shard=number)
         while writer.number <= number:
             writer.extend()
+
+
+def unchecked_shards(stream: Stream, watchlist_id: str) -> list[tuple[int, int]]:
+    """(source, shard) of the sealed training shards that the run needs and whose text was not held against the watch-list."""
+    return [
+        (source, number)
+        for source, sequence in enumerate(stream.sequences)
+        for number in range(stream.shards_needed(source))
+        if not seen_path(sequence.folder, number, watchlist_id).exists()
+    ]
 
 
 def damaged_shards(plan: dict, streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
