@@ -10,10 +10,9 @@ from transformers import TrainerCallback
 
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.callbacks.stop_signals import LeftEarly
 from pipeline.evals.progress import progress_bar
 from pipeline.evals.record import append_entry
-from pipeline.evals.together import OtherRankFailed
+from pipeline.evals.together import LeftEarly, OtherRankFailed
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.rng import preserved_rng
@@ -23,10 +22,13 @@ FAILED = "evaluation_failed"
 
 
 class Benchmark(Protocol):
-    """name: the group of its metrics. score gives rows for evals.json, the same on every rank."""
+    """name: the group of its metrics. require_ready raises, before step 1, what score would. score gives rows for
+    evals.json, the same on every rank; an error on one rank, LeftEarly too, is raised on all."""
 
     name: str
     every_steps: int
+
+    def require_ready(self, tokenizer: Any) -> None: ...
 
     def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]: ...
 
@@ -35,7 +37,7 @@ class Benchmarks(TrainerCallback):
     """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a kill, is
     done first after a resume.
 
-    watched: what a rank's batches go through; on a signal it raises LeftEarly on every rank.
+    watched: what a rank's batches go through; on a signal it raises LeftEarly.
     """
 
     def __init__(

@@ -46,7 +46,10 @@ def add_callbacks(
                 tags=recipe.run.tags,
             )
         )
-    benchmarks = Benchmarks(trainer, run, benchmarks_of(recipe), attempt=attempt, watched=stop.on_every_rank)
+    wanted = benchmarks_of(recipe)
+    for benchmark in wanted:
+        benchmark.require_ready(trainer.processing_class)
+    benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, watched=stop.on_this_rank)
     trainer.score_benchmarks = benchmarks.score_due
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from pipeline.artifacts.rows import append_row, counts_beside, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.callbacks.stop_signals import LeftEarly
+from pipeline.evals.together import LeftEarly
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.meter import StepMeter
 from pipeline.training.rng import preserved_rng

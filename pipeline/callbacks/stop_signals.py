@@ -8,12 +8,9 @@ from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
 from pipeline.artifacts.signals import Signals
+from pipeline.evals.together import LeftEarly
 
 Item = TypeVar("Item")
-
-
-class LeftEarly(Exception):
-    """A signal came in the middle of an evaluation or of sampling, which is given up."""
 
 
 class StopSignals(TrainerCallback):

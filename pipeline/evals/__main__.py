@@ -67,12 +67,21 @@ class Asked:
         self.own = [task for task in self.tasks if task not in (*BUILT_IN, "lm_eval")]
 
     def open_inputs(self) -> None:
+        """Everything but the model; raises what is wrong with it."""
+        if "lm_eval" in self.tasks:
+            from pipeline.evals.harness import require_harness
+
+            require_harness()
         if "core" in self.tasks:
             from pipeline.evals.core.bundle import open_bundle
 
             self.bundle = open_bundle(
                 self.arguments.bundle or self._of_recipe("core", "bundle"), wanted=self.tasks["core"]
             ).only(self.tasks["core"])
+        if "chat" in self.tasks:
+            from pipeline.evals.chat.command import open_chat
+
+            self.chat = open_chat(self.tasks["chat"], self.arguments, data=self._of_recipe("chat", "data"))
 
     def _of_recipe(self, group: str, key: str) -> Any:
         return ((self.recipe.get("evals") or {}).get(group) or {}).get(key)
@@ -89,6 +98,10 @@ class Asked:
             results += figures
         if "core" in self.tasks:
             results += self._core(model, tokenizer, where)
+        if "chat" in self.tasks:
+            results += self.chat.score(model, tokenizer, rank=where["rank"], world_size=where["world_size"])
+        if "lm_eval" in self.tasks:
+            results += self._harness(model, tokenizer)
         if "samples" in self.tasks and where["rank"] == 0:
             samples = self._samples(model, tokenizer)
         if self.own:
@@ -119,13 +132,33 @@ class Asked:
         print("\n".join(closing_lines(score)))
         return core_results(score)
 
+    def _harness(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
+        from pipeline.evals.harness import harness_scores, print_rows
+
+        folder = self.arguments.include_path
+        rows = harness_scores(
+            self.tasks["lm_eval"] or [],
+            model,
+            tokenizer,
+            batch_rows=self.arguments.batch_rows,
+            limit=self.arguments.max_per_task,
+            num_fewshot=self.arguments.shots,
+            include_path=None if folder is None else Path(folder),
+            chat=self._as_chat(),
+        )
+        print_rows(rows)
+        return rows
+
+    def _as_chat(self) -> bool:
+        return self.arguments.as_chat or self.subject.stage == "sft"
+
     def _samples(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
         from pipeline.evals.samples import sample_texts
 
         samples = sample_texts(
             model,
             tokenizer,
-            chat=self.arguments.as_chat or self.subject.stage == "sft",
+            chat=self._as_chat(),
             prompts=(self.recipe.get("samples") or {}).get("prompts"),
         )
         for row in samples:

@@ -1,12 +1,20 @@
 """The benchmarks that a recipe asks for while training, opened and read through before step 1."""
 
+import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import RecipeError
+from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
+from pipeline.evals.chat.results import chat_results
+from pipeline.evals.chat.score import require_execution, require_ready, score_chat_tasks
+from pipeline.evals.chat.tasks import BUILT_IN, ChatTask, custom_task
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.results import core_results
 from pipeline.evals.core.score import score_core
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Recipe, Source
 
 
 def benchmarks_of(recipe: Recipe) -> list[Any]:
@@ -14,6 +22,8 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     found: list[Any] = []
     if recipe.evals.core.every_steps is not None:
         found.append(CoreBenchmark(recipe))
+    if recipe.evals.chat.every_steps is not None:
+        found.append(ChatBenchmark(recipe))
     return found
 
 
@@ -35,6 +45,9 @@ class CoreBenchmark:
         self.every_steps = self.settings.every_steps
         self.bundle = open_bundle(beside_recipe(self.settings.bundle, recipe.path), cache=recipe.data.cache_dir)
 
+    def require_ready(self, tokenizer: Any) -> None:
+        """Nothing is asked of a tokenizer but what every run's has."""
+
     def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]:
         """Rows for evals.json, the same on every rank. where: device, rank ... as score_core takes them."""
         settings = self.settings
@@ -49,3 +62,87 @@ class CoreBenchmark:
                 **where,
             )
         )
+
+
+class ChatBenchmark:
+    """The chat tasks as evals.chat says."""
+
+    name = "chat"
+
+    def __init__(self, recipe: Recipe):
+        self.settings = recipe.evals.chat
+        self.every_steps = self.settings.every_steps
+        self.where = recipe.where("evals.chat")
+        self.programs: dict[str, Any] = {"execute": self.settings.execute, "unsafe_exec": recipe.evals.unsafe_exec}
+        tasks = [
+            dataclasses.replace(task, max_new_tokens=self.settings.max_new_tokens)
+            for task in (*built_in_tasks(self.settings.tasks, where=self.where), *_own_tasks(recipe, where=self.where))
+        ]
+        require_execution(tasks, where=self.where, **self.programs)
+        data = beside_recipe(self.settings.data, recipe.path)
+        self.tasks: list[LoadedTask] = load_chat_tasks(
+            tasks,
+            places=None if data is None else [data],
+            folder=str(Path(recipe.path).parent) if recipe.path else None,
+            cache=cache_dir(recipe.data.cache_dir),
+            where=self.where,
+        )
+
+    def require_ready(self, tokenizer: Any) -> None:
+        """Raises DataError for a tokenizer that no question can be put with."""
+        require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
+
+    def score(
+        self, model: Any, tokenizer: Any, *, device: Any, rank: int, world_size: int, watched: Any
+    ) -> list[dict[str, Any]]:
+        """Rows for evals.json, the same on every rank."""
+        scores = score_chat_tasks(
+            self.tasks,
+            model,
+            tokenizer,
+            max_per_task=self.settings.max_per_task,
+            max_s=self.settings.max_s,
+            rank=rank,
+            world_size=world_size,
+            watched=watched,
+            where=self.where,
+            **self.programs,
+        )
+        left_out = [loaded.task.name for loaded in self.tasks[len(scores) :]]
+        if left_out and rank == 0:
+            print(
+                f"chat: {', '.join(left_out)} not begun within evals.chat.max_s ({self.settings.max_s:g} s)",
+                file=sys.stderr,
+                flush=True,
+            )
+        return chat_results(self.tasks, scores)
+
+
+def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
+    """The tasks of that name; RecipeError for one that there is not."""
+    unknown = [name for name in names if name not in BUILT_IN]
+    if unknown:
+        raise RecipeError(
+            f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are {', '.join(BUILT_IN)}."
+        )
+    return [BUILT_IN[name] for name in dict.fromkeys(names)]
+
+
+def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
+    tasks = []
+    for own in recipe.evals.chat.own:
+        if not own.name or not (own.id or own.files):
+            raise RecipeError(
+                f"{where}: a task of evals.chat.own lacks {'files or id' if own.name else 'a name'}, so it cannot be scored. Write {{name: mine, files: mine.jsonl, checker: exact}}."
+            )
+        source = Source(
+            files=own.files,
+            id=own.id,
+            config=own.config,
+            split=own.split,
+            revision=own.revision,
+            format=own.format or "messages",
+        )
+        folder = recipe.run.code_folder
+        tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=folder, where=where))
+    return tasks

@@ -7,7 +7,8 @@ from pipeline.artifacts.errors import RecipeError
 from pipeline.evals.core.tasks import TASKS as CORE_TASKS
 
 BUILT_IN = ("bpb", "core", "chat", "samples")
-WITH_PARTS = ("core", "chat", "lm_eval")  # core:copa,piqa: some of its tasks
+EXAMPLES = {"core": "copa,piqa", "chat": "arc_easy,gsm8k", "lm_eval": "hellaswag,arc_easy"}
+WITH_PARTS = tuple(EXAMPLES)  # core:copa,piqa: some of its tasks
 DEFAULT = ("bpb", "samples")
 
 
@@ -57,7 +58,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         type=int,
         help="most tokens the model sees at once for --text and --chat (default its positions, at most 2048)",
     )
-    tasks = parser.add_argument_group("core and chat")
+    tasks = parser.add_argument_group("core, chat and lm_eval")
     tasks.add_argument(
         "--bundle", metavar="PATH", help="folder or zip of the eval_bundle (default: the published files, fetched once)"
     )
@@ -72,25 +73,78 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         choices=("fewer_shots", "crop"),
         help="core prompts beyond the model's positions: leave whole examples out, or keep the last tokens as nanochat does (default the recipe's, else fewer_shots)",
     )
-    parser.add_argument_group("samples").add_argument(
+    chat = parser.add_argument_group("chat")
+    chat.add_argument(
+        "--chat-data",
+        nargs="+",
+        metavar="PATH",
+        help="folders or files in which the tasks' files are found by their names (default the recipe's, else the Hub's)",
+    )
+    chat.add_argument(
+        "--own-task",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="score conversations of your own too, whose last message is the right answer; may be given again",
+    )
+    chat.add_argument(
+        "--checker",
+        default="exact",
+        help="of --own-task: exact, contains, or module:attr of a function (messages, text) -> bool (default %(default)s)",
+    )
+    chat.add_argument(
+        "--execute", action="store_true", help="run the programs that the model writes for humaneval, each in a sandbox"
+    )
+    chat.add_argument(
+        "--unsafe-exec", action="store_true", help="with --execute: run them also where no sandbox is to be had"
+    )
+    chat.add_argument(
+        "--max-new-tokens", type=int, default=512, metavar="N", help="longest answer (default %(default)s)"
+    )
+    harness = parser.add_argument_group("lm_eval")
+    harness.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default each task's own)")
+    harness.add_argument("--include-path", metavar="FOLDER", help="a folder of task YAMLs of your own")
+    parser.add_argument_group("samples and lm_eval").add_argument(
         "--as-chat",
         action="store_true",
-        help="give the prompts of samples as a user's message; a chat run's are anyway",
+        help="give the prompts as a user's message through the chat template; a chat run's are anyway",
     )
     arguments = parser.parse_intermixed_args(argv)
-    arguments.tasks = _tasks(arguments.tasks or list(DEFAULT))
+    arguments.own_task = dict(_own_task(text) for text in arguments.own_task)
+    arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
+    if arguments.own_task and "chat" not in arguments.tasks:
+        arguments.tasks["chat"] = []
+    for name in ("batch_rows", "max_per_task", "max_new_tokens", "max_bytes", "max_conversations", "window"):
+        if (number := getattr(arguments, name)) is not None and number < 1:
+            raise RecipeError(
+                f"command line: --{name.replace('_', '-')} {number} leaves nothing to score. Give at least 1."
+            )
     return arguments
 
 
+def _own_task(text: str) -> tuple[str, str]:
+    name, _, file = text.partition("=")
+    if not (name and file):
+        raise RecipeError(f"command line: --own-task {text} names no file, so it cannot be scored. Write NAME=FILE.")
+    return name, file
+
+
 def _tasks(names: list[str]) -> dict[str, list[str] | None]:
+    """By evaluation, the parts asked for, of all words that name it; None: all of it."""
     found: dict[str, list[str] | None] = {}
     for name in names:
-        head, _, parts = name.partition(":")
+        head, colon, listed = name.partition(":")
         if name in BUILT_IN:
             found[name] = None
-        elif head in WITH_PARTS and (parts or head == "lm_eval"):
-            found[head] = [part for part in parts.split(",") if part]
-        elif parts and head not in BUILT_IN:
+        elif head in WITH_PARTS:
+            parts = [part.strip() for part in listed.split(",")]
+            if not all(parts):
+                raise RecipeError(
+                    f"command line: {name} names no task, so nothing was scored. Write {head}:{EXAMPLES[head]}."
+                )
+            before = found.get(head, [])
+            found[head] = None if before is None else list(dict.fromkeys([*before, *parts]))
+        elif colon and listed and head not in BUILT_IN:
             found[name] = None
         else:
             near = get_close_matches(name, BUILT_IN, n=1)
@@ -103,9 +157,5 @@ def _tasks(names: list[str]) -> dict[str, list[str] | None]:
     if unknown := [part for part in found.get("core") or [] if part not in known]:
         raise RecipeError(
             f"command line: CORE has no task called {', '.join(unknown)}, so nothing was scored. Its tasks: {', '.join(known)}."
-        )
-    if found.get("lm_eval") == []:
-        raise RecipeError(
-            "command line: lm_eval names no task, so nothing was scored. Write lm_eval:hellaswag,arc_easy."
         )
     return found

@@ -73,29 +73,23 @@ def score_rows(
     """Scores of rows (ids (T,), start): targets ids[start:] given what stands before them; start is at least 1.
 
     Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of them.
-    The model is left in the mode it was in. watched: what this rank's batches go through.
+    The model is left in the mode it was in. watched: what this rank's batches go through; it may raise LeftEarly.
     """
     device = torch.device(device)
     nats_R = torch.zeros(len(rows), dtype=torch.float64)
     misses_R = torch.zeros(len(rows), dtype=torch.float64)
-    forwarded, batches = 0, []
+    forwarded = 0
     error: Exception | None = None
     training = model.training
     model.eval()
     try:
-        try:
-            batches = _planned(model, rows, batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]))
-        except Exception as problem:
-            error = problem
+        batches = _planned(model, rows, batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"]))
         for batch in watched(batches[rank::world_size]):
-            if error is not None:
-                continue  # The others count on this rank to come to the end of its batches.
             beat()
-            try:
-                with torch.no_grad():
-                    forwarded += _score_batch(model, batch, device, nats_R, misses_R)
-            except Exception as problem:  # told below, on every rank
-                error = problem
+            with torch.no_grad():
+                forwarded += _score_batch(model, batch, device, nats_R, misses_R)
+    except Exception as problem:  # told below, on every rank
+        error = problem
     finally:
         model.train(training)
     counts = torch.tensor([forwarded], dtype=torch.float64)

@@ -14,25 +14,6 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError,
 PREFIX = "lm_eval"
 
 
-def harness_tasks(words: list[str]) -> list[str]:
-    """The harness's task names in all words `lm_eval:NAME,NAME`, each once, in their order; other words give none.
-
-    Raises RecipeError for a word without a name.
-    """
-    names: list[str] = []
-    for word in words:
-        prefix, _, listed = word.partition(":")
-        if prefix != PREFIX:
-            continue
-        found = [name.strip() for name in listed.split(",")]
-        if not all(found):
-            raise RecipeError(
-                f"command line: {word} names no task, so nothing was scored. Write {PREFIX}:hellaswag,arc_easy."
-            )
-        names += found
-    return list(dict.fromkeys(names))
-
-
 def require_harness() -> None:
     """Raises InputMissingError when lm-evaluation-harness is not installed; imports nothing."""
     if importlib.util.find_spec("lm_eval") is None:
@@ -222,3 +203,12 @@ def _num_cut(samples: list[dict[str, Any]], cut: set[str]) -> int:
 
 def _version() -> str:
     return importlib.metadata.version("lm_eval")
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """A line for each row of `harness_scores`."""
+    print(f"{'lm_eval metric':<48} {'value':>9} {'stderr':>8} {'items':>7} {'shots':>5}")
+    for row in rows:
+        stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+        cut = f"  {row['cut']:,} prompts cut" if row["cut"] else ""
+        print(f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8} {row['n']:>7,} {row['num_fewshot']!s:>5}{cut}")

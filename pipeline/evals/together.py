@@ -1,10 +1,18 @@
-"""What the ranks of an evaluation tell each other: once, when each has done its share."""
+"""What the ranks of an evaluation tell each other: once a share, when each has done its own."""
+
+from typing import Any
 
 import torch
+
+from pipeline.artifacts.errors import TandemError
 
 
 class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
+
+
+class LeftEarly(Exception):
+    """A signal came in the middle of an evaluation or of sampling, which is given up."""
 
 
 def summed_over_ranks(
@@ -12,21 +20,46 @@ def summed_over_ranks(
 ) -> list[torch.Tensor]:
     """The sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
 
-    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well.
+    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; LeftEarly
+    is raised on all of them.
     """
     if world_size == 1:
         if error is not None:
             raise error
         return tensors
-    failed = torch.tensor([float(error is not None)], device=device)
-    torch.distributed.all_reduce(failed)
-    if error is not None:
-        raise error
-    if failed.item():
-        raise OtherRankFailed("another rank failed in its share of the evaluation")
+    worst = torch.tensor([0 if error is None else 2 if isinstance(error, LeftEarly) else 1], device=device)
+    torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX)
+    _raise(error, worst=int(worst.item()))
     found = []
     for tensor in tensors:
         there = tensor.to(device)
         torch.distributed.all_reduce(there)
         found.append(there.cpu())
     return found
+
+
+def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None = None) -> list[Any]:
+    """What each rank has, by rank; every rank must call this. With a world_size of 1 each has its own alone.
+
+    error: as in summed_over_ranks, but a TandemError of one rank is raised on all.
+    """
+    if world_size == 1:
+        if error is not None:
+            raise error
+        return [mine]
+    severity = 0 if error is None else 2 if isinstance(error, LeftEarly) else 1
+    told = error if isinstance(error, TandemError) else None
+    everyones: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(everyones, (severity, told, None if error else mine))
+    of_one = next((told for _, told, _ in everyones if told is not None), None)
+    _raise(error or of_one, worst=max(severity for severity, _, _ in everyones))
+    return [found for _, _, found in everyones]
+
+
+def _raise(error: Exception | None, *, worst: int) -> None:
+    if worst == 2:
+        raise LeftEarly
+    if error is not None:
+        raise error
+    if worst:
+        raise OtherRankFailed("another rank failed in its share of the evaluation")

@@ -193,14 +193,29 @@ class Core:
 
 
 @dataclass(kw_only=True)
+class OwnTask:
+    """A chat task of one's own: conversations whose last message, the assistant's, is the right answer."""
+
+    name: str | None = key(None, "Its metric is chat/<name>.")
+    files: str | list[str] | None = key(None, "Local parquet or jsonl files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder.")
+    id: str | None = key(None, "A Hub dataset instead.")
+    config: str | None = key(None, "The Hub dataset's configuration (its subset).")
+    split: str = key("test", "The Hub dataset's split.")
+    revision: str | None = key(None, "Branch, tag or commit of the Hub dataset.")
+    format: str | None = key(None, "How a row becomes a conversation, as data.sources has it; default messages.")
+    checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer stands in it), or module:attr of a function (messages, text) -> bool.")
+
+
+@dataclass(kw_only=True)
 class ChatTasks:
     """Chat tasks: while training, and the defaults of python -m pipeline.evals RUN chat."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
     tasks: list[str] = key(["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"], "Which: arc_easy, arc_challenge, mmlu (letters), gsm8k, humaneval, spelling_bee (generated).")
+    own: list[OwnTask] = key(list, "Tasks of one's own, beside these.")
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
     max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
-    max_s: float | None = key(None, "While training: seconds after which no further task is begun.", above=0)
+    max_s: float | None = key(None, "While training: seconds after which no further task is begun; a task that was begun is scored whole.", above=0)
     max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1)
     execute: bool = key(False, "Run the programs that the model writes for humaneval, each in a sandbox; without it humaneval is refused.")
 

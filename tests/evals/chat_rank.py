@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from pipeline.artifacts.errors import TandemError
 from pipeline.evals.chat.files import load_chat_tasks
 from pipeline.evals.chat.score import score_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.evals.together import LeftEarly
 from pipeline.recipe.schema import Source
 
 folder, rank, world_size, checker = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+HAPPENS = os.environ.get("HAPPENS")
 torch.set_num_threads(1)
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
@@ -23,9 +26,21 @@ model = AutoModelForCausalLM.from_pretrained(f"{folder}/model")
 tokenizer = AutoTokenizer.from_pretrained(f"{folder}/model")
 own = custom_task("own", source=Source(files=f"{folder}/own.jsonl"), checker=checker, folder=folder, max_new_tokens=8)
 tasks = load_chat_tasks([BUILT_IN["arc_easy"], own], places=[folder], cache=Path(folder, "cache"))
+
+
+def watched(batches):
+    """On the last rank, what the environment says happens at the second batch."""
+    for n, batch in enumerate(batches):
+        if n == 1 and rank == world_size - 1 and HAPPENS:
+            raise {"signal": LeftEarly(), "defect": KeyError("of this rank")}[HAPPENS]
+        yield batch
+
+
 try:
-    scores = score_chat_tasks(tasks, model, tokenizer, rank=rank, world_size=world_size, batch_rows=3)
+    scores = score_chat_tasks(tasks, model, tokenizer, rank=rank, world_size=world_size, batch_rows=3, watched=watched)
     print(json.dumps([dataclasses.asdict(score) for score in scores]))
 except TandemError as error:
     print(json.dumps(str(error)))
+except Exception as error:
+    print(json.dumps(type(error).__name__))
 torch.distributed.destroy_process_group()

@@ -14,8 +14,10 @@ from knowing_model import knowing_model
 from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.chat.files import load_chat_tasks
 from pipeline.evals.chat.letters import chosen_letters, letter_ids
+from pipeline.evals.chat.results import chat_results, protocol_id
 from pipeline.evals.chat.score import TaskScore, chat_numbers, score_chat_tasks, wilson_interval
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.evals.together import LeftEarly
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.bpe import train_bpe
 from pipeline.tokenizer.chat import prompt_ids
@@ -196,18 +198,63 @@ def test_the_first_items_of_a_task_are_those_of_the_whole(tasks, tokenizer):
     assert (part.n, part.of, part.complete) == (5, 12, False)
 
 
-def test_what_is_watched_is_every_batch_of_every_task_and_the_mode_is_left_as_it_was(tasks, tokenizer):
-    seen = []
+def test_what_is_watched_is_every_batch_and_step_and_the_mode_is_left_as_it_was(tasks, tokenizer):
+    seen, steps = [], []
 
     def watched(batches):
-        seen.append(len(batches))
-        return batches
+        if isinstance(batches, list):
+            seen.append(len(batches))
+            return batches
+        steps.append(list(batches))
+        return steps[-1]
 
     model = small("gpt2", tokenizer).train()
     short = replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=2))
     score_chat_tasks([tasks[0], short], model, tokenizer, batch_rows=5, watched=watched)
     assert seen == [3, 3]
+    assert [1 <= len(of_batch) <= 2 for of_batch in steps] == [True] * 3
     assert model.training
+
+
+def test_no_further_task_is_begun_after_the_time_limit_and_each_score_is_told_when_it_is_there(tasks, tokenizer):
+    model, told = small("gpt2", tokenizer), []
+    scores = score_chat_tasks(tasks[:3], model, tokenizer, max_s=1e-9, report=told.append)
+    assert [score.name for score in scores] == ["arc_easy"]
+    assert told == scores
+    assert len(score_chat_tasks(tasks[:3], model, tokenizer, max_s=600)) == 3
+    names = {row["name"] for row in chat_results(tasks[:3], scores)}
+    assert names == {"chat/arc_easy"}  # nothing is called a mean that has not all of its tasks
+
+
+def test_a_signal_in_the_middle_of_an_answer_ends_the_scoring(tasks, tokenizer):
+    def watched(items):
+        for n, item in enumerate(items):
+            if n == 1 and not isinstance(items, list):
+                raise LeftEarly
+            yield item
+
+    model = small("gpt2", tokenizer).train()
+    with pytest.raises(LeftEarly):
+        score_chat_tasks([tasks[3]], model, tokenizer, batch_rows=5, watched=watched)
+    assert model.training
+
+
+def test_results_say_on_what_they_stand(tasks, tokenizer):
+    model = small("gpt2", tokenizer)
+    scores = score_chat_tasks([tasks[0], tasks[3]], model, tokenizer, max_per_task=5)
+    arc, gsm8k = chat_results([tasks[0], tasks[3]], scores)
+    assert (arc["name"], arc["value"], arc["items"], arc["of"]) == ("chat/arc_easy", scores[0].accuracy, 5, 12)
+    assert arc["low"] <= arc["value"] <= arc["high"]
+    (file,) = arc["files"]
+    assert (file["label"], len(file["sha256"])) == ("ARC-Easy.jsonl", 64)
+    assert arc["protocol"].endswith("-first5")
+    assert gsm8k["protocol"].endswith("-first5-512tokens")
+    whole = score_chat_tasks([tasks[0]], model, tokenizer)
+    assert not chat_results([tasks[0]], whole)[0]["protocol"].endswith("-first5")
+    shorter = replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=4))
+    assert protocol_id(shorter, 5) != gsm8k["protocol"]
+    other = replace(tasks[0], files=[{**tasks[0].files[0], "sha256": "0" * 64}])
+    assert protocol_id(other, 5) != arc["protocol"]
 
 
 def conversations(folder, answered):
@@ -320,7 +367,7 @@ def test_the_interval_s_ends_are_the_shares_that_the_found_one_is_1_96_deviation
     assert low < high
 
 
-def run_ranks(folder, checker):
+def run_ranks(folder, checker, happens=""):
     ranks = [
         subprocess.Popen(
             [sys.executable, Path(__file__).with_name("chat_rank.py"), folder, str(rank), "2", checker],
@@ -331,6 +378,7 @@ def run_ranks(folder, checker):
                 "PYTHONPATH": str(ROOT),
                 "OMP_NUM_THREADS": "1",
                 "GLOO_SOCKET_IFNAME": "lo",
+                "HAPPENS": happens,
             },
         )
         for rank in range(2)
@@ -378,3 +426,10 @@ def test_a_checker_that_fails_on_one_rank_stops_both_with_the_same_sentence(for_
     first, second = run_ranks(for_ranks[0], "own_chat_checks:broken")
     assert first == second
     assert "the checker of own raised KeyError: 'nothing of the kind'" in first
+
+
+@pytest.mark.parametrize(
+    ("happens", "first", "second"), [("signal", "LeftEarly", "LeftEarly"), ("defect", "OtherRankFailed", "KeyError")]
+)
+def test_what_ends_one_rank_s_share_ends_the_scoring_on_both(for_ranks, happens, first, second):
+    assert run_ranks(for_ranks[0], "contains", happens) == [first, second]

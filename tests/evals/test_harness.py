@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError
-from pipeline.evals.harness import harness_scores, harness_tasks, require_harness
+from pipeline.evals.harness import harness_scores, require_harness
 from pipeline.tokenizer.chat import built_in_template, prompt_ids
 from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
 
@@ -123,18 +122,6 @@ def write_all_kinds(folder):
     )  # fmt: skip
 
 
-def test_task_names_are_read_from_the_words_that_begin_with_lm_eval():
-    words = ["bpb", "lm_eval:hellaswag,arc_easy", "my_task:score", "lm_eval:arc_easy, piqa"]
-    assert harness_tasks(words) == ["hellaswag", "arc_easy", "piqa"]
-    assert harness_tasks(["bpb", "lm_evaluate:x"]) == []
-
-
-@pytest.mark.parametrize("word", ["lm_eval", "lm_eval:", "lm_eval:a,,b"])
-def test_a_word_without_a_task_name_is_refused(word):
-    with pytest.raises(RecipeError, match="names no task"):
-        harness_tasks([word])
-
-
 def test_the_missing_package_is_one_sentence_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
     with pytest.raises(InputMissingError, match=r'not installed. Run pip install "tandem-llm\[lm-eval\]"') as told:
@@ -142,15 +129,6 @@ def test_the_missing_package_is_one_sentence_that_says_what_to_install(monkeypat
     assert "\n" not in str(told.value)
     with pytest.raises(InputMissingError, match="lm-eval"):
         harness_scores(["choice"], None, None)
-
-
-def test_reading_task_names_and_looking_for_the_package_import_no_torch():
-    code = (
-        "import sys\nfrom pipeline.evals.harness import harness_tasks, require_harness\n"
-        "harness_tasks(['lm_eval:a'])\ntry: require_harness()\nexcept Exception: pass\n"
-        "assert not {'torch', 'transformers', 'datasets', 'lm_eval'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)
 
 
 @needs_harness

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeline.generation.texts import continue_together
+from pipeline.generation.texts import continuations
 
 
 def written_answers(
@@ -14,15 +14,23 @@ def written_answers(
     batch_rows: int,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> list[list[int]]:
-    """The ids of each answer, without the token that ended it. watched: what the batches go through."""
+    """The ids of each answer, without the token that ended it; the calculator answers its tool calls.
+
+    watched: what the batches, a list, and the steps of each go through.
+    """
+    # Longest first: what does not fit into memory is known at once, and a batch is padded little.
     order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     answers: list[list[int]] = [[] for _ in prompts]
     for some in watched([order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]):
-        found = _answer_batch(model, tokenizer, [prompts[n] for n in some], max_new_tokens=max_new_tokens)
+        found = continuations(
+            model,
+            tokenizer,
+            [prompts[n] for n in some],
+            batch_size=batch_rows,
+            watched=watched,
+            max_new_tokens=max_new_tokens,
+            calculator=True,
+        )
         for n, ids in zip(some, found, strict=True):
             answers[n] = ids
     return answers
-
-
-def _answer_batch(model, tokenizer, prompts: list[list[int]], *, max_new_tokens: int) -> list[list[int]]:
-    return continue_together(model, tokenizer, prompts, max_new_tokens=max_new_tokens)

@@ -1,16 +1,18 @@
 """Accuracy of a chat model on its tasks, and ChatCORE: the mean of what they are above guessing."""
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from pipeline.artifacts.errors import DataError, RecipeError, TandemError
+from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.letters import letter_ids
 from pipeline.evals.chat.share import Examiner, Share
+from pipeline.evals.chat.tasks import ChatTask
+from pipeline.evals.sandbox.choose import choose_isolation
+from pipeline.evals.sandbox.run import Isolation
+from pipeline.evals.together import gathered_over_ranks
 from pipeline.hardware.cpu import usable_cores
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
@@ -49,52 +51,58 @@ def score_chat_tasks(
     tokenizer,
     *,
     max_per_task: int | None = None,
+    max_s: float | None = None,
     batch_rows: int = 8,
     rank: int = 0,
     world_size: int = 1,
     execute: bool = False,
     unsafe_exec: bool = False,
     watched: Callable[[Iterable], Iterable] = iter,
+    report: Callable[[TaskScore], None] | None = None,
     where: str = "chat tasks",
 ) -> list[TaskScore]:
-    """The scores of all tasks, the same on every rank and for any batch_rows.
+    """The scores of the tasks in their order, the same on every rank and for any batch_rows.
 
-    max_per_task: only the first items of each. Items are dealt out to the ranks, which meet once, at the end: each needs a
-    whole model. execute: programs that the model writes may be run, in the sandbox unless unsafe_exec. watched: what the
-    batches of a task go through (a list, for each task anew). Before anything is scored raises DataError for a tokenizer
-    without chat template or letters, RecipeError for programs that may not be run; DataError when a checker fails.
+    max_per_task: only the first items of each. max_s: no further task is begun after so many seconds. Items are dealt out
+    to the ranks, each of which needs a whole model; they meet after each task, and an error on one is raised on all.
+    execute: programs that the model writes may be run, in the sandbox unless unsafe_exec. watched: what the batches of a
+    task go through (a list, for each task anew) and, where answers are generated, the steps of each batch; it may raise
+    LeftEarly. report: called with each task's score as soon as it is there. Raises what `require_ready` raises before
+    anything is scored; DataError when a checker fails.
     """
     assert max_per_task is None or max_per_task > 0, max_per_task
-    ids_of_letters, isolation = _ready(tasks, tokenizer, execute=execute, unsafe_exec=unsafe_exec, where=where)
+    started = time.monotonic()
+    isolation = require_ready(tasks, tokenizer, execute=execute, unsafe_exec=unsafe_exec, where=where)
     examiner = Examiner(
         model=model,
         tokenizer=tokenizer,
         batch_rows=batch_rows,
         watched=watched,
-        ids_of_letters=ids_of_letters,
+        ids_of_letters=_ids_of_letters(tasks, tokenizer),
         isolation=isolation,
         workers=max(1, usable_cores() // world_size),
     )
-    shares: list[Share] = []
-    problem: TandemError | None = None
+    scores: list[TaskScore] = []
     training = model.training
     model.eval()
     try:
         for loaded in tasks:
             items = dict(list(enumerate(loaded.items[:max_per_task]))[rank::world_size])
-            shares.append(examiner.share(loaded.task, items))
-    except TandemError as error:
-        problem = error  # Raised by all ranks, after they have met.
+            share, error = None, None
+            try:
+                share = examiner.share(loaded.task, items)
+            except Exception as problem:  # told below, on every rank
+                error = problem
+            found = gathered_over_ranks((share, time.monotonic() - started), world_size=world_size, error=error)
+            name = isolation.name if isolation and loaded.task.program else None
+            scores.append(_task_score(loaded, [of_rank for of_rank, _ in found], name))
+            if report is not None:
+                report(scores[-1])
+            if max_s is not None and found[0][1] > max_s:  # the first rank's clock, so that all end together
+                break
     finally:
         model.train(training)
-    found = _gathered((shares, problem), world_size)
-    for _, raised in found:
-        if raised is not None:
-            raise raised
-    return [
-        _task_score(loaded, [of_rank[n] for of_rank, _ in found], isolation.name if loaded.task.program else None)
-        for n, loaded in enumerate(tasks)
-    ]
+    return scores
 
 
 def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
@@ -122,34 +130,44 @@ def wilson_interval(right: int, n: int) -> tuple[float, float]:
     return middle - half if right else 0.0, middle + half if right < n else 1.0
 
 
-def _ready(
-    tasks: list[LoadedTask], tokenizer, *, execute: bool, unsafe_exec: bool, where: str
-) -> tuple[dict[str, int], Any]:
-    """The letters' ids, and what isolates programs if there will be any; raises all that would stop the scoring later."""
-    programs = [loaded.task.name for loaded in tasks if loaded.task.program]
-    if programs and not execute:
-        raise RecipeError(
-            f"{where}: {', '.join(programs)} runs programs that the model wrote, and that was not asked for. Allow it (they run in a sandbox), or leave the task out."
-        )
+def require_ready(
+    tasks: list[LoadedTask],
+    tokenizer,
+    *,
+    execute: bool,
+    unsafe_exec: bool,
+    where: str = "chat tasks",
+) -> Isolation | None:
+    """What isolates the model's programs, where a task has any.
+
+    Raises all that would stop the scoring later: RecipeError for programs that may not be run, DataError for a tokenizer
+    without chat template or without the letters as tokens.
+    """
+    isolation = require_execution([loaded.task for loaded in tasks], execute, unsafe_exec, where=where)
     if not tokenizer.chat_template:
         raise DataError(
             f"{where}: the tokenizer has no chat template, so questions cannot be put to the model. Score a model tuned for chat."
         )
-    letters = {letter for loaded in tasks for item in loaded.items for letter in item.letters}
-    ids_of_letters = letter_ids(tokenizer, sorted(letters))
+    _ids_of_letters(tasks, tokenizer)
+    return isolation
+
+
+def require_execution(tasks: list[ChatTask], execute: bool, unsafe_exec: bool, *, where: str) -> Isolation | None:
+    """What isolates the model's programs, where a task has any; RecipeError where they may not be run."""
+    programs = [task.name for task in tasks if task.program]
     if not programs:
-        return ids_of_letters, None
-    from pipeline.evals.sandbox.choose import choose_isolation
+        return None
+    if not execute:
+        raise RecipeError(
+            f"{where}: {', '.join(programs)} runs programs that the model wrote, and that was not asked for. Allow it with --execute or evals.chat.execute: true (they run in a sandbox), or leave the task out."
+        )
+    return choose_isolation(unsafe_exec, where=where)
 
-    return ids_of_letters, choose_isolation(unsafe_exec, where=where)
 
-
-def _gathered(mine: Any, world_size: int) -> list[Any]:
-    if world_size == 1:
-        return [mine]
-    everyones: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(everyones, mine)
-    return everyones
+def _ids_of_letters(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
+    return letter_ids(
+        tokenizer, sorted({letter for loaded in tasks for item in loaded.items for letter in item.letters})
+    )
 
 
 def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None) -> TaskScore:

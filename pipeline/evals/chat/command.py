@@ -1,0 +1,76 @@
+"""`python -m pipeline.evals RUN_OR_MODEL chat`: the chat tasks that a command line asks for."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from pipeline.evals.benchmarks import built_in_tasks
+from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
+from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
+from pipeline.evals.chat.score import CHAT_CORE, require_execution, score_chat_tasks
+from pipeline.evals.chat.tasks import custom_task
+from pipeline.evals.progress import progress_bar
+from pipeline.recipe.schema import Source
+
+WHERE = "command line: chat"
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedChat:
+    """Tasks with their items, and how they are to be scored."""
+
+    tasks: list[LoadedTask]
+    arguments: argparse.Namespace
+
+    def score(self, model: Any, tokenizer: Any, *, rank: int, world_size: int) -> list[dict[str, Any]]:
+        """Rows for evals.json, printed as they come."""
+        print(heading())
+        scores = score_chat_tasks(
+            self.tasks,
+            model,
+            tokenizer,
+            max_per_task=self.arguments.max_per_task,
+            batch_rows=self.arguments.batch_rows,
+            rank=rank,
+            world_size=world_size,
+            execute=self.arguments.execute,
+            unsafe_exec=self.arguments.unsafe_exec,
+            watched=lambda batches: progress_bar(batches, name="chat", shown=rank == 0),
+            report=lambda score: print(task_line(score), flush=True),
+            where=WHERE,
+        )
+        print("\n".join(closing_lines(scores)))
+        if self.arguments.tasks["chat"] is None and not self.arguments.execute:
+            print(
+                "humaneval was left out: it runs programs that the model writes. Add --execute to run them in a sandbox."
+            )
+        return chat_results(self.tasks, scores)
+
+
+def open_chat(names: list[str] | None, arguments: argparse.Namespace, *, data: str | None) -> AskedChat:
+    """The tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
+
+    data: where the run's recipe has the files. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
+    not, or that run programs without --execute.
+    """
+    if names is None:
+        names = [name for name in (*CHAT_CORE, "spelling_bee") if name != "humaneval" or arguments.execute]
+    tasks = [
+        dataclasses.replace(task, max_new_tokens=arguments.max_new_tokens)
+        for task in built_in_tasks(names, where=WHERE)
+    ]
+    for name, file in arguments.own_task.items():
+        tasks.append(
+            custom_task(
+                name,
+                source=Source(files=file),
+                checker=arguments.checker,
+                folder=str(Path.cwd()),
+                max_new_tokens=arguments.max_new_tokens,
+                where=WHERE,
+            )
+        )
+    require_execution(tasks, arguments.execute, arguments.unsafe_exec, where=WHERE)
+    places = arguments.chat_data or ([data] if data else None)
+    return AskedChat(load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), where=WHERE), arguments)

@@ -1,0 +1,85 @@
+"""Chat scores as rows for evals.json, as metrics by name, and as a table for the terminal."""
+
+import hashlib
+from typing import Any
+
+from pipeline.evals.chat.files import LoadedTask
+from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
+
+
+def chat_results(tasks: list[LoadedTask], scores: list[TaskScore]) -> list[dict[str, Any]]:
+    """A row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
+
+    tasks: those that were to be scored; scores may be of the first ones only.
+    """
+    loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
+    numbers = chat_numbers(scores)
+    protocols = {score.name: protocol_id(loaded_by_name[score.name], score.n) for score in scores}
+    rows = []
+    for score in scores:
+        loaded, (low, high) = loaded_by_name[score.name], score.interval
+        rows.append(
+            {
+                "name": f"chat/{score.name}",
+                "value": numbers.pop(f"chat/{score.name}"),
+                "low": low,
+                "high": high,
+                "protocol": protocols[score.name],
+                "centred": score.centred,
+                "items": score.n,
+                "of": score.of,
+                "complete": score.complete,
+                "too_long": score.too_long,
+                "seconds": score.seconds,
+                "tokens_forwarded": score.tokens_forwarded,
+                "tokens_generated": score.tokens_generated,
+                "files": loaded.files,
+                "revision": loaded.revision,
+                "isolation": score.isolation,
+            }
+        )
+    together = f"chat-{_digest(sorted(protocols.values()))}"
+    means = [
+        {"name": name, "value": value, "protocol": together, "tasks": list(protocols)}
+        for name, value in numbers.items()
+    ]
+    return means + rows
+
+
+def protocol_id(loaded: LoadedTask, items: int) -> str:
+    """Equal for the same first items of the same files and the same longest answer."""
+    files = _digest([file["sha256"] for file in loaded.files])
+    capped = "" if items == len(loaded.items) else f"-first{items}"
+    longest = f"-{loaded.task.max_new_tokens}tokens" if loaded.task.kind == "text" else ""
+    return f"{loaded.task.name}-{files}{capped}{longest}"
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+
+
+def heading() -> str:
+    return f"{'task':<20} {'items':>7} {'accuracy':>9}  {'95 %':<11}  {'centred':>8} {'tokens':>10} {'seconds':>8}"
+
+
+def task_line(score: TaskScore) -> str:
+    low, high = score.interval
+    notes = [f"of {score.of:,}"] if score.n < score.of else []
+    if score.too_long:
+        notes.append(f"{score.too_long:,} questions longer than the model's positions, which count as wrong")
+    if score.isolation is not None:
+        notes.append(f"programs run behind {score.isolation}")
+    return (
+        f"{score.name:<20} {score.n:>7,} {score.accuracy:>9.4f}  {low:.3f}-{high:.3f}  {score.centred:>8.4f} "
+        f"{score.tokens_forwarded + score.tokens_generated:>10,} {score.seconds:>8.1f}"
+        + "".join(f"  {n}" for n in notes)
+    )
+
+
+def closing_lines(scores: list[TaskScore]) -> list[str]:
+    """The means over tasks, or which tasks they would take."""
+    means = {name: value for name, value in chat_numbers(scores).items() if name.startswith("chat/core")}
+    if not means:
+        missing = [name for name in CHAT_CORE if name not in {score.name for score in scores}]
+        return [f"no ChatCORE without {', '.join(missing)}"]
+    return [f"{name}: {value:.6f}" for name, value in means.items()]
