@@ -117,7 +117,8 @@ class Benchmarks(TrainerCallback):
 
     def _tell(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""
-        if isinstance(error, OtherRankFailed) and not self.trainer.is_world_process_zero():
+        told_elsewhere = isinstance(error, OtherRankFailed) or getattr(error, "of_all_ranks", False)
+        if told_elsewhere and not self.trainer.is_world_process_zero():
             return
         reason = f"{type(error).__name__}: {error}"
         print(f"step {step:05d} | {name} was not scored ({reason}); the training goes on", file=sys.stderr, flush=True)

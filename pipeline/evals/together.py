@@ -49,6 +49,8 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
         return [mine]
     severity = 0 if error is None else 2 if isinstance(error, LeftEarly) else 1
     told = error if isinstance(error, TandemError) else None
+    if told is not None:
+        told.of_all_ranks = True
     everyones: list[Any] = [None] * world_size
     torch.distributed.all_gather_object(everyones, (severity, told, None if error else mine))
     of_one = next((told for _, told, _ in everyones if told is not None), None)

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.evals.benchmarks import built_in_tasks
 from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
-from pipeline.evals.chat.score import CHAT_CORE, require_execution, score_chat_tasks
+from pipeline.evals.chat.score import CHAT_CORE, require_execution, require_ready, score_chat_tasks
 from pipeline.evals.chat.tasks import custom_task
 from pipeline.evals.progress import progress_bar
 from pipeline.recipe.schema import Source
@@ -25,6 +25,13 @@ class AskedChat:
 
     def score(self, model: Any, tokenizer: Any, *, rank: int, world_size: int) -> list[dict[str, Any]]:
         """Rows for evals.json, printed as they come."""
+        require_ready(
+            self.tasks,
+            tokenizer,
+            execute=self.arguments.execute,
+            unsafe_exec=self.arguments.unsafe_exec,
+            where=WHERE,
+        )
         print(heading())
         scores = score_chat_tasks(
             self.tasks,

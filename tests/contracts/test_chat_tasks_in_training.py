@@ -1,0 +1,99 @@
+"""Chat tasks while a run trains: at their cadence and at the end, by all ranks, with what a recipe gets wrong said before
+step 1."""
+
+import json
+
+import pytest
+
+from pipeline.artifacts.rows import read_rows
+from tests.evals.chat_task_files import write_all, write_jsonl
+from tests.runner import MODELS
+
+
+@pytest.fixture
+def runner(warm_runner):
+    return warm_runner
+
+
+def recipe_of(runner, name, **chat):
+    data = runner.folder / "tasks"
+    data.mkdir(exist_ok=True)
+    write_all(data, 6)
+    own = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "it"}]
+    write_jsonl(data / "own.jsonl", [{"messages": own}] * 3)
+    settings = {
+        "every_steps": 4,
+        "tasks": ["arc_easy", "gsm8k"],
+        "own": [{"name": "mine", "files": "tasks/own.jsonl", "checker": "contains"}],
+        "data": "tasks",
+        "max_per_task": 5,
+        "max_new_tokens": 6,
+    }
+    return runner.sft_recipe(
+        name,
+        "gpt2",
+        model={**MODELS["gpt2"]["model"], "n_positions": 512},
+        train={"max_steps": 10, "per_device_train_batch_size": 4, "logging_steps": 1, "save_steps": 5, "seed": 7},
+        evals={"bpb": {"tokens": 1024, "at_start": False}, "chat": settings | chat},
+    )
+
+
+def entries_of(run):
+    return json.loads((run.directory / "report" / "evals.json").read_text())["entries"]
+
+
+def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothing(runner):
+    run = runner.train(recipe_of(runner, "scored"), stage="sft")
+    for name in ("chat/arc_easy", "chat/gsm8k", "chat/mine", "chat/eval_s"):
+        assert sorted(run.values(name)) == [4, 8, 10]
+    last = entries_of(run)[-1]
+    assert [row["name"] for row in last["results"]] == ["chat/arc_easy", "chat/gsm8k", "chat/mine"]
+    assert [(row["items"], row["of"], row["too_long"]) for row in last["results"]] == [(5, 6, 0), (5, 6, 0), (3, 3, 0)]
+    assert last["results"][1]["tokens_generated"] > 0
+    assert "step 00010 | chat/arc_easy" in (run.directory / "console.log").read_text()
+    plain = runner.train(recipe_of(runner, "plain", every_steps=None), stage="sft")
+    assert plain.values("train/loss") == run.values("train/loss")
+
+
+def test_two_ranks_have_the_chat_scores_of_one(runner):
+    one = runner.train(recipe_of(runner, "one", every_steps=10), stage="sft")
+    two = runner.train(recipe_of(runner, "two", every_steps=10), ranks=2, stage="sft")
+    for entry in (entries_of(one)[0], entries_of(two)[0]):
+        for row in entry["results"]:
+            del row["seconds"]
+    assert entries_of(one)[0]["results"][0]["items"] == 5
+    for mine, theirs in zip(entries_of(one)[0]["results"], entries_of(two)[0]["results"], strict=True):
+        assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_a_task_that_the_time_limit_left_no_room_for_is_named(runner):
+    run = runner.train(recipe_of(runner, "short", every_steps=10, max_s=1e-9), stage="sft")
+    assert [row["name"] for row in entries_of(run)[0]["results"]] == ["chat/arc_easy"]
+    assert "chat: gsm8k, mine not begun within evals.chat.max_s" in run.output
+
+
+def test_a_checker_that_fails_is_told_on_both_ranks_and_the_run_goes_on(runner):
+    (runner.folder / "own_checks.py").write_text("def broken(messages, text):\n    raise KeyError('nothing')\n")
+    own = [{"name": "mine", "files": "tasks/own.jsonl", "checker": "own_checks:broken"}]
+    run = runner.train(recipe_of(runner, "broken", every_steps=10, own=own), ranks=2, stage="sft")
+    assert "chat was not scored (DataError: " in run.output
+    assert "the checker of mine raised KeyError: 'nothing'" in run.output
+    (failed,) = [r for r in read_rows(run.directory / "metrics.jsonl") if r.get("event") == "evaluation_failed"]
+    assert (failed["name"], failed["step"]) == ("chat", 10)
+    assert (run.directory / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("chat", "told", "status"),
+    [
+        ({"tasks": ["arc"]}, "there is no chat task called arc", 64),
+        ({"tasks": ["humaneval"]}, "Allow it with --execute or evals.chat.execute: true", 64),
+        ({"own": [{"name": "mine", "files": "tasks/none.jsonl"}]}, "none.jsonl", 66),
+        ({"own": [{"files": "tasks/own.jsonl"}]}, "a task of evals.chat.own lacks a name", 64),
+        ({"data": "elsewhere"}, "elsewhere", 66),
+    ],
+)
+def test_what_cannot_be_scored_is_said_before_the_first_step(runner, chat, told, status):
+    refused = runner.train(recipe_of(runner, "refused", **chat), status=status, stage="sft")
+    assert told in refused.output
+    assert "step 0000" not in refused.output
