@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from pipeline.artifacts.atomic import read_json
+from pipeline.hub.card_benchmarks import benchmarks_of_model, benchmarks_section, index_entries
 from pipeline.report.run_data import RunData, Score
 from pipeline.report.tables import code, number, table
 
@@ -17,14 +18,18 @@ def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: 
     """
     config = read_json((model or data.run.model) / "config.json")
     own_code = bool(config.get("auto_map"))
-    front = yaml.safe_dump(_metadata(data, repo_id, own_code), sort_keys=False, allow_unicode=True)
+    step = data.step() if step is None else step
+    benchmarks = benchmarks_of_model(data, step=step, finished=model in (None, data.run.model))
+    results = [*(_index_entry(score) for score in _last_scores(data)), *index_entries(benchmarks)]
+    front = yaml.safe_dump(_metadata(data, repo_id, own_code, results), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front}---\n",
         f"# {repo_id.split('/')[-1]}\n",
         _about(data, config),
         "## Use\n\n" + _use(data, repo_id, own_code),
-        "## Training\n\n" + table(["what", "value"], _training(data, data.step() if step is None else step)),
+        "## Training\n\n" + table(["what", "value"], _training(data, step)),
         _scores(data),
+        benchmarks_section(benchmarks, repo_id=repo_id),
         "## Files\n\n`recipe.yaml` is the resolved recipe of the run and can be run again; `run_manifest.json` holds versions, "
         "code state, data and tokenizer identities"
         + ("; `report.md` tells the run.\n" if (data.run.report / "report.md").exists() else ".\n"),
@@ -34,7 +39,7 @@ def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: 
     return "\n".join(section for section in sections if section)
 
 
-def _metadata(data: RunData, repo_id: str, own_code: bool) -> dict[str, Any]:
+def _metadata(data: RunData, repo_id: str, own_code: bool, results: list[dict[str, Any]]) -> dict[str, Any]:
     tags = ["tandem", *(["conversational"] if data.stage == "sft" else []), *(["custom_code"] if own_code else [])]
     tags += [tag for tag in (data.recipe.get("run") or {}).get("tags") or [] if tag not in tags]
     front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": tags}
@@ -44,7 +49,6 @@ def _metadata(data: RunData, repo_id: str, own_code: bool) -> dict[str, Any]:
     start = (data.recipe.get("model") or {}).get("start_from")
     if start and start.count("/") == 1 and not Path(start).exists() and not start.startswith((".", "/", "~", "runs/")):
         front["base_model"] = start
-    results = [_index_entry(score) for score in _last_scores(data)]
     if results:
         front["model-index"] = [{"name": repo_id.split("/")[-1], "results": results}]
     return front

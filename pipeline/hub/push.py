@@ -120,7 +120,8 @@ def collect(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path
             files[path.name] = Path(shutil.copy2(path, folder / path.name))
     if model != data.run.model:
         # The run goes on while this is published: what it measured later says nothing about this model.
-        data = dataclasses.replace(data, rows=[row for row in data.rows if row.get("step", 0) <= step])
+        rows = [row for row in data.rows if row.get("step", 0) <= step]
+        data = dataclasses.replace(data, rows=rows, evals=[e for e in data.evals if (e.get("step") or 0) <= step])
     write_text(folder / "README.md", model_card(data, model=model, step=step, repo_id=repo_id))
     return files | {"README.md": folder / "README.md"}
 

@@ -1,4 +1,4 @@
-"""Several runs side by side. Bits per byte stand beside each other only where the same text was scored."""
+"""Several runs side by side. Figures of evaluations stand beside each other only where the same was scored."""
 
 from typing import Any
 
@@ -18,40 +18,43 @@ def comparison(runs: list[RunData]) -> str:
         values = [data.last(name) for data in runs]
         if any(value is not None for value in values):
             rows.append([f"{name} (last)", *(number(value, 5) for value in values)])
-    scores, refused = _bpb_rows(runs)
+    scores, refused = _score_rows(runs)
     text = table(["", *(data.name for data in runs)], rows + scores + _recipe_rows(runs))
     return text + "".join(f"\n{line}\n" for line in refused)
 
 
-def _bpb_rows(runs: list[RunData]) -> tuple[list[list[Any]], list[str]]:
-    """One row per metric and protocol that at least two runs share; sentences on the rest."""
-    last = [_last_by_name(data) for data in runs]
+def _score_rows(runs: list[RunData]) -> tuple[list[list[Any]], list[str]]:
+    """One row per figure that at least two runs have, measured on the same; sentences on the rest."""
+    newest = [_newest(data) for data in runs]
     rows: list[list[Any]] = []
     refused = []
-    for name in sorted({name for scores in last for name, _ in scores}):
-        protocols = {protocol for scores in last for found, protocol in scores if found == name}
-        for protocol in sorted(p for p in protocols if p is not None):
-            values = [scores.get((name, protocol)) for scores in last]
-            if sum(value is not None for value in values) > 1:
-                rows.append(
-                    [f"{name} (last; protocol {protocol})", *(None if v is None else f"{v.value:.6f}" for v in values)]
-                )
-            else:
-                who = next(data.name for data, value in zip(runs, values, strict=True) if value)
-                refused.append(
-                    f"{name} of {who} is not compared: no other of these runs was scored under its protocol {protocol}."
-                )
-        for data, scores in zip(runs, last, strict=True):
-            if (name, None) in scores:
-                refused.append(
-                    f"{name} of {data.name} is not compared: the run does not say under which protocol it was scored."
-                )
-    return rows, list(dict.fromkeys(refused))
+    for key in sorted({key for scores in newest for key in scores}, key=repr):
+        name, protocol, items = key
+        having = [data.name for data, scores in zip(runs, newest, strict=True) if key in scores]
+        on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
+        if protocol is None:
+            refused += [
+                f"{name} of {run} is not compared: the run does not say under which protocol it was scored."
+                for run in having
+            ]
+        elif len(having) > 1:
+            values = [scores.get(key) for scores in newest]
+            rows.append([f"{name} (last; {on})", *(None if v is None else f"{v.value:.6f}" for v in values)])
+        else:
+            on_these = f" on the same {_amount(items)}" if items else ""
+            refused.append(
+                f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its protocol {protocol}."
+            )
+    return rows, refused
 
 
-def _last_by_name(data: RunData) -> dict[tuple[str, str | None], Score]:
-    """The newest figure per metric and protocol."""
-    return {(score.name, score.protocol): score for score in data.scores()}
+def _amount(items: tuple[tuple[str, int | None], ...]) -> str:
+    return f"{len(items)} tasks, {sum(count or 0 for _, count in items):,} items"
+
+
+def _newest(data: RunData) -> dict[tuple, Score]:
+    """The newest figure per metric and what was scored."""
+    return {(score.name, score.protocol, score.items): score for score in [*data.scores(), *data.means()]}
 
 
 def _recipe_rows(runs: list[RunData]) -> list[list[Any]]:

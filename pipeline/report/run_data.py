@@ -11,11 +11,15 @@ from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
 from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.rows import counts_beside, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
+from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One bits-per-byte figure. protocol: what was scored; two figures compare only when it is known and equal."""
+    """One bits-per-byte figure, or the mean of a benchmark.
+
+    protocol, items: what was scored, of a benchmark by task; two figures compare only when both are equal and the first is known.
+    """
 
     name: str
     step: int | None
@@ -23,6 +27,7 @@ class Score:
     protocol: str | None
     bytes: int | None = None
     of: str | None = None
+    items: tuple[tuple[str, int | None], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +102,37 @@ class RunData:
                 of=entry.get("subject"),
             )
             for entry in self.evals
-            for result in entry.get("results", [])
-            if "bpb" in result["name"]
+            for result in entry["results"]
+            if "bpb" in result["name"] and not is_benchmark(result)
         ]
         return own + later
 
+    def benchmarks(self) -> list[Benchmark]:
+        """CORE, chat tasks and lm_eval, oldest first."""
+        return benchmarks_of(self.evals)
+
+    def means(self) -> list[Score]:
+        """Means of benchmarks, oldest first. Their tasks and items are part of what was measured."""
+        return [
+            Score(
+                name=mean["name"],
+                step=benchmark.step,
+                value=mean["value"],
+                protocol=mean["protocol"],
+                of=benchmark.subject,
+                items=benchmark.items_of(mean),
+            )
+            for benchmark in self.benchmarks()
+            for mean in benchmark.means
+        ]
+
     def other_results(self) -> list[tuple[str, int | None, float, str | None]]:
-        """(name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte."""
+        """(name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and benchmarks."""
         return [
             (result["name"], entry.get("step"), result["value"], entry.get("subject"))
             for entry in self.evals
-            for result in entry.get("results", [])
-            if "bpb" not in result["name"]
+            for result in entry["results"]
+            if "bpb" not in result["name"] and not is_benchmark(result)
         ]
 
 
@@ -129,7 +153,7 @@ def read_run(name: str) -> RunData:
         rows=last_attempts(rows),
         all_rows=rows,
         samples=_samples_that_count(samples, attempts),
-        evals=(_json(run.evals) or {}).get("entries", []),
+        evals=_entries_that_count(_json(run.evals), attempts),
         failure=_json(run.failure),
         checkpoints=[
             (step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists())
@@ -144,6 +168,25 @@ def _samples_that_count(samples: list[dict[str, Any]], attempts: list[dict[str, 
         for row in samples
         if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
     ]
+
+
+def _entries_that_count(found: Any, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of evals.json, with those of their results that are numbers by name.
+
+    An entry of a model that a later attempt went back behind says nothing about the run's models.
+    """
+    entries = (found.get("entries") or []) if isinstance(found, dict) else []
+    return [
+        entry
+        | {"results": [row for row in entry.get("results") or [] if "name" in row and _is_number(row.get("value"))]}
+        for entry in entries
+        if entry.get("step") is None
+        or all(counts_beside(entry, a) for a in attempts if a.get("time", 0) > entry.get("time", float("inf")))
+    ]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _json(path: Path) -> Any:

@@ -1,6 +1,5 @@
 """The report of one run, in Markdown: what it was, how it went, what it reached."""
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,11 @@ import yaml
 
 from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.report.benchmark_rows import suite_of
+from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.run_data import RunData, read_run
-from pipeline.report.tables import code, number, spread, svg_curves, table
+from pipeline.report.samples import samples_text
+from pipeline.report.tables import code, date, number, percent, spread, svg_curves, table
 
 ROWS_OF_A_TABLE = 16
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
@@ -36,8 +38,9 @@ def report(data: RunData) -> str:
         _section("Data", _data(data)),
         _section("Training", _training(data)),
         _section("Bits per byte", _bpb(data)),
+        _section("Benchmarks", benchmarks_text(data)),
         _section("Other evaluations", _other_results(data)),
-        _section("Samples", _samples(data)),
+        _section("Samples", samples_text(data)),
         _section("Checkpoints", _checkpoints(data)),
         _section("Attempts", _attempts(data)),
         _section("Failure", code(json.dumps(data.failure, indent=2, ensure_ascii=False)) if data.failure else ""),
@@ -81,23 +84,19 @@ def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
             found += _flat(entry, f"{prefix}{name}.")
         elif entry not in (None, [], ""):
             text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-            found.append((prefix + name, _date(text) if name in ("ended", "time") else text))
+            found.append((prefix + name, date(text) if name in ("ended", "time") else text))
     return found
-
-
-def _date(value: Any) -> Any:
-    if not isinstance(value, (int, float)):
-        return value
-    return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
 
 
 def _results(data: RunData) -> str:
     results = _flat(data.manifest.get("results") or {})
+    if data.benchmarks():  # which have a section of their own
+        results = [(name, value) for name, value in results if suite_of(name) is None]
     return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
 
 
 def _lost(share: dict[str, Any]) -> str | None:
-    return ", ".join(f"{name} {_percent(part)}" for name, part in (share.get("lost") or {}).items()) or None
+    return ", ".join(f"{name} {percent(part)}" for name, part in (share.get("lost") or {}).items()) or None
 
 
 def _data(data: RunData) -> str:
@@ -111,7 +110,7 @@ def _data(data: RunData) -> str:
             source.get("revision"),
             number(len(source.get("files", []))),
             str(source.get("fingerprint"))[:16],
-            _percent((shares.get(source.get("name")) or {}).get("share")) if use == "training" else None,
+            percent((shares.get(source.get("name")) or {}).get("share")) if use == "training" else None,
             _lost(shares.get(source.get("name")) or {}) if use == "training" else None,
         ]
         for use, key in (("training", "sources"), ("validation", "validation"))
@@ -130,10 +129,6 @@ def _data(data: RunData) -> str:
     return "\n".join(
         part for part in (table(head, rows) if rows else "", table(["what", "value"], facts) if facts else "") if part
     )
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.2f} %"
 
 
 def _training(data: RunData) -> str:
@@ -197,18 +192,6 @@ def _other_results(data: RunData) -> str:
     return table(["metric", "step", "value", "of"], rows) if rows else ""
 
 
-def _samples(data: RunData) -> str:
-    if not data.samples:
-        return ""
-    first, last = data.samples[0]["step"], data.samples[-1]["step"]
-    texts: dict[str, dict[int, str]] = {}
-    for row in data.samples:
-        texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
-    steps = [first] if first == last else [first, last]
-    rows = [[prompt, *(by_step.get(step) for step in steps)] for prompt, by_step in texts.items()]
-    return table(["prompt", *(f"step {step}" for step in steps)], rows)
-
-
 def _checkpoints(data: RunData) -> str:
     rows = [
         [f"checkpoint-{step}", f"{size / 2**20:,.1f} MiB", "yes" if sealed else "no"]
@@ -227,5 +210,5 @@ def _attempts(data: RunData) -> str:
     for attempt in numbers:
         steps = [row["step"] for row in data.all_rows if row.get("attempt") == attempt and "train/loss" in row]
         start = starts.get(attempt, {})
-        rows.append([attempt, _date(start.get("time")), start.get("step"), max(steps, default=None)])
+        rows.append([attempt, date(start.get("time")), start.get("step"), max(steps, default=None)])
     return table(["attempt", "began", "from step", "last logged step"], rows) if rows else ""

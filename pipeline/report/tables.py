@@ -1,5 +1,6 @@
 """Markdown tables, numbers for people, and a curve as an SVG file."""
 
+import datetime
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,6 +11,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table. None becomes a dash; no text inside a cell can break it."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
+
+
+def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The table without the columns that are None in every row; "" without rows."""
+    kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
+    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows]) if rows else ""
 
 
 def cell(value: Any) -> str:
@@ -42,6 +49,17 @@ def number(value: float | int | None, digits: int = 4) -> str | None:
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.2f} %"
+
+
+def date(value: Any) -> Any:
+    """Seconds since 1970 as an ISO date in UTC; anything else as it is."""
+    if not isinstance(value, (int, float)):
+        return value
+    return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:

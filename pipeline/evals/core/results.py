@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.evals.core.partial import why_partial
 from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
 
@@ -78,22 +79,9 @@ def closing_lines(score: CoreScore) -> list[str]:
             f"{score.name}_{version}: {score.mean(version):.6f}  (95 % {low:.4f} to {high:.4f}; {meaning}; {len(score.tasks)} of {len(TASKS)} tasks)"
         )
     if not score.whole:
-        lines.append(f"This is not CORE: {'; '.join(_why_partial(score))}.")
+        tasks = [(t.task.name, len(t.correct), t.of, score.bundle.published(t.task)) for t in score.tasks]
+        lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, tasks))}.")
     lines.append(
         f"bundle {score.bundle.id}, protocol {score.protocol}; {score.forwarded:,} tokens forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
     )
     return lines
-
-
-def _why_partial(score: CoreScore) -> list[str]:
-    reasons = []
-    if score.missing:
-        reasons.append(f"missing {', '.join(score.missing)}")
-    if score.cut_short:
-        reasons.append(
-            f"the time limit left room for {sum(len(t.correct) for t in score.tasks):,} of {sum(t.of for t in score.tasks):,} items"
-        )
-    other = [t.task.name for t in score.tasks if not score.bundle.published(t.task)]
-    if other:
-        reasons.append(f"not the published file of {', '.join(other)}")
-    return reasons

@@ -1,0 +1,236 @@
+"""Benchmarks in words and tables: what was reached on which tasks, how sure it is, and what it takes to repeat it."""
+
+from typing import Any
+
+from pipeline.evals.core.partial import why_partial
+from pipeline.report.benchmark_rows import Benchmark, series_of, task_name
+from pipeline.report.run_data import RunData
+from pipeline.report.tables import code, date, filled_table, number, percent, spread, table
+
+STEPS_OF_A_SERIES = 16
+
+
+def benchmarks_text(data: RunData) -> str:
+    """Each series of equal measurements by its newest entry, and its means over steps; then what could not be scored."""
+    parts = [_series(series) for series in series_of(data.benchmarks())]
+    return "\n".join(part for part in (*parts, _failures(data)) if part)
+
+
+def _series(series: list[Benchmark]) -> str:
+    newest = series[-1]
+    history = _history(series) if len(series) > 1 else ""
+    return "\n".join(part for part in (title(newest), scores_text(newest), history, _facts(newest)) if part)
+
+
+def title(benchmark: Benchmark) -> str:
+    """A heading. A part of CORE is not called by its name."""
+    whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
+    names = {
+        "core": "CORE" if whole else "A part of CORE's tasks",
+        "chat": "Chat tasks",
+        "lm_eval": "lm-evaluation-harness",
+    }
+    return f"### {names[benchmark.suite]}: {_of(benchmark)}\n"
+
+
+def _of(benchmark: Benchmark) -> str:
+    step = None if benchmark.step is None else f"step {number(benchmark.step)}"
+    named = benchmark.subject if benchmark.subject != f"step {benchmark.step}" else None
+    return ", ".join(filter(None, (named, step))) or "a model"
+
+
+def scores_text(benchmark: Benchmark) -> str:
+    """The means, what is missing in them, the tasks, and what contamination means."""
+    parts = [_means(benchmark), *(f"{line}\n" for line in partial_lines(benchmark)), _tasks(benchmark)]
+    if looked := _looked(benchmark):
+        parts.append(looked)
+    return "\n".join(part for part in parts if part)
+
+
+def _means(benchmark: Benchmark) -> str:
+    head = [
+        "mean of centred scores",
+        "value",
+        "95 % interval",
+        "tasks",
+        "contaminated",
+        "value without them",
+        "protocol",
+    ]
+    rows = [
+        [
+            mean["name"],
+            f"{mean['value']:.6f}",
+            interval(mean),
+            number(len(mean["tasks"]) if isinstance(mean.get("tasks"), list) else mean.get("tasks")),
+            _contaminated(mean),
+            _fixed(_contamination(mean).get("score_without"), 6),
+            mean["protocol"] if len(benchmark.protocols()) > 1 else None,
+        ]
+        for mean in benchmark.means
+    ]
+    return filled_table(head, rows)
+
+
+def partial_lines(benchmark: Benchmark) -> list[str]:
+    """Why a mean may not be called CORE or ChatCORE, one sentence each."""
+    lines = []
+    for mean in benchmark.means:
+        tasks = benchmark.tasks_of(mean)
+        if mean["name"].startswith("core_partial/"):
+            told = [(task_name(t), t.get("items", 0), t.get("of", 0), t.get("published", True)) for t in tasks]
+            why = "; ".join(why_partial(mean.get("missing") or [], told)) or "the reason was not recorded"
+            lines.append(f"This is not CORE: {why}.")
+        elif mean["name"].endswith("_part"):
+            cut = [f"{task_name(t)} ({_items(t) or 'some'} items)" for t in tasks if not t.get("complete")]
+            lines.append(
+                f"{mean['name']} is not {mean['name'].removesuffix('_part')}: asked were not all items of {', '.join(cut)}."
+            )
+    return list(dict.fromkeys(lines))
+
+
+def _tasks(benchmark: Benchmark) -> str:
+    many = len(benchmark.protocols()) > 1
+    what = "task, metric" if benchmark.suite == "lm_eval" else "task"
+    value = "value" if benchmark.suite == "lm_eval" else "accuracy"
+    centred = [("centred", None)] if benchmark.suite == "chat" else [(f"centred {v}", v) for v in ("v1", "v2")]
+    head = [what, value, "95 % interval", "standard error", "items", *(name for name, _ in centred), "shots"]
+    head += ["contaminated", f"{value} without them", "notes", "protocol"]
+    rows = [
+        [
+            task_name(task),
+            _fixed(task["value"]),
+            interval(task),
+            _fixed(task.get("stderr")),
+            _items(task),
+            *(_fixed(_centred(task, version)) for _, version in centred),
+            number(task.get("shots", task.get("num_fewshot"))),
+            _contaminated(task),
+            _fixed(_contamination(task).get("score_without")),
+            "; ".join(_notes(task)) or None,
+            task["protocol"] if many else None,
+        ]
+        for task in benchmark.tasks
+    ]
+    return filled_table(head, rows)
+
+
+def interval(row: dict[str, Any]) -> str | None:
+    """The 95 % interval of a row that has one."""
+    low, high = row.get("low"), row.get("high")
+    return None if low is None or high is None else f"{low:.4f} to {high:.4f}"
+
+
+def _fixed(value: float | None, digits: int = 4) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
+
+
+def _items(row: dict[str, Any]) -> str | None:
+    items, of = row.get("items", row.get("n")), row.get("of")
+    return number(items) if of in (None, items) else f"{number(items)} of {number(of)}"
+
+
+def _centred(task: dict[str, Any], version: str | None) -> float | None:
+    centred = task.get("centred")
+    return centred.get(version) if isinstance(centred, dict) else centred
+
+
+def _contamination(row: dict[str, Any]) -> dict[str, Any]:
+    return row.get("contamination") or {}
+
+
+def _contaminated(row: dict[str, Any]) -> str | None:
+    found = _contamination(row)
+    if found.get("contaminated") is None:
+        return None
+    share = percent(found.get("contaminated_share"))
+    return f"{number(found['contaminated'])} of {number(found.get('items'))}" + (f" ({share})" if share else "")
+
+
+def _notes(task: dict[str, Any]) -> list[str]:
+    notes = []
+    if task.get("shortened"):
+        notes.append(f"prompts shortened: {number(task['shortened'])}")
+    if task.get("too_long"):
+        notes.append(f"questions too long, counted as wrong: {number(task['too_long'])}")
+    if task.get("cut"):
+        notes.append(f"items whose prompt was cut: {number(task['cut'])}")
+    if unjudged := _contamination(task).get("unjudged"):
+        notes.append(f"items too short to look for: {number(unjudged)}")
+    if task.get("published") is False:
+        notes.append("not the published file")
+    if task.get("complete") is False:
+        notes.append("not the whole test set")
+    if task.get("isolation"):
+        notes.append(f"programs run behind {task['isolation']}")
+    return notes
+
+
+def _looked(benchmark: Benchmark) -> str:
+    """What a contaminated item is, and where nobody looked for one."""
+    found = [_contamination(row) for row in benchmark.tasks if _contamination(row)]
+    if not found:
+        return ""
+    shards, unchecked = (max(row.get(key) or 0 for row in found) for key in ("shards", "unchecked_shards"))
+    line = (
+        "An item is contaminated when 13 of its words in a row (all of an item of 8 to 12) stand in the text trained on"
+    )
+    if shards:
+        line += f"; looked at were {number(shards - unchecked)} of {number(shards)} shards of that text"
+    return f"{line}.\n"
+
+
+def _history(series: list[Benchmark]) -> str:
+    names = list(dict.fromkeys(row["name"] for b in series for row in (b.means or b.tasks)))
+    rows = []
+    for benchmark in spread(series, STEPS_OF_A_SERIES):
+        values = {row["name"]: f"{row['value']:.6f}" for row in (benchmark.means or benchmark.tasks)}
+        rows.append([_of(benchmark), *(values.get(name) for name in names)])
+    return table(["model", *names], rows)
+
+
+def _facts(benchmark: Benchmark) -> str:
+    """What it takes to repeat the measurement: command, versions, device, protocol, and the files by their hash."""
+    entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
+    protocols = benchmark.protocols()
+    versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())
+    # Of CORE each mean has the sum over its tasks, of chat tasks each task has its own.
+    spent = {key: max((m[key] for m in benchmark.means if key in m), default=None) for key in SPENT}
+    spent = {k: sum(t.get(k) or 0 for t in benchmark.tasks) if v is None else v for k, v in spent.items()}
+    facts = [
+        ["time", date(entry.get("time"))],
+        ["device", entry.get("device")],
+        ["versions", versions or None],
+        ["protocol", protocols[0] if len(protocols) == 1 else None],
+        ["bundle", next((row["bundle"] for row in rows if row.get("bundle")), None)],
+        *([name, number(spent[key]) if spent[key] else None] for key, name in SPENT.items()),
+    ]
+    files = [
+        [task_name(task), file.get("label"), number(file.get("bytes")), file.get("sha256"), task.get("revision")]
+        for task in benchmark.tasks
+        for file in task.get("files") or []
+    ]
+    parts = [
+        code(entry["command"], "bash") if entry.get("command") else "",
+        table(["what", "value"], [fact for fact in facts if fact[1] is not None]),
+        filled_table(["task", "file", "bytes", "sha256", "revision"], files),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+# Recorded cost, and its name for people.
+SPENT = {
+    "seconds": "seconds",
+    "tokens_forwarded": "tokens forwarded",
+    "tokens_in_prompts": "tokens in prompts",
+    "tokens_generated": "tokens generated",
+}
+
+
+def _failures(data: RunData) -> str:
+    rows = [
+        [row.get("step"), row.get("name"), row.get("reason")]
+        for row in data.rows
+        if row.get("event") == "evaluation_failed"
+    ]
+    return "Not scored, and the training went on:\n\n" + table(["step", "benchmark", "reason"], rows) if rows else ""
