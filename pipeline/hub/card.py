@@ -32,6 +32,7 @@ def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: 
         benchmarks_section(benchmarks, repo_id=repo_id),
         "## Files\n\n`recipe.yaml` is the resolved recipe of the run and can be run again; `run_manifest.json` holds versions, "
         "code state, data and tokenizer identities"
+        + ("; `evals.json` holds every evaluation" if data.evals else "")
         + ("; `report.md` tells the run.\n" if (data.run.report / "report.md").exists() else ".\n"),
         "## Limits\n\nA small language model trained on the text named above: it states falsehoods fluently, repeats the biases "
         "of its text, and was not made safe for any use with consequences for people.\n",

@@ -49,15 +49,16 @@ def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
     """The command that measures the same on the published model. The recorded one may name paths of this machine."""
     of_suite = {"core": _core_words, "chat": _chat_words, "lm_eval": _harness_words}[benchmark.suite]
     protocols = " ".join(benchmark.protocols())
-    first = re.search(r"(?:-|, )first ?(\d+)", protocols)
-    capped = ["--max-per-task", first[1]] if first else []
+    capped = ["--max-per-task", str(benchmark.first_items)] if benchmark.first_items else []
     return " ".join(["python -m pipeline.evals", repo_id, *of_suite(benchmark, protocols), *capped])
 
 
 def _core_words(benchmark: Benchmark, protocols: str) -> list[str]:
     names = [task_name(task) for task in benchmark.tasks]
-    crop = ["--long-prompts", "crop"] if protocols.endswith("-crop") else []
-    return ["core" if len(names) == len(TASKS) else f"core:{','.join(names)}", *crop]
+    words = ["core" if len(names) == len(TASKS) else f"core:{','.join(names)}"]
+    if any(task.get("published") is False for task in benchmark.tasks):
+        words += ["--bundle", "FOLDER"]  # the reader's own copy of these files
+    return [*words, "--long-prompts", "crop"] if protocols.endswith("-crop") else words
 
 
 def _chat_words(benchmark: Benchmark, protocols: str) -> list[str]:
@@ -89,7 +90,7 @@ def _entries(benchmark: Benchmark) -> Iterator[dict[str, Any]]:
     for row in [*benchmark.means, *benchmark.tasks]:
         if not math.isfinite(row["value"]):  # which the index could not hold
             continue
-        args = {key: row[key] for key in ("low", "high", "stderr") if row.get(key) is not None}
+        args = {key: round(row[key], 6) for key in ("low", "high", "stderr") if row.get(key) is not None}
         metric = {"type": _type(row, benchmark), "name": row["name"], "value": round(row["value"], 6)}
         yield {
             "task": {"type": "text-generation", "name": "Text generation"},

@@ -1,5 +1,6 @@
 """The benchmarks in evals.json: which rows are theirs, which entries tell of the same, and which figures compare."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,12 @@ class Benchmark:
 
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
+
+    @property
+    def first_items(self) -> int | None:
+        """The most items of a task that were to be scored, as protocols say it; None: all."""
+        found = re.search(r"(?:-|, )first ?(\d+)", " ".join(self.protocols()))
+        return int(found[1]) if found else None
 
     def measured(self) -> tuple:
         """The same for entries that may stand in one series: the tasks and under which protocols."""

@@ -23,13 +23,9 @@ def _series(series: list[Benchmark]) -> str:
 
 
 def title(benchmark: Benchmark) -> str:
-    """A heading. A part of CORE is not called by its name."""
+    """A heading. What is not CORE is not called so."""
     whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
-    names = {
-        "core": "CORE" if whole else "A part of CORE's tasks",
-        "chat": "Chat tasks",
-        "lm_eval": "lm-evaluation-harness",
-    }
+    names = {"core": "CORE" if whole else "core_partial", "chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}
     return f"### {names[benchmark.suite]}: {_of(benchmark)}\n"
 
 
@@ -41,9 +37,10 @@ def _of(benchmark: Benchmark) -> str:
 
 def scores_text(benchmark: Benchmark) -> str:
     """The means, what is missing in them, the tasks, and what contamination means."""
-    parts = [_means(benchmark), *(f"{line}\n" for line in partial_lines(benchmark)), _tasks(benchmark)]
-    if looked := _looked(benchmark):
-        parts.append(looked)
+    lines = partial_lines(benchmark)
+    if benchmark.first_items:
+        lines.append(f"At most the first {benchmark.first_items:,} items of each task were scored.")
+    parts = [_means(benchmark), *(f"{line}\n" for line in lines), _tasks(benchmark), _looked(benchmark)]
     return "\n".join(part for part in parts if part)
 
 

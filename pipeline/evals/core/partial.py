@@ -11,6 +11,9 @@ def why_partial(missing: Iterable[str], tasks: Iterable[tuple[str, int, int, boo
     scored, wanted = sum(items for _, items, _, _ in tasks), sum(of for _, _, of, _ in tasks)
     if scored < wanted:
         reasons.append(f"the time limit left room for {scored:,} of {wanted:,} items")
-    if other := [name for name, _, _, published in tasks if not published]:
+    other = [name for name, _, _, published in tasks if not published]
+    if other and len(other) == len(tasks):
+        reasons.append("none of the files is the published one")
+    elif other:
         reasons.append(f"not the published file of {', '.join(other)}")
     return reasons

@@ -1,0 +1,114 @@
+"""A finished run with benchmarks in its evals.json, recorded as the evaluations record them."""
+
+import numpy as np
+
+from pipeline.artifacts.rows import append_row
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.evals.core.bundle import Bundle
+from pipeline.evals.core.results import core_results
+from pipeline.evals.core.score import CoreScore, TaskScore
+from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.record import append_entry
+
+CHAT_CORE = ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval"]
+
+
+def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="-first4", long_prompts="fewer_shots"):
+    """The rows of CORE in which `right` of `items` answers of every task are right; of only some tasks with `names`."""
+    tasks = [task for task in TASKS if names is None or task.name in names]
+    bundle = Bundle(
+        items={},
+        sha256={task.file: f"{task.blob}cafe" for task in tasks},
+        blobs={task.file: task.blob if published else "other" for task in tasks},
+        missing={task.name: "not asked for" for task in TASKS if task not in tasks},
+    )
+    scored = [
+        TaskScore(task, np.arange(items) < right, of or items, shortened=2 if task.name == "piqa" else 0)
+        for task in tasks
+    ]
+    return core_results(
+        CoreScore(
+            tasks=scored,
+            missing=bundle.missing,
+            bundle=bundle,
+            protocol=f"{bundle.id}{capped}-{long_prompts}",
+            seconds=12.5,
+            forwarded=3000,
+            given=5000,
+            cut_short=of is not None,
+        )
+    )
+
+
+def chat_rows(*, value=0.5, items=20, of=40, complete=False):
+    """The rows of ChatCORE's five tasks."""
+    together = {
+        "name": "chat/core" if complete else "chat/core_part",
+        "value": value - 0.1,
+        "protocol": "chat-0123",
+        "tasks": CHAT_CORE,
+    }
+    tasks = [
+        {
+            "name": f"chat/{name}",
+            "value": value,
+            "low": value - 0.05,
+            "high": value + 0.05,
+            "protocol": f"{name}-feed" + ("" if complete else f"-first{items}"),
+            "centred": value - 0.1,
+            "items": items,
+            "of": of,
+            "complete": complete,
+            "too_long": 3 if name == "mmlu" else 0,
+            "seconds": 2.0,
+            "tokens_forwarded": 100,
+            "tokens_generated": 10,
+            "files": [{"label": f"{name}.jsonl", "sha256": "beef" * 16, "bytes": 12345}],
+            "revision": None,
+            "isolation": "namespaces" if name == "humaneval" else None,
+        }
+        for name in CHAT_CORE
+    ]
+    return [together, *tasks]
+
+
+def lm_eval_row(value=0.25):
+    return {
+        "name": "lm_eval/piqa/acc_norm",
+        "value": value,
+        "stderr": 0.0125,
+        "n": 200,
+        "task_version": "1.0",
+        "num_fewshot": 5,
+        "filter": "none",
+        "cut": 7,
+        "protocol": "lm_eval 0.4, piqa version 1.0, 5-shot, first 200",
+    }
+
+
+def contaminated(row, found, without):
+    """The row as it stands when `found` of its 4 items stood in the training text."""
+    return row | {
+        "contamination": {
+            "items": 4,
+            "unjudged": 1,
+            "contaminated": found,
+            "contaminated_share": found / 3,
+            "score": row["value"],
+            "score_without": without,
+            "shards": 8,
+            "unchecked_shards": 2,
+        }
+    }
+
+
+def write_evaluated_run(folder, *entries, stage="pretrain", steps=20):
+    """A run of that many steps; entries: (subject, step, rows)."""
+    run = RunDirectory(folder)
+    run.update_manifest(name=folder.name, stage=stage, status="finished")
+    append_row(run.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 1.0})
+    append_row(run.metrics, {"step": steps, "attempt": 1, "time": 2.0, "tokens": 100, "train/loss": 3.0})
+    for subject, step, rows in entries:
+        command = ["python", "-m", "pipeline.evals", str(folder), "core"]
+        append_entry(run, subject=subject, step=step, device="cpu", results=rows, command=command)
+    return run
