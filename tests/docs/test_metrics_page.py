@@ -4,10 +4,14 @@ import ast
 import re
 from pathlib import Path
 
+from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
+from pipeline.evals.core.results import VERSIONS
+from pipeline.report.benchmark_rows import MEANS
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAME = re.compile(
-    r"(train|optim|perf|data|val|sft|core|chat|ckpt|gpu|host|mem|disk|net|text)/[a-z0-9_]+(/(<[a-z]+>)?)?"
+    r"(train|optim|perf|data|val|sft|core|core_partial|chat|ckpt|gpu|host|mem|disk|net|text)/[a-z0-9_]+(/(<[a-z]+>)?)?"
 )
 DOCUMENTED = {
     name
@@ -37,20 +41,40 @@ def literals(path):
             yield node.value
 
 
+def chat_means():
+    """The names of all means that chat scores give, of whole test sets and of parts of them."""
+    numbers: dict = {}
+    for complete in (True, False):
+        scores = [
+            TaskScore(
+                name=name, n=1, of=1, complete=complete, accuracy=1.0, centred=1.0, interval=(0.0, 1.0), correct=[True],
+                too_long=0, seconds=0.0, tokens_forwarded=1, tokens_generated=1,
+            )
+            for name in (*CHAT_CORE, "spelling_bee")
+        ]  # fmt: skip
+        numbers |= chat_numbers(scores)
+    return {name for name in numbers if name.startswith("chat/core")}
+
+
 def written():
     found = set()
     for room in WRITERS:
         for path in (ROOT / "pipeline" / room).rglob("*.py"):
             found |= {
-                text for text in literals(path) if NAME.fullmatch(text) or re.fullmatch(r"(optim/lr|data|gpu)/<>", text)
+                text
+                for text in literals(path)
+                if NAME.fullmatch(text) or re.fullmatch(r"(optim/lr|data|gpu|core|chat)/<>", text)
             }
-    # f"data/{name}" for name in (...), and f"gpu/{column}" for the monitor's columns.
+    # f"data/{name}" for name in (...), f"gpu/{column}" for the monitor's columns, f"core/{task}", and f"{mean}/{version}".
     from pipeline.monitor.__main__ import COLUMNS
 
     generic = {
         "data/<>": {"data/epoch", "data/pq", "data/rg"},
         "gpu/<>": {c for c in COLUMNS if c.startswith("gpu/")},
         "optim/lr/<>": {"optim/lr/<group>"},
+        "core/<>": {"core/<task>", "core/eval_s"}
+        | {f"{name}/{v}" for name in ("core", "core_partial") for v in VERSIONS},
+        "chat/<>": {"chat/<task>", "chat/eval_s"} | chat_means(),
     }
     for pattern, names in generic.items():
         if pattern in found:
@@ -75,3 +99,8 @@ def test_every_row_of_the_page_has_a_unit_and_a_meaning():
             assert len(cells) == 6, line
             assert cells[1], line
             assert len(cells[2]) > 8, line
+
+
+def test_the_means_that_the_report_knows_are_those_that_the_code_writes():
+    means = {name for name in written() if name.startswith(("core/v", "core_partial/", "chat/core"))}
+    assert means == set(MEANS)
