@@ -39,8 +39,7 @@ def benchmarks_section(benchmarks: list[Benchmark], *, repo_id: str) -> str:
     for benchmark in benchmarks:
         protocols = benchmark.protocols()
         parts += [title(benchmark), scores_text(benchmark)]
-        if len(protocols) == 1:
-            parts.append(f"Protocol `{protocols[0]}`. To repeat it:\n")
+        parts.append((f"Protocol `{protocols[0]}`. " if len(protocols) == 1 else "") + "To repeat it:\n")
         parts.append(code(repeat_command(benchmark, repo_id), "bash"))
     return "\n".join(parts)
 

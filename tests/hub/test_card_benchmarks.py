@@ -87,7 +87,10 @@ def test_the_card_tells_contaminated_items_and_the_score_without_them(card_of):
         (core_rows(capped=""), "core"),
         (core_rows(long_prompts="crop"), "core --long-prompts crop --max-per-task 4"),
         (core_rows(names=["copa", "piqa"], published=False), "core:copa,piqa --bundle FOLDER --max-per-task 4"),
-        (chat_rows(), "chat:arc_easy,arc_challenge,mmlu,gsm8k,humaneval --execute --max-per-task 20"),
+        (
+            chat_rows(),
+            "chat:arc_easy,arc_challenge,mmlu,gsm8k,humaneval,spelling_bee --max-new-tokens 512 --execute --max-per-task 20",
+        ),
         ([lm_eval_row()], "lm_eval:piqa --shots 5 --max-per-task 200"),
         (
             [{"name": "chat/mine", "value": 1.0, "protocol": "mine-feed-64tokens"}],
@@ -99,8 +102,7 @@ def test_the_command_on_the_card_measures_the_same_on_the_published_model(card_o
     section = benchmarks_of(card_of(("model/", 20, rows)))
     line = section.split("```bash\n")[1].split("\n```")[0]
     assert line == f"python -m pipeline.evals me/a {command}"
-    if line.split()[4].startswith("core"):
-        assert read_arguments(line.split()[3:]).model == "me/a"
+    assert read_arguments(line.split()[3:]).model == "me/a"
 
 
 def test_a_published_checkpoint_has_its_own_scores_and_no_later_ones(tmp_path):

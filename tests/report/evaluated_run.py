@@ -4,13 +4,16 @@ import numpy as np
 
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.evals.chat.files import LoadedTask
+from pipeline.evals.chat.items import ChatItem
+from pipeline.evals.chat.results import chat_results
+from pipeline.evals.chat.score import CHAT_CORE, TaskScore
+from pipeline.evals.chat.tasks import BUILT_IN
+from pipeline.evals.core import score as core
 from pipeline.evals.core.bundle import Bundle
 from pipeline.evals.core.results import core_results
-from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
 from pipeline.evals.record import append_entry
-
-CHAT_CORE = ["arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval"]
 
 
 def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="-first4", long_prompts="fewer_shots"):
@@ -23,11 +26,11 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="
         missing={task.name: "not asked for" for task in TASKS if task not in tasks},
     )
     scored = [
-        TaskScore(task, np.arange(items) < right, of or items, shortened=2 if task.name == "piqa" else 0)
+        core.TaskScore(task, np.arange(items) < right, of or items, shortened=2 if task.name == "piqa" else 0)
         for task in tasks
     ]
     return core_results(
-        CoreScore(
+        core.CoreScore(
             tasks=scored,
             missing=bundle.missing,
             bundle=bundle,
@@ -40,36 +43,36 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="
     )
 
 
-def chat_rows(*, value=0.5, items=20, of=40, complete=False):
-    """The rows of ChatCORE's five tasks."""
-    together = {
-        "name": "chat/core" if complete else "chat/core_part",
-        "value": value - 0.1,
-        "protocol": "chat-0123",
-        "tasks": CHAT_CORE,
-    }
+def chat_rows(value=0.5, *, items=20, of=40, complete=False, names=(*CHAT_CORE, "spelling_bee")):
+    """The rows of ChatCORE's five tasks and spelling_bee, each with that accuracy on `items` of the `of` in its file."""
+    question = ChatItem(messages=[{"role": "user", "content": "Why?"}], answer="So.")
     tasks = [
-        {
-            "name": f"chat/{name}",
-            "value": value,
-            "low": value - 0.05,
-            "high": value + 0.05,
-            "protocol": f"{name}-feed" + ("" if complete else f"-first{items}"),
-            "centred": value - 0.1,
-            "items": items,
-            "of": of,
-            "complete": complete,
-            "too_long": 3 if name == "mmlu" else 0,
-            "seconds": 2.0,
-            "tokens_forwarded": 100,
-            "tokens_generated": 10,
-            "files": [{"label": f"{name}.jsonl", "sha256": "beef" * 16, "bytes": 12345}],
-            "revision": None,
-            "isolation": "namespaces" if name == "humaneval" else None,
-        }
-        for name in CHAT_CORE
+        LoadedTask(
+            task=BUILT_IN[name],
+            items=[question] * of,
+            files=[{"label": f"{name}.jsonl", "sha256": "beef" * 16, "bytes": 12345}],
+        )
+        for name in names
     ]
-    return [together, *tasks]
+    scores = [
+        TaskScore(
+            name=name,
+            n=items,
+            of=of,
+            complete=complete,
+            accuracy=value,
+            centred=value - 0.1,
+            interval=(value - 0.05, value + 0.05),
+            correct=[],
+            too_long=3 if name == "mmlu" else 0,
+            seconds=2.0,
+            tokens_forwarded=100,
+            tokens_generated=10,
+            isolation="namespaces" if name == "humaneval" else None,
+        )
+        for name in names
+    ]
+    return chat_results(tasks, scores)
 
 
 def lm_eval_row(value=0.25):

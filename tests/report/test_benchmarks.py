@@ -4,6 +4,7 @@ import json
 
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.rows import append_row
+from pipeline.evals.chat.score import CHAT_CORE
 from pipeline.evals.record import append_entry
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
@@ -56,20 +57,36 @@ def test_a_partial_core_is_never_called_core_and_says_why(tmp_path):
 
 
 def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_from(tmp_path):
-    text = section(write_evaluated_run(tmp_path / "a", ("model/", 20, chat_rows())))
+    rows = chat_rows()
+    text = section(write_evaluated_run(tmp_path / "a", ("model/", 20, rows)))
     assert "### Chat tasks: model/, step 20\n" in text
-    assert cells(text, "chat/core_part")["value"] == "0.400000"
-    assert "chat/core_part is not chat/core: asked were not all items of arc_easy (20 of 40 items), " in text
+    mean = cells(text, "chat/core_part")
+    assert (mean["value"], mean["tasks"], mean["protocol"]) == ("0.400000", "5", rows[0]["protocol"])
+    assert cells(text, "chat/core_spelling_bee_part")["tasks"] == "6"
+    why = text.split("chat/core_part is not chat/core: ")[1].splitlines()[0]
+    assert why.startswith("asked were not all items of arc_easy (20 of 40 items), arc_challenge ")
+    assert "spelling_bee" not in why
     mmlu = cells(text, "mmlu")
     assert (mmlu["accuracy"], mmlu["95 % interval"], mmlu["centred"]) == ("0.5000", "0.4500 to 0.5500", "0.4000")
-    assert (mmlu["items"], mmlu["protocol"]) == ("20 of 40", "mmlu-feed-first20")
+    assert mmlu["items"] == "20 of 40"
+    assert mmlu["protocol"].endswith("-first20")
     assert mmlu["notes"] == "questions too long, counted as wrong: 3; not the whole test set"
     assert cells(text, "humaneval")["notes"].endswith("programs run behind namespaces")
     assert f"| gsm8k | gsm8k.jsonl | 12,345 | {'beef' * 16} |" in text
-    assert "| tokens generated | 50 |" in text
+    assert "| tokens generated | 60 |" in text
     whole = section(write_evaluated_run(tmp_path / "b", ("model/", 20, chat_rows(items=40, complete=True))))
     assert "is not chat/core" not in whole
     assert "| chat/core | 0.400000 |" in whole
+
+
+def test_other_tasks_beside_them_do_not_keep_the_five_of_chat_core_from_comparing(tmp_path):
+    runs = [
+        write_evaluated_run(tmp_path / "five", ("model/", 20, chat_rows(names=CHAT_CORE))),
+        write_evaluated_run(tmp_path / "six", ("model/", 20, chat_rows(0.75))),
+    ]
+    text = comparison([read_run(str(run.path)) for run in runs])
+    assert "; 5 tasks, 100 items) | 0.400000 | 0.650000 |" in text
+    assert "chat/core_spelling_bee_part of six is not compared" in text
 
 
 def test_the_report_shows_lm_eval_rows_with_their_standard_error(tmp_path):

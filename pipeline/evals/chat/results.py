@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 from pipeline.evals.chat.files import LoadedTask
-from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
+from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_numbers
 
 
 def chat_results(tasks: list[LoadedTask], scores: list[TaskScore]) -> list[dict[str, Any]]:
@@ -38,11 +38,11 @@ def chat_results(tasks: list[LoadedTask], scores: list[TaskScore]) -> list[dict[
                 "isolation": score.isolation,
             }
         )
-    together = f"chat-{_digest(sorted(protocols.values()))}"
-    means = [
-        {"name": name, "value": value, "protocol": together, "tasks": list(protocols)}
-        for name, value in numbers.items()
-    ]
+    means = []
+    for name, value in numbers.items():
+        tasks_of_mean = MEANS[name.removesuffix("_part")]  # others that were scored beside them change nothing
+        together = f"chat-{_digest(sorted(protocols[task] for task in tasks_of_mean))}"
+        means.append({"name": name, "value": value, "protocol": together, "tasks": list(tasks_of_mean)})
     return means + rows
 
 

@@ -17,6 +17,7 @@ from pipeline.hardware.cpu import usable_cores
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
 CHAT_CORE = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
+MEANS = {"chat/core": CHAT_CORE, "chat/core_spelling_bee": (*CHAT_CORE, "spelling_bee")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
     """
     numbers = {f"chat/{score.name}": score.accuracy for score in scores}
     by_name = {score.name: score for score in scores}
-    for name, tasks in (("chat/core", CHAT_CORE), ("chat/core_spelling_bee", (*CHAT_CORE, "spelling_bee"))):
+    for name, tasks in MEANS.items():
         if set(tasks) <= set(by_name):
             chosen = [by_name[task] for task in tasks]
             part = "" if all(score.complete for score in chosen) else "_part"
