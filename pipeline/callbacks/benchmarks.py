@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +9,7 @@ from transformers import TrainerCallback
 
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.progress import progress_bar
 from pipeline.evals.record import append_entry
 from pipeline.evals.together import LeftEarly, OtherRankFailed
@@ -37,7 +37,7 @@ class Benchmarks(TrainerCallback):
     """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a kill, is
     done first after a resume.
 
-    watched: what a rank's batches go through; on a signal it raises LeftEarly.
+    stop: what batches go through, so that a signal ends the scoring.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Benchmarks(TrainerCallback):
         benchmarks: list[Benchmark],
         *,
         attempt: int,
-        watched: Callable[[Iterable], Iterable],
+        stop: StopSignals,
     ):
-        self.trainer, self.run, self.benchmarks, self.attempt, self.watched = trainer, run, benchmarks, attempt, watched
+        self.trainer, self.run, self.benchmarks, self.attempt, self.stop = trainer, run, benchmarks, attempt, stop
         # One rank's word: the others may read the file a moment later.
         self.done: dict[str, int] = on_rank_0(lambda: {b.name: self._recorded(b.name) for b in benchmarks})
 
@@ -71,15 +71,15 @@ class Benchmarks(TrainerCallback):
             try:
                 self.score(benchmark, step)
             except LeftEarly:  # the step is saved, and this is scored first after the resume
-                trainer.control.should_save = trainer.control.should_training_stop = True
+                self.stop.give_up(trainer.control)
                 return
 
     def score(self, benchmark: Benchmark, step: int) -> None:
         """Every rank calls it. A failure is told and recorded; LeftEarly goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
-        world_size = trainer.args.world_size
+        world_size, watched = trainer.args.world_size, self.stop.on_this_rank
         if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
-            world_size = 1
+            world_size, watched = 1, self.stop.on_every_rank
         try:
             with (
                 trainer.meter.pause(),
@@ -94,7 +94,7 @@ class Benchmarks(TrainerCallback):
                     device=trainer.args.device,
                     rank=trainer.args.process_index if world_size > 1 else 0,
                     world_size=world_size,
-                    watched=lambda batches: self.watched(
+                    watched=lambda batches: watched(
                         progress_bar(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),
                 )

@@ -31,7 +31,7 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, signals: Signals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens, stop = trainer.meter.batch_tokens, StopSignals(signals)
+    batch_tokens, stop = trainer.meter.batch_tokens, StopSignals(signals, lockstep=trainer.is_fsdp_enabled)
     trainer.evaluate_model = stop.in_evaluation(trainer.evaluate_model)
     trackers: list[Any] = []
     if "tensorboard" in recipe.monitor.trackers:
@@ -49,7 +49,7 @@ def add_callbacks(
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
-    benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, watched=stop.on_this_rank)
+    benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop)
     trainer.score_benchmarks = benchmarks.score_due
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)

@@ -17,10 +17,12 @@ class StopSignals(TrainerCallback):
     """Comes last, so that what the step owes is done, or given up, when the ranks agree.
 
     An evaluation and the samples that are given up are due still, and done first after the resume.
+
+    lockstep: every forward of an evaluation needs all ranks (FSDP).
     """
 
-    def __init__(self, signals: Signals) -> None:
-        self.signals = signals
+    def __init__(self, signals: Signals, *, lockstep: bool = False) -> None:
+        self.signals, self.lockstep = signals, lockstep
         self.group = None
         compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))
         compilations.on_compile_end(lambda _: setattr(signals, "compiling", False))
@@ -39,6 +41,11 @@ class StopSignals(TrainerCallback):
     def on_evaluate(self, args, state, control, **kwargs):
         if self.agreed():  # The step ends here, before the next one: what was given up is this step's.
             self._stop(control)
+
+    def give_up(self, control) -> None:
+        """After LeftEarly on every rank: the step is saved, and the run ends here."""
+        self.agreed()  # on which signal it was
+        self._stop(control)
 
     def _stop(self, control) -> None:
         control.should_save = True  # also when no save was due
@@ -70,9 +77,10 @@ class StopSignals(TrainerCallback):
 
     def on_every_rank(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
-        unequal numbers of them, and each gives up where it stands."""
+        unequal numbers of them, and each gives up where it stands. In lockstep they have equally many and agree before
+        each: the others would wait in their forward for the one that gives up."""
         for item in items:
-            if self.signals.received:
+            if self.agreed() if self.lockstep else self.signals.received:
                 break
             yield item
         if self.agreed():

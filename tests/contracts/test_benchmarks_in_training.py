@@ -7,8 +7,12 @@ import pytest
 from pipeline.artifacts.rows import read_rows
 from tests.evals.core_items import write_bundle
 
-# A callback that breaks the model for every look at it from the third step to the fifth, as a lack of memory would.
+# A callback that breaks the model for every look at it from the third step to the fifth, as a lack of memory would, and others.
 BREAKS = """
+import os
+import signal
+import time
+
 from transformers import TrainerCallback
 
 
@@ -27,6 +31,22 @@ class Breaks(TrainerCallback):
                 model.forward = forward
             else:
                 model.forward = self.forward
+
+
+class Signalled(TrainerCallback):
+    # The last rank gets a signal in the second forward of step 4's scoring.
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        seen = []
+
+        def signal_once(module, inputs):
+            if not model.training and state.global_step == 4:
+                seen.append(1)
+                if len(seen) == 2 and args.process_index == args.world_size - 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(1)
+
+        model.get_input_embeddings().register_forward_pre_hook(signal_once)
 """
 
 
@@ -104,6 +124,18 @@ def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
     runner.kill(lost, "evals.core.every_steps=null", name="lost", after_step=6)
     run = runner.train(lost, "run.callbacks=[]")
     assert sorted(run.values("core_partial/v1")) == [5, 8, 10]  # the checkpoint's step, before the next one is made
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_while_scoring_saves_the_step_and_it_is_scored_first_after_the_resume(runner, ranks):
+    recipe = recipe_of(runner, "cut")
+    whole = runner.train(recipe, "run.name=whole", ranks=ranks)
+    cut = runner.train(recipe, "run.callbacks=[breaks:Signalled]", status=75, ranks=ranks)
+    assert "SIGTERM at step 4; checkpoint-4 is whole. Run the same command again" in cut.output
+    assert not cut.values("core_partial/v1")
+    assert not events(cut, "evaluation_failed")
+    resumed = runner.train(recipe, ranks=ranks)
+    assert resumed.values("core_partial/v1") == whole.values("core_partial/v1")
 
 
 def test_a_broken_bundle_ends_the_start_before_the_first_step(runner):

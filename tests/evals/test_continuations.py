@@ -65,6 +65,20 @@ def test_a_target_that_is_the_likeliest_is_told_from_others():
     assert score_rows(model, [(np.array(ids), 1), (np.array(other), 1)], device="cpu").greedy.tolist() == [True, False]
 
 
+def test_rows_that_part_at_several_places_before_what_is_scored_keep_only_what_all_share():
+    generator = np.random.default_rng(2)
+    trunk = generator.integers(3, 101, 40)
+    depths = (30, 27, 35, 32, 27, 38, 30)
+    rows = [(np.concatenate([trunk[:depth], generator.integers(3, 101, 45 - depth)]), 42) for depth in depths]
+    rows += [(ids[:41], 39) for ids, _ in rows[:3]]  # within others, scored from an earlier token on
+    model = tiny("gpt2")
+    nats, greedy = one_at_a_time(model, rows)
+    scores = score_rows(model, rows, device="cpu")
+    np.testing.assert_allclose(scores.nats, nats, rtol=2e-5)
+    assert scores.greedy.tolist() == greedy.tolist()
+    assert scores.forwarded < scores.given
+
+
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_a_shared_prefix_is_forwarded_once(name):
     generator = np.random.default_rng(1)
