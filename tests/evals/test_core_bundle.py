@@ -1,5 +1,6 @@
 """The files of CORE: from folders and zips, from mirrors that give wrong things, and what is wrong with them told."""
 
+import dataclasses
 import json
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +35,7 @@ def test_folder_its_parent_and_zip_are_one_bundle(folder, tmp_path):
     from_zip = open_bundle(str(zipped(folder, tmp_path / "bundle.zip")))
     folder.rename(tmp_path / "eval_bundle")
     one, other = open_bundle(str(tmp_path)), open_bundle(str(tmp_path / "eval_bundle"))
-    assert one.id == other.id == from_zip.id
+    assert one.id == other.id == from_zip.id == dataclasses.replace(one, sha256=dict([*one.sha256.items()][::-1])).id
     assert one.items == from_zip.items
     assert not one.missing
     assert not any(one.published(task) for task in TASKS)
@@ -58,6 +59,62 @@ def test_every_wrong_row_is_told_with_its_place(folder):
         open_bundle(str(folder))
     for number, what in enumerate(("gold is", "choices is 'ab', where list belongs", "query is None", "is no JSON"), 1):
         assert f"copa.jsonl:{number}: {what}" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "said"),
+    [
+        ("copa", {"query": "q", "choices": ["a", "b"], "gold": True}, "gold is True, where int belongs"),
+        ("copa", {"query": "q", "choices": ["a", "b"], "gold": -1}, "gold is -1, of 2 choices"),
+        ("copa", {"query": "q", "choices": ["a"], "gold": 0}, "two texts or more"),
+        ("copa", {"query": "q", "choices": ["a", 3], "gold": 0}, "two texts or more"),
+        ("copa", ["q"], "is list, no object"),
+        ("winograd", {"context_options": ["a", "b"], "gold": 0}, "continuation is None, where str belongs"),
+        ("squad", {"context": "a", "continuation": ""}, "continuation is empty"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_refused(folder, name, row, said):
+    file = next(task.file for task in TASKS if task.name == name)
+    (folder / "eval_data" / file).write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=f"{file}:1: .*{said}"):
+        open_bundle(str(folder))
+
+
+def test_of_many_wrong_rows_the_first_are_told_and_the_others_counted(folder):
+    (folder / "eval_data" / COPA.file).write_text("{}\n" * 25)
+    with pytest.raises(DataError, match="and 15 more") as told:
+        open_bundle(str(folder))
+    assert "copa.jsonl:10: " in str(told.value)
+    assert "copa.jsonl:11: " not in str(told.value)
+
+
+def test_a_row_ends_at_a_newline_and_nowhere_else(folder):
+    row = {"query": "one\u2028two\x85three", "choices": ["a", "b"], "gold": 0}
+    (folder / "eval_data" / COPA.file).write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert open_bundle(str(folder)).items[COPA.file] == [row]
+
+
+def test_tasks_that_were_not_asked_for_are_missing_beside_those_that_are_not_there(folder):
+    (folder / "eval_data" / COPA.file).unlink()
+    some = open_bundle(str(folder)).only(["piqa", "squad"])
+    assert set(some.missing) == {task.name for task in TASKS} - {"piqa", "squad"}
+
+
+def test_a_damaged_member_of_a_compressed_zip_is_told(folder, tmp_path):
+    path = tmp_path / "bundle.zip"
+    for damaged in (False, True):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(folder.rglob("*.jsonl")):
+                archive.write(file, f"eval_bundle/{file.relative_to(folder)}")
+            first = archive.infolist()[0]
+        if not damaged:
+            assert not open_bundle(str(path)).missing
+    content = bytearray(path.read_bytes())
+    begins = 30 + len(first.filename)
+    content[begins : begins + first.compress_size] = b"\xff" * first.compress_size
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is no whole zip archive"):
+        open_bundle(str(path))
 
 
 @pytest.mark.parametrize(
@@ -95,10 +152,12 @@ def mirrors(folder, tmp_path, monkeypatch):
         def do_GET(self):
             asked.append(self.path)
             _, kind, file = self.path.split("/", 2)
-            content = {"page": ERROR_PAGE, "other": b"{}\n", "zip": archive}.get(kind)
+            content = {"page": ERROR_PAGE, "other": b"{}\n", "zip": archive, "cut": b"{"}.get(kind)
             if kind == "files":
                 content = (folder / "eval_data" / file).read_bytes()
             self.send_response(200 if content is not None else 404)
+            if kind == "cut":
+                self.send_header("Content-Length", "1000")
             self.end_headers()
             self.wfile.write(content or b"")
 
@@ -127,6 +186,25 @@ def test_the_first_mirror_with_the_right_bytes_is_believed_once(mirrors, folder,
     assert len(asked) == 4
     (cache / git_blob(content)).write_bytes(b"damaged")
     assert fetch.fetch_file(COPA.file, git_blob(content), folder=cache) == content
+
+
+def test_a_mirror_that_breaks_off_or_is_no_address_is_passed_over(mirrors, folder, tmp_path):
+    root, asked, monkeypatch = mirrors
+    addresses = [f"{root}/cut/{{file}}", "mirror.org/{file}", f"{root}/page/all.zip"]
+    monkeypatch.setenv("TANDEM_CORE_MIRRORS", " ".join(addresses))
+    monkeypatch.setattr(fetch, "MIRRORS", (f"{root}/files/{{file}}",))  # behind one's own
+    content = (folder / "eval_data" / COPA.file).read_bytes()
+    assert fetch.fetch_file(COPA.file, git_blob(content), folder=tmp_path / "cache") == content
+    assert [path.split("/")[1] for path in asked] == ["cut", "page", "files"]
+
+
+def test_nothing_is_asked_of_a_mirror_offline(mirrors, tmp_path):
+    root, asked, monkeypatch = mirrors
+    monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/files/{{file}}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ServiceError, match="HF_HUB_OFFLINE is set"):
+        fetch.fetch_file(COPA.file, COPA.blob, folder=tmp_path / "cache")
+    assert not asked
 
 
 def test_a_zip_mirror_is_fetched_once_for_all_files(mirrors, folder, tmp_path):

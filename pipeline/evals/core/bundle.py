@@ -3,6 +3,7 @@
 import hashlib
 import json
 import zipfile
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def _local(path: Path) -> dict[str, bytes]:
                 for name in archive.namelist()
                 if (file := name.rpartition("eval_data/")[2]) in files
             }
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} is no whole zip archive ({error}), so nothing was scored. Download it again."
         ) from None

@@ -1,11 +1,13 @@
 """Fetches the published files of the CORE tasks from the first mirror that gives the right bytes."""
 
 import hashlib
+import http.client
 import io
 import os
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_bytes
@@ -22,6 +24,8 @@ MIRRORS = (
     "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip",
     "https://raw.githubusercontent.com/Milpo1/nanochat-pl/e4b75d6eb1de434d3a61c5bf968472b6c93bae8e/eval_bundle/eval_data/{file}",
 )
+# What a mirror's answer can fail with; urllib's own errors are OSErrors, an address of another kind is a ValueError.
+UNUSABLE = (OSError, http.client.HTTPException, ValueError, zipfile.BadZipFile, zlib.error, KeyError)
 
 
 def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
@@ -40,7 +44,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
         for mirror in [*os.environ.get("TANDEM_CORE_MIRRORS", "").split(), *MIRRORS]:
             try:
                 content = _from_mirror(mirror, file, folder)
-            except (OSError, zipfile.BadZipFile, KeyError) as error:  # urllib's errors are OSErrors
+            except UNUSABLE as error:
                 reasons.append(f"{mirror.format(file=file)}: {error}")
                 continue
             if git_blob(content) == blob:
