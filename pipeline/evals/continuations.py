@@ -21,6 +21,8 @@ from pipeline.monitor.heartbeat import beat
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # What another forward pass costs beside its positions, told in positions.
 PASS_TOKENS = 128
+# Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
+TARGETS_AT_ONCE = 2048
 # Rows that go on from one kept prefix, and the memory of all of a batch's copies of kept keys and values.
 ROWS_OF_A_PREFIX = 16
 CACHE_BYTES = 2**30
@@ -219,22 +221,21 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
             places += [(number, position - 1 - kept) for position in range(first, end)]
             targets.append(sequence.ids[first:end])
             owners += [row] * (end - first)
-    row_N, position_N = np.array(places, np.int64).reshape(-1, 2).T
-    wanted, position_N = np.unique(position_N, return_inverse=True)
+    row_N, position_N = torch.tensor(places, dtype=torch.int64, device=device).reshape(-1, 2).T
+    wanted, position_N = position_N.unique(return_inverse=True)
     output = _forward(
         model,
         torch.from_numpy(rows_BT).to(device),
-        torch.from_numpy(wanted).to(device),
+        wanted,
         past_key_values=cache,
         use_cache=cache is not None,
     )
-    logits_NV = output.logits[torch.from_numpy(row_N).to(device), torch.from_numpy(position_N).to(device)].float()
-    target_N = torch.from_numpy(np.concatenate(targets)).to(device)
-    nats_N = torch.nn.functional.cross_entropy(logits_NV, target_N, reduction="none")
-    missed_N = logits_NV.argmax(-1) != target_N
-    owner_N = torch.tensor(owners)
-    nats_R.index_add_(0, owner_N, nats_N.cpu().double())
-    misses_R.index_add_(0, owner_N, missed_N.cpu().double())
+    target_N, owner_N = torch.from_numpy(np.concatenate(targets)).to(device), torch.tensor(owners)
+    for some in torch.arange(len(owner_N)).split(TARGETS_AT_ONCE):
+        logits_NV = output.logits[row_N[some], position_N[some]].float()
+        nats_N = torch.nn.functional.cross_entropy(logits_NV, target_N[some], reduction="none")
+        nats_R.index_add_(0, owner_N[some], nats_N.cpu().double())
+        misses_R.index_add_(0, owner_N[some], (logits_NV.argmax(-1) != target_N[some]).cpu().double())
     return rows_BT.size + kept * len(batch)
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pipeline.evals.continuations import batches_of, groups_of, score_rows
+from pipeline.evals import continuations
+from pipeline.evals.continuations import ROWS_OF_A_PREFIX, batches_of, groups_of, score_rows
 from pipeline.model.build import load_model
+from pipeline.monitor.heartbeat import beats
 from tests.model.tiny_models import tiny
 
 
@@ -115,8 +117,40 @@ def test_groups_hold_every_row_once_and_batches_every_group(rows):
     for group in groups:
         first = group.sequences[0].ids[: group.shared].tolist()
         assert all(s.ids[: group.shared].tolist() == first and s.start > group.shared for s in group.sequences)
-    batches = batches_of(groups, batch_tokens=200, cached_tokens=400)
+    batches = batches_of(groups, batch_tokens=200, cached_tokens=150)
     assert sorted(map(id, (g for b in batches for g in b))) == sorted(map(id, groups))
+    for batch in batches:
+        sequences = [s for g in batch for s in g.sequences]
+        kept, longest = min(g.shared for g in batch), max(len(s.ids) for s in sequences)
+        assert len(batch) == 1 or len(sequences) * (longest - kept) <= 200
+        assert len(batch) == 1 or not kept or len(sequences) * longest <= 150
+
+
+def test_a_long_row_is_not_padding_for_short_ones_and_the_dearest_batch_comes_first():
+    rows = [(np.arange(n, n + length), 1) for n, length in enumerate([10] * 9 + [500])]
+    batches = batches_of(groups_of(rows), batch_tokens=10_000, cached_tokens=0)
+    assert [[len(s.ids) for g in b for s in g.sequences] for b in batches] == [[500], [10] * 9]
+
+
+def test_a_prefix_is_dealt_out_to_so_many_rows_at_most():
+    rows = [(np.append(np.arange(20), number), 20) for number in range(40)]
+    assert sorted(len(group.sequences) for group in groups_of(rows)) == [8, ROWS_OF_A_PREFIX, ROWS_OF_A_PREFIX]
+
+
+def test_ids_of_large_vocabularies_are_told_apart():
+    rows = [(np.array([1, 2, 70_000]), 2), (np.array([1, 2, 70_000 - 65_536]), 2)]
+    assert sum(len(group.sequences) for group in groups_of(rows)) == 2
+
+
+def test_losses_are_of_the_logits_in_fp32_however_many_are_turned_at_once(monkeypatch):
+    ids = np.random.default_rng(3).integers(3, 101, 40)
+    model = tiny("gpt2").bfloat16()
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(ids)[None]).logits[0, :-1].float()
+    known = F.cross_entropy(logits, torch.from_numpy(ids[1:]), reduction="none").double().sum().item()
+    for at_once in (continuations.TARGETS_AT_ONCE, 7):
+        monkeypatch.setattr(continuations, "TARGETS_AT_ONCE", at_once)
+        assert score_rows(model, [(ids, 1)], device="cpu").nats == pytest.approx([known], rel=1e-6)
 
 
 def test_the_reference_weights_are_scored_alike_in_batches(rows, stories):
@@ -127,7 +161,13 @@ def test_the_reference_weights_are_scored_alike_in_batches(rows, stories):
     assert scores.greedy.tolist() == greedy.tolist()
 
 
-def test_the_model_is_left_in_the_mode_it_was_in(rows):
-    model = tiny("gpt2").train()
-    score_rows(model, rows[:3], device="cpu")
+def test_a_training_model_is_scored_without_dropout_or_gradients_and_left_in_its_mode(rows):
+    model = tiny("gpt2", resid_pdrop=0.5).train()
+    graphs = []
+    model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: graphs.append(output.grad_fn))
+    before = beats()
+    scores = score_rows(model, rows, device="cpu", batch_tokens=100)
     assert model.training
+    assert not any(graphs)
+    assert beats() - before > 3  # a sign of life for each batch
+    np.testing.assert_allclose(scores.nats, one_at_a_time(tiny("gpt2"), rows)[0], rtol=2e-5)
