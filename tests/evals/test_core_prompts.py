@@ -36,6 +36,44 @@ def test_there_are_22_tasks_of_21_files_and_three_baselines_were_corrected():
     assert BY_NAME["commonsense_qa"].centred(0.403, "v1") == pytest.approx((0.403 - 0.2) / 0.8)
 
 
+def test_examples_delimiters_and_baselines_of_the_tasks_are_those_of_the_definition():
+    shots = {task.name: task.shots for task in TASKS if task.shots != 10}
+    zero = "hellaswag_zeroshot copa openbook_qa lambada_openai winograd winogrande coqa"
+    assert shots == dict.fromkeys(zero.split(), 0) | {"agi_eval_lsat_ar": 3}
+    answer = {task.name for task in TASKS if task.delimiter == "\nAnswer: "}
+    assert answer == {"jeopardy", "arc_easy", "arc_challenge", "piqa", "boolq"}
+    assert {task.delimiter for task in TASKS} == {" ", "\nAnswer: "}
+    guessed = {
+        0.25: "hellaswag_zeroshot hellaswag arc_easy arc_challenge openbook_qa",
+        0.5: "copa piqa winograd winogrande",
+    }
+    others = {"commonsense_qa": 0.2, "agi_eval_lsat_ar": 0.2, "bigbench_language_identification": 0.091, "boolq": 0.62}
+    known = {name: share for share, names in guessed.items() for name in names.split()} | others
+    assert {task.name: task.v1 for task in TASKS if task.v1} == known
+
+
+def test_items_are_tokenized_some_at_a_time_without_a_difference(tokens, monkeypatch):
+    items = items_of(ARC, 12)
+    whole, _ = rows_of(ARC, items, range(12), tokens)
+    monkeypatch.setattr("pipeline.evals.core.prompts.ITEMS_AT_ONCE", 5)
+    some, _ = rows_of(ARC, items, range(12), tokens)
+    assert [(r.item, r.option, r.start, r.ids.tolist()) for r in some] == [
+        (r.item, r.option, r.start, r.ids.tolist()) for r in whole
+    ]
+
+
+def test_three_options_are_scored_from_where_any_of_them_differs(tokens, tokenizer):
+    rows, _ = rows_of(COPA, [{"query": "x", "choices": ["abc", "abd", "axx"], "gold": 0}], [0], tokens)
+    assert scored(rows, tokenizer) == ["bc", "bd", "xx"]
+
+
+def test_a_question_that_is_all_targets_keeps_a_token_before_them(tokens, tokenizer):
+    item = {"context": "a", "continuation": "b" * 40}
+    for rule in ("crop", "fewer_shots"):
+        rows, long = rows_of(JEOPARDY, [item], [0], Tokens(tokenizer, tokenizer.bos_token_id, 10, rule))
+        assert (rows[0].start, len(rows[0].ids), long) == (1, 10, 1)
+
+
 def test_multiple_choice_puts_each_option_behind_examples_with_their_right_option():
     shots = [{"query": "1+1", "choices": ["3", "2"], "gold": 1}]
     item = {"query": "2+2", "choices": ["4", "5"], "gold": 0}

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,58 @@ def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_
     assert "time limit left room for 22 of 154 items" in "\n".join(closing_lines(short))
 
 
+def test_with_a_time_limit_another_share_is_begun_only_if_it_is_expected_to_fit(bundle, tokenizer, monkeypatch):
+    model = tiny("gpt2", vocab_size=266, n_positions=512)
+    now = [0.0]
+    monkeypatch.setattr("pipeline.evals.core.score.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def a_second_each_time(batches):
+        now[0] += bool(batches)
+        return batches
+
+    def items_scored(max_s):
+        now[0] = 0.0
+        score = score_core(
+            bundle, model, tokenizer, device="cpu", max_s=max_s, watched=a_second_each_time, max_per_task=4
+        )
+        return {len(scored.correct) for scored in score.tasks}
+
+    # After 1 s one item of each is scored, after 2 s two, and after 3 s, of which two were expected, all four.
+    assert [items_scored(max_s) for max_s in (0.5, 1.5, 2.5, 3.5, 4.5)] == [{1}, {1}, {2}, {2}, {4}]
+
+
+def test_the_tokens_and_the_shortened_prompts_of_all_tasks_are_counted(bundle, tokenizer):
+    model = tiny("gpt2", vocab_size=266, n_positions=64)
+    names, reported = ["copa", "arc_easy", "squad"], []
+
+    def score(wanted, **more):
+        return score_core(bundle.only(wanted), model, tokenizer, device="cpu", **more)
+
+    together, single = score(names, report=reported.append), [score([name]) for name in names]
+    assert together.forwarded == sum(one.forwarded for one in single)
+    assert together.given == sum(one.given for one in single)
+    assert answers(together) == {name: found for one in single for name, found in answers(one).items()}
+    assert [(one.task.name, one.shortened) for one in reported] == [("arc_easy", 7), ("copa", 0), ("squad", 7)]
+    assert [one.shortened for one in score(names, max_s=1e6).tasks] == [7, 0, 7]
+
+
+def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle):
+    tasks = [TaskScore(task, np.arange(100) % 2 == 0, 100, 0) for task in TASKS]
+    score = CoreScore(tasks, missing={}, bundle=bundle, protocol="p", seconds=1.0, forwarded=1, given=1)
+    for version in ("v1", "v2"):
+        slopes = [task.centred(1.0, version) - task.centred(0.0, version) for task in TASKS]
+        half = 1.96 * np.sqrt(sum(np.square(slopes)) * 0.25 / 100) / len(TASKS)
+        middle = score.mean(version)
+        assert score.interval(version) == pytest.approx((middle - half, middle + half), abs=half / 10)
+
+
+def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
+    model = tiny("gpt2", vocab_size=266, n_positions=512)
+    model.get_input_embeddings().weight.data[7] = float("nan")
+    with pytest.raises(DataError, match="the model's loss is no number"):
+        score_core(bundle.only(["copa"]), model, tokenizer, device="cpu")
+
+
 def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.save_pretrained(tmp_path / "model")
@@ -100,7 +153,10 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
     command = [sys.executable, str(ROOT / "tests" / "evals" / "core_rank.py"), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank), "2"], stdout=subprocess.PIPE, cwd=ROOT) for rank in range(2)]
     first, second = (json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks)
-    assert first["answers"] == second["answers"] == answers(score_core(bundle, model, tokenizer, device="cpu"))
+    alone = score_core(bundle, model, tokenizer, device="cpu")
+    assert first["answers"] == second["answers"] == answers(alone)
+    assert first["forwarded"] == second["forwarded"] == alone.forwarded  # none is scored by both
+    assert first["in_time"] == second["in_time"] == answers(alone)  # by the first one's clock
     assert first["failure"] == "RuntimeError: rank 0 broke"
     assert second["failure"].startswith("OtherRankFailed")
 

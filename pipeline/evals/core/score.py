@@ -91,7 +91,7 @@ def score_core(
 
     max_per_task: the first so many items of each task. max_s: as many as are expected to fit, a like share of every task;
     the score is partial then. report: called with each task's score as soon as it is there (without max_s).
-    Raises DataError for a tokenizer without BOS and EOS.
+    Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
     started = time.monotonic()
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
@@ -121,6 +121,10 @@ def score_core(
             batch_tokens=batch_tokens,
             watched=watched,
         )
+        if np.isnan(scores.nats).any():
+            raise DataError(
+                "the model's loss is no number, so nothing was scored: its weights or its precision are broken. Score an earlier checkpoint."
+            )
         forwarded, given = forwarded + scores.forwarded, given + scores.given
         for task, some in wanted.items():
             numbers = [n for n, (of, _) in enumerate(rows) if of is task]
