@@ -67,18 +67,29 @@ def test_a_target_that_is_the_likeliest_is_told_from_others():
     assert score_rows(model, [(np.array(ids), 1), (np.array(other), 1)], device="cpu").greedy.tolist() == [True, False]
 
 
-def test_rows_that_part_at_several_places_before_what_is_scored_keep_only_what_all_share():
-    generator = np.random.default_rng(2)
-    trunk = generator.integers(3, 101, 40)
-    depths = (30, 27, 35, 32, 27, 38, 30)
-    rows = [(np.concatenate([trunk[:depth], generator.integers(3, 101, 45 - depth)]), 42) for depth in depths]
-    rows += [(ids[:41], 39) for ids, _ in rows[:3]]  # within others, scored from an earlier token on
-    model = tiny("gpt2")
+def assert_as_one_at_a_time(model, rows):
     nats, greedy = one_at_a_time(model, rows)
     scores = score_rows(model, rows, device="cpu")
     np.testing.assert_allclose(scores.nats, nats, rtol=2e-5)
     assert scores.greedy.tolist() == greedy.tolist()
     assert scores.forwarded < scores.given
+
+
+# In the order of ids, the next row shares less with the last one, or more.
+@pytest.mark.parametrize("parted", [10, 90])
+def test_rows_that_part_at_several_places_before_what_is_scored_keep_only_what_all_share(parted):
+    generator = np.random.default_rng(2)
+    trunk = generator.integers(40, 60, 40)
+    depths = (27, 30, 32, 35, 38)
+    ids = [np.concatenate([trunk[:d], [parted], generator.integers(3, 101, 44 - d)]) for d in depths]
+    assert_as_one_at_a_time(tiny("gpt2"), [(some, 42) for some in ids])
+
+
+def test_a_row_within_another_may_be_scored_from_an_earlier_token_on():
+    generator = np.random.default_rng(3)
+    trunk = generator.integers(3, 101, 40)
+    ids = [np.concatenate([trunk, generator.integers(3, 101, 5)]) for _ in range(3)]
+    assert_as_one_at_a_time(tiny("gpt2"), [(ids[0], 40), (ids[1], 40), (ids[2], 40), (ids[1][:38], 30)])
 
 
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
@@ -135,6 +146,17 @@ def test_a_long_row_is_not_padding_for_short_ones_and_the_dearest_batch_comes_fi
 def test_a_prefix_is_dealt_out_to_so_many_rows_at_most():
     rows = [(np.append(np.arange(20), number), 20) for number in range(40)]
     assert sorted(len(group.sequences) for group in groups_of(rows)) == [8, ROWS_OF_A_PREFIX, ROWS_OF_A_PREFIX]
+
+
+def test_a_batch_keeps_no_more_than_the_memory_for_kept_prefixes(monkeypatch):
+    generator = np.random.default_rng(4)
+    prefixes = [generator.integers(3, 101, 20) for _ in range(2)]
+    rows = [(np.append(prefix, number), 20) for prefix in prefixes for number in (5, 6)]
+    for limit, known in ((continuations.CACHE_BYTES, 1), (1, 2)):
+        monkeypatch.setattr(continuations, "CACHE_BYTES", limit)
+        batches: list = []
+        score_rows(tiny("gpt2"), rows, device="cpu", watched=lambda some, seen=batches: seen.extend(some) or some)
+        assert len(batches) == known
 
 
 def test_ids_of_large_vocabularies_are_told_apart():
