@@ -96,7 +96,7 @@ def test_a_row_ends_at_a_newline_and_nowhere_else(folder):
 
 def test_tasks_that_were_not_asked_for_are_missing_beside_those_that_are_not_there(folder):
     (folder / "eval_data" / COPA.file).unlink()
-    some = open_bundle(str(folder)).only(["piqa", "squad"])
+    some = open_bundle(str(folder)).only(["piqa", "squad", "copa"])
     assert set(some.missing) == {task.name for task in TASKS} - {"piqa", "squad"}
 
 
