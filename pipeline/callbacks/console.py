@@ -4,6 +4,8 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
+from pipeline.evals.core.tasks import TASKS
+
 
 def step_line(row: dict, *, step: int, max_steps: int) -> str:
     """The line of one logged step; `step` counts from zero."""
@@ -14,6 +16,9 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
         f"epoch: {row.get('data/epoch', 1)} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
         f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {row['perf/eta_s'] / 60:.1f}m"
     )
+
+
+CORE_TASKS = {f"core/{task.name}" for task in TASKS}  # 22, in metrics.jsonl: a line would hold nothing else
 
 
 class Console(TrainerCallback):
@@ -30,7 +35,7 @@ class Console(TrainerCallback):
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
-            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/")) and name not in CORE_TASKS
         )
         if scores:
             self.say(f"step {state.global_step:05d} | {scores}")

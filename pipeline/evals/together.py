@@ -58,6 +58,15 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
     return [found for _, _, found in everyones]
 
 
+def first_ranks_word(own: bool, device: torch.device | str) -> bool:
+    """Rank 0's word, so that all ranks of the process group go on or end together; every rank must call this."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return own
+    word = torch.tensor([float(own)], device=device)
+    torch.distributed.broadcast(word, src=0)
+    return bool(word.item())
+
+
 def _raise(error: Exception | None, *, worst: int) -> None:
     if worst == 2:
         raise LeftEarly

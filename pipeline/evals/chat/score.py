@@ -12,7 +12,7 @@ from pipeline.evals.chat.share import Examiner, Share
 from pipeline.evals.chat.tasks import ChatTask
 from pipeline.evals.sandbox.choose import choose_isolation
 from pipeline.evals.sandbox.run import Isolation
-from pipeline.evals.together import gathered_over_ranks
+from pipeline.evals.together import first_ranks_word, gathered_over_ranks
 from pipeline.hardware.cpu import usable_cores
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
@@ -94,12 +94,12 @@ def score_chat_tasks(
                 share = examiner.share(loaded.task, items)
             except Exception as problem:  # told below, on every rank
                 error = problem
-            found = gathered_over_ranks((share, time.monotonic() - started), world_size=world_size, error=error)
+            shares = gathered_over_ranks(share, world_size=world_size, error=error)
             name = isolation.name if isolation and loaded.task.program else None
-            scores.append(_task_score(loaded, [of_rank for of_rank, _ in found], name))
+            scores.append(_task_score(loaded, shares, name))
             if report is not None:
                 report(scores[-1])
-            if max_s is not None and found[0][1] > max_s:  # the first rank's clock, so that all end together
+            if max_s is not None and first_ranks_word(time.monotonic() - started > max_s, model.device):
                 break
     finally:
         model.train(training)

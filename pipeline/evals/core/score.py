@@ -14,6 +14,7 @@ from pipeline.evals.core.bundle import Bundle
 from pipeline.evals.core.prompts import LongPrompts, Row, Tokens, in_order, rows_of
 from pipeline.evals.core.tasks import TASKS, CoreTask
 from pipeline.evals.intervals import bootstrap_means, interval
+from pipeline.evals.together import first_ranks_word
 
 # With a time limit, shares of every task's items that are scored one after the other while they still fit.
 WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -143,7 +144,7 @@ def score_core(
         for wave in _waves(items):
             so_far = sum(map(len, correct.values()))
             expected = (time.monotonic() - started) * sum(map(len, wave.values())) / max(so_far, 1)
-            if so_far and _agreed(time.monotonic() - started + expected > max_s, device):
+            if so_far and first_ranks_word(time.monotonic() - started + expected > max_s, device):
                 cut_short = True
                 break
             score(wave)
@@ -181,12 +182,3 @@ def _waves(items: dict[CoreTask, list[dict]]) -> Iterator[dict[CoreTask, range]]
         ends = {task: max(1, round(share * len(some))) for task, some in items.items()}
         yield {task: range(done[task], ends[task]) for task in items if ends[task] > done[task]}
         done = ends
-
-
-def _agreed(own: bool, device: torch.device | str) -> bool:
-    """Rank 0's word, so that all ranks go on or end together."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return own
-    word = torch.tensor([float(own)], device=device)
-    torch.distributed.broadcast(word, src=0)
-    return bool(word.item())
