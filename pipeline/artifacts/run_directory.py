@@ -30,6 +30,7 @@ class RunDirectory:
         self.model = self.path / "model"
         self.report = self.path / "report"
         self.evals = self.report / "evals.json"
+        self.contamination = self.report / "contamination.json"
         self.tensorboard = self.path / "tensorboard"
 
     @property

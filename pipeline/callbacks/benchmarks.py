@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.evals.contamination import Findings, record_findings
 from pipeline.evals.progress import progress_bar
 from pipeline.evals.record import append_entry
 from pipeline.evals.together import LeftEarly, OtherRankFailed
@@ -22,11 +23,14 @@ FAILED = "evaluation_failed"
 
 
 class Benchmark(Protocol):
-    """name: the group of its metrics. require_ready raises, before step 1, what score would. score gives rows for
-    evals.json, the same on every rank; an error on one rank, LeftEarly too, is raised on all."""
+    """name: the group of its metrics. watched_texts: of all items, by task, what the training text is searched for.
+    require_ready raises, before step 1, what score would. score gives rows for evals.json, values the same on every rank;
+    findings, on the first, are what that search found. An error on one rank, LeftEarly too, is raised on all."""
 
     name: str
     every_steps: int
+
+    def watched_texts(self) -> dict[str, list[str]]: ...
 
     def require_ready(self, tokenizer: Any) -> None: ...
 
@@ -91,6 +95,7 @@ class Benchmarks(TrainerCallback):
                 results = benchmark.score(
                     trainer.model,
                     trainer.processing_class,
+                    findings=self._findings(),
                     device=trainer.args.device,
                     rank=trainer.args.process_index if world_size > 1 else 0,
                     world_size=world_size,
@@ -114,6 +119,13 @@ class Benchmarks(TrainerCallback):
                     self.run, subject=f"step {step}", step=step, device=str(trainer.args.device), results=results
                 )
         self.done[benchmark.name] = step
+
+    def _findings(self) -> Findings | None:
+        """On the first rank, which writes evals.json: what the training text holds of the items. At the last step that is all
+        the text of the run."""
+        if not self.trainer.is_world_process_zero():
+            return None
+        return record_findings(self.run, self.trainer.rows.plan, self.benchmarks)
 
     def _tell(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""

@@ -1,4 +1,4 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune]`: prepare all rows of a recipe now."""
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE]`: prepare all rows of a recipe now."""
 
 import argparse
 import os
@@ -22,6 +22,11 @@ def main(argv: list[str]) -> int:
         "--prune",
         action="store_true",
         help="delete prepared shards that neither this recipe nor a run beside its runs uses",
+    )
+    parser.add_argument(
+        "--watchlist",
+        metavar="FILE",
+        help="search the training text for evaluation items, that of prepared shards too; a training names the file",
     )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
@@ -62,7 +67,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
     sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
-    preparation = prepare_now(recipe, tokenizer, sources=sources, verify=True, report=_Line(recipe))
+    preparation = prepare_now(
+        recipe, tokenizer, sources=sources, verify=True, report=_Line(recipe), watchlist=arguments.watchlist
+    )
     print(table(preparation.plan))
     rows = TrainingRows.open(preparation=preparation)
     rows.raise_if_too_bad()

@@ -60,9 +60,9 @@ class Seen:
 
 
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
-    """What `findings` tell of a task's items; None when the run looked for other items or did not look for the task."""
+    """What `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
-    if found is None or found["digest"] != items_digest(texts):
+    if found is None or findings["unchecked"] == findings["shards"] or found["digest"] != items_digest(texts):
         return None
     contaminated, unjudged = set(found["contaminated"]), set(found["unjudged"])
     return [None if place in unjudged else place in contaminated for place in range(len(texts))]

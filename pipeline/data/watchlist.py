@@ -16,6 +16,7 @@ from pipeline.artifacts.atomic import write_bytes
 from pipeline.artifacts.errors import DataError
 from pipeline.data.ngrams import Words, chunks, ngram_hashes
 
+FILE = "watchlist-"
 NGRAM_WORDS = 13
 SHORTEST_WORDS = 8
 # A run of words is a task's wording when more than so many of its items and more than this share of them have it. A
@@ -81,6 +82,11 @@ class NumberSet:
         return places[self.numbers[nearest] == values[places]] if len(places) else places
 
 
+def id_of_file(path: str | Path) -> str:
+    """The id of the watch-list that was saved there."""
+    return Path(path).stem.removeprefix(FILE)
+
+
 class Watchlist:
     """What is looked for. tasks: by name, {items, digest}. found() may be called from several threads."""
 
@@ -108,10 +114,10 @@ class Watchlist:
         return save({"ngrams": self.ngrams.numbers, "runs": self.runs.numbers}, metadata=about)
 
     def save(self, folder: Path) -> Path:
-        """Write <folder>/watchlist-<id>.safetensors, unless it is there; returns its path."""
-        path = Path(folder) / f"watchlist-{self.id}.safetensors"
-        if not path.exists():
-            write_bytes(path, self.content())
+        """Write <folder>/watchlist-<id>.safetensors, unless it is there unharmed; returns its path."""
+        path, content = Path(folder) / f"{FILE}{self.id}.safetensors", self.content()
+        if not path.exists() or path.read_bytes() != content:
+            write_bytes(path, content)
         return path
 
     @classmethod
@@ -124,12 +130,14 @@ class Watchlist:
             with safe_open(path, framework="numpy") as file:
                 tasks = json.loads(file.metadata()["tasks"])
                 watchlist = cls(file.get_tensor("ngrams"), file.get_tensor("runs"), tasks)
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path}: the watch-list cannot be read ({error}). Run the same command again.") from error
-        if path.name != f"watchlist-{watchlist.id}.safetensors":
+        except (OSError, SafetensorError, LookupError, TypeError) as error:
             raise DataError(
-                f"{path}: this watch-list is not the one that was written, so what it finds means nothing. Delete it and run the "
-                "same command again."
+                f"{path}: the watch-list cannot be read ({error}), so nothing can be looked for. Start the training again: it writes it anew."
+            ) from error
+        if id_of_file(path) != watchlist.id:
+            raise DataError(
+                f"{path}: this watch-list is not the one that was written, so what it finds means nothing. Start the training "
+                "again: it writes it anew."
             )
         return watchlist
 

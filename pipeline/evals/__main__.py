@@ -114,6 +114,7 @@ class Asked:
         return results, samples
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
+        from pipeline.evals.contamination import contamination_line, findings_of
         from pipeline.evals.core.results import closing_lines, core_results, heading, task_line
         from pipeline.evals.core.score import score_core
         from pipeline.evals.progress import progress_bar
@@ -129,8 +130,11 @@ class Asked:
             report=lambda task: print(task_line(task), flush=True),
             **where,
         )
+        results = core_results(score, findings_of(self.subject.run))
         print("\n".join(closing_lines(score)))
-        return core_results(score)
+        if self.subject.run is not None:
+            print(contamination_line(results))
+        return results
 
     def _harness(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
         from pipeline.evals.harness import harness_scores, print_rows

@@ -11,9 +11,12 @@ from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results
 from pipeline.evals.chat.score import require_execution, require_ready, score_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN, ChatTask, custom_task
+from pipeline.evals.contamination import Findings
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.results import core_results
 from pipeline.evals.core.score import score_core
+from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.watched import chat_texts, core_texts
 from pipeline.recipe.schema import Recipe, Source
 
 
@@ -48,8 +51,16 @@ class CoreBenchmark:
     def require_ready(self, tokenizer: Any) -> None:
         """Nothing is asked of a tokenizer but what every run's has."""
 
-    def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]:
-        """Rows for evals.json, the same on every rank. where: device, rank ... as score_core takes them."""
+    def watched_texts(self) -> dict[str, list[str]]:
+        """What the training text is searched for: every item of every task, in the order of its file."""
+        scored = [task for task in TASKS if task.name not in self.bundle.missing]
+        return {f"core/{task.name}": core_texts(task, self.bundle.items[task.file]) for task in scored}
+
+    def score(
+        self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
+    ) -> list[dict[str, Any]]:
+        """Rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        that writes. where: device, rank ... as score_core takes them."""
         settings = self.settings
         return core_results(
             score_core(
@@ -60,7 +71,8 @@ class CoreBenchmark:
                 max_s=settings.max_s,
                 long_prompts=settings.long_prompts,
                 **where,
-            )
+            ),
+            findings,
         )
 
 

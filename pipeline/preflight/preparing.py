@@ -2,9 +2,14 @@
 
 from typing import Any
 
+from pipeline.artifacts.cache import cache_dir
+from pipeline.data.contamination import Seen
 from pipeline.data.prepare import Preparation, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
+from pipeline.data.watchlist import id_of_file
+from pipeline.evals.benchmarks import benchmarks_of
+from pipeline.evals.watched import save_watchlist
 from pipeline.preflight.fork import refuse_without_steps
 from pipeline.preflight.horizon import horizon_lines, settle_warmup
 from pipeline.preflight.opening import OpenRun
@@ -22,7 +27,10 @@ def open_rows(
     started: list[Preparation] = []
 
     def start() -> dict:
-        started.append(start_preparation(recipe, tokenizer, sources=sources, from_step=run.step))
+        watchlist = save_watchlist(benchmarks_of(recipe), cache=cache_dir(recipe.data.cache_dir))
+        started.append(start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist))
+        for line in unchecked_lines(started[0].plan, run):
+            print(line, flush=True)
         return started[0].description()
 
     description = on_rank_0(start)
@@ -36,3 +44,16 @@ def open_rows(
         refuse_without_steps(recipe, run.step)
     on_rank_0(lambda: print(*horizon_lines(recipe, rows, sources[0]), sep="\n", flush=True))
     return rows, ValidationRows.open(preparation)
+
+
+def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
+    """How much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
+    if not plan["watchlist"]:
+        return []
+    seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
+    if not seen.unchecked:
+        return []
+    return [
+        f"contamination: nobody looked for the evaluation items in {seen.unchecked:,} of {seen.shards:,} shards, as they were prepared before. "
+        f"To look: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
+    ]

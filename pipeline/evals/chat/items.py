@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 class ChatItem:
     """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares with.
 
-    letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further columns that
-    a checker needs.
+    letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further texts that
+    a checker needs; of multiple choice the bare question and the right choice.
     """
 
     messages: list[dict]

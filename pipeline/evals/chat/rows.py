@@ -85,6 +85,7 @@ def _lettered(
         answer=letters[index],
         letters=tuple(letters),
         subject=subject,
+        row={"question": question, "choice": choices[index]},
     )
 
 

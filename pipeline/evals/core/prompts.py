@@ -30,8 +30,8 @@ class Row:
     start: int
 
 
-def in_order(items: list[dict], max_items: int | None) -> list[dict]:
-    """The items in the order of every evaluation, of which a capped one takes the first."""
+def in_order(items: list[Any], max_items: int | None) -> list[Any]:
+    """The items, or what is known of each, in the order of every evaluation, of which a capped one takes the first."""
     items = list(items)
     random.Random(SHUFFLE_SEED).shuffle(items)
     return items[:max_items]

@@ -2,16 +2,23 @@
 
 from typing import Any
 
+from pipeline.evals.contamination import Findings, clean_mean, clean_score, item_flags
 from pipeline.evals.core.partial import why_partial
+from pipeline.evals.core.prompts import in_order
 from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.watched import core_texts
 
 VERSIONS = ("v1", "v2")
 
 
-def core_results(score: CoreScore) -> list[dict[str, Any]]:
-    """A row for each version of the mean, then one for each task: its accuracy, and what it was measured on."""
+def core_results(score: CoreScore, findings: Findings | None = None) -> list[dict[str, Any]]:
+    """A row for each version of the mean, then one for each task: its accuracy, and what it was measured on.
+
+    findings: of the training text of the run that is scored; rows then tell of contaminated items too.
+    """
     rows = []
+    cleaned = _cleaned(score, findings)
     for version in VERSIONS:
         low, high = score.interval(version)
         rows.append(
@@ -27,6 +34,7 @@ def core_results(score: CoreScore) -> list[dict[str, Any]]:
                 "seconds": score.seconds,
                 "tokens_forwarded": score.forwarded,
                 "tokens_in_prompts": score.given,
+                **_contamination(_clean_mean(score, cleaned, version)),
             }
         )
     for scored in score.tasks:
@@ -45,9 +53,31 @@ def core_results(score: CoreScore) -> list[dict[str, Any]]:
                 "shortened": scored.shortened,
                 "sha256": score.bundle.sha256[scored.task.file],
                 "published": score.bundle.published(scored.task),
+                **_contamination(cleaned.get(scored.task.name)),
             }
         )
     return rows
+
+
+def _contamination(found: dict[str, Any] | None) -> dict[str, Any]:
+    return {} if found is None else {"contamination": found}
+
+
+def _cleaned(score: CoreScore, findings: Findings | None) -> dict[str, dict[str, Any]]:
+    """By task, of those that were looked for: the score without contaminated items."""
+    cleaned = {}
+    for scored in score.tasks if findings else []:
+        texts = core_texts(scored.task, score.bundle.items[scored.task.file])
+        flags = item_flags(findings, f"core/{scored.task.name}", texts)
+        if findings and flags is not None:
+            cleaned[scored.task.name] = clean_score(findings, scored.correct.tolist(), in_order(flags, None))
+    return cleaned
+
+
+def _clean_mean(score: CoreScore, cleaned: dict[str, dict[str, Any]], version: str) -> dict[str, Any] | None:
+    tasks = {scored.task.name: scored.task for scored in score.tasks}
+    accuracies = {scored.task.name: scored.accuracy for scored in score.tasks}
+    return clean_mean(accuracies, cleaned, lambda name, accuracy: tasks[name].centred(accuracy, version))
 
 
 def numbers_of(results: list[dict[str, Any]]) -> dict[str, float]:

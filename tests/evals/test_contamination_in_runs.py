@@ -1,0 +1,240 @@
+"""Evaluation items that stand in a run's training text: found while it is prepared, told beside every score."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from pipeline.artifacts.errors import DataError
+from pipeline.data.watchlist import Watchlist
+from pipeline.evals.chat.files import LoadedTask
+from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item
+from pipeline.evals.chat.tasks import BUILT_IN
+from pipeline.evals.contamination import clean_mean, clean_score, contamination_line, record_findings
+from pipeline.evals.core.prompts import in_order
+from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.watched import chat_texts, core_texts
+from tests.faults.warm_runs import WarmRuns
+from tests.runner import ROOT, WarmRunner
+
+BY_NAME = {task.name: task for task in TASKS}
+SCORED = ("squad", "copa", "winograd")
+MOST = 12  # items of each task; fewer are scored
+MADE_UP = "purple kettles argue with nine wooden admirals about the price of fog in lower"
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
+    yield runs
+    runs.close()
+
+
+@pytest.fixture
+def runner(tmp_path, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, tmp_path / "cache", text_files, chat_files, warm)  # shards that nobody made before
+
+
+def trained_words(text_files, count=14):
+    """Pieces of documents with which every run begins."""
+    texts = [json.loads(line)["text"].split() for path in text_files[:2] for line in path.read_text().splitlines()[:60]]
+    return [" ".join(words[5 : 5 + count]) for words in texts if len(words) > 40]
+
+
+def bundle_of(folder, text_files):
+    """Three tasks, of which every third item stands in the training text, and one more is too short to be judged."""
+    known = iter(trained_words(text_files))
+    flags = {}
+    for name in SCORED:
+        items, flags[name] = [], []
+        for n in range(MOST):
+            text = next(known) if n % 3 == 0 else f"{MADE_UP} place {name} {n}"
+            flags[name].append(n % 3 == 0)
+            if n == 4:
+                text, flags[name][-1] = "too short", None
+            head, tail = text.rsplit(" ", 1)
+            if BY_NAME[name].kind == "language_modeling":
+                items.append({"context": f"{head} ", "continuation": tail})
+            elif BY_NAME[name].kind == "multiple_choice":
+                items.append({"query": head, "choices": ["wrong", tail], "gold": 1})
+            else:
+                items.append({"context_options": [head, "Nobody"], "continuation": tail, "gold": 0})
+        path = folder / "eval_data" / BY_NAME[name].file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    return folder, flags
+
+
+def recipe_of(runner, name, **core):
+    bundle, flags = bundle_of(runner.folder / "bundle", runner.text_files)
+    core = {"every_steps": 4, "bundle": str(bundle), "max_per_task": 8} | core
+    evals = {"bpb": {"tokens": 1024, "at_start": False}, "core": core}
+    return runner.recipe(name, "gpt2", train={"max_steps": 10}, evals=evals), flags
+
+
+def findings_of(run):
+    return json.loads((run.directory / "report" / "contamination.json").read_text())
+
+
+def entries_of(directory):
+    return json.loads((directory / "report" / "evals.json").read_text())["entries"]
+
+
+def assert_told(entry, flags, count):
+    """The rows of an entry tell of just the contaminated ones among the first `count` items in the order of scoring."""
+    rows = {row["name"]: row for row in entry["results"]}
+    for name in SCORED:
+        scored = in_order(flags[name], count)
+        found = rows[f"core/{name}"]["contamination"]
+        assert (found["items"], found["contaminated"]) == (len(scored), scored.count(True)), name
+        assert found["unjudged"] == scored.count(None)
+        assert found["score"] == pytest.approx(rows[f"core/{name}"]["value"])
+        assert (found["shards"] > 0, found["unchecked_shards"]) == (True, 0)
+    mean = rows["core_partial/v1"]["contamination"]
+    without = [BY_NAME[name].centred(rows[f"core/{name}"]["contamination"]["score_without"], "v1") for name in SCORED]
+    assert mean["score_without"] == pytest.approx(sum(without) / len(without))
+    assert (mean["left_out"], mean["not_looked_for"]) == ([], [])
+    assert mean["contaminated"] == sum(in_order(flags[name], count).count(True) for name in SCORED) > 0
+
+
+def command(runner, *arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=None, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(runner, ranks):
+    recipe, flags = recipe_of(runner, "run")
+    run = runner.train(recipe, ranks=ranks)
+    assert [entry["step"] for entry in entries_of(run.directory)] == [4, 8, 10]
+    for entry in entries_of(run.directory):
+        assert_told(entry, flags, 8)
+    findings = findings_of(run)
+    assert findings["unchecked"] == 0 < findings["shards"]
+    for name in SCORED:
+        found = findings["tasks"][f"core/{name}"]
+        assert found["contaminated"] == [place for place, flag in enumerate(flags[name]) if flag]
+        assert found["unjudged"] == [place for place, flag in enumerate(flags[name]) if flag is None] == [4]
+    assert "contamination:" not in run.output
+    if ranks == 1:
+        said = command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+        assert_told(entries_of(run.directory)[-1], flags, MOST)
+        assert "contamination: 12 of 36 scored items stand in the training text (3 cannot be judged); without" in said
+        copa = runner.folder / "bundle" / "eval_data" / BY_NAME["copa"].file
+        copa.write_text("".join(copa.read_text().splitlines(keepends=True)[1:]))
+        command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+        rows = {row["name"]: row for row in entries_of(run.directory)[-1]["results"]}
+        assert "contamination" not in rows["core/copa"]
+        assert rows["core_partial/v1"]["contamination"]["not_looked_for"] == ["copa"]
+
+
+def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(runner):
+    recipe, flags = recipe_of(runner, "cut")
+    whole = runner.train(recipe, "run.name=whole", f"data.cache_dir={runner.folder / 'other'}")
+    runner.kill(recipe, name="cut", after_step=7)
+    run = runner.train(recipe, "run.callbacks=[]")
+    assert findings_of(run) == findings_of(whole)
+    assert_told(entries_of(run.directory)[-1], flags, 8)
+
+
+def test_without_benchmarks_nothing_is_looked_for(runner):
+    recipe, _ = recipe_of(runner, "plain", every_steps=None)
+    run = runner.train(recipe)
+    assert list(runner.cache.rglob("shard-*"))
+    assert not list(runner.cache.rglob("seen-*"))
+    assert not list(runner.cache.rglob("watchlist-*"))
+    assert not (run.directory / "report" / "contamination.json").exists()
+    said = command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+    assert "contamination: nobody looked for these items in the training text of this run" in said
+
+
+def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(runner):
+    recipe, flags = recipe_of(runner, "late")
+    runner.train(recipe, "evals.core.every_steps=null", "run.name=before")
+    run = runner.train(recipe)
+    (line,) = [line for line in run.output.splitlines() if line.startswith("contamination: ")]
+    findings = findings_of(run)
+    assert findings["unchecked"] == findings["shards"] > 0
+    assert f"in {findings['shards']} of {findings['shards']} shards" in line
+    assert not any("contamination" in row for entry in entries_of(run.directory) for row in entry["results"])
+    command(runner, *line.partition("python -m ")[2].split())
+    again = runner.train(recipe, "run.name=again")
+    assert "contamination:" not in again.output
+    assert_told(entries_of(again.directory)[-1], flags, 8)
+
+
+def test_a_run_whose_deleted_shards_come_and_go_tells_the_same(runner):
+    recipe, flags = recipe_of(runner, "sliding")
+    content = yaml.safe_load(recipe.read_text())
+    content["data"] |= {"keep_shards": 1, "shard_rows": 16}
+    recipe.write_text(yaml.safe_dump(content))
+    run = runner.train(recipe)
+    assert len(list(runner.cache.rglob("seen-*"))) > len(list(runner.cache.glob("shards/*/shard-*.safetensors"))) - 8
+    assert_told(entries_of(run.directory)[-1], flags, 8)
+
+
+def test_findings_that_cannot_be_told_end_no_training(tmp_path, capsys):
+    plan = {"watchlist": str(tmp_path / "watchlist-1.safetensors"), "train": "torn"}
+    run = SimpleNamespace(contamination=tmp_path / "contamination.json")
+    assert record_findings(run, plan, []) is None
+    assert "cannot be told (" in capsys.readouterr().err
+    assert record_findings(run, {"watchlist": None}, []) is None
+    assert not run.contamination.exists()
+
+
+def test_a_tasks_text_is_its_question_and_right_answer(tmp_path):
+    item = {"query": "Question: Why?", "choices": ["no", "so"], "gold": 1}
+    assert core_texts(BY_NAME["arc_easy"], [item]) == ["Why? so"]
+    item = {"context_options": ["Tom", "Ann"], "continuation": "left.", "gold": 0}
+    assert core_texts(BY_NAME["winograd"], [item]) == ["Tom left."]
+    assert core_texts(BY_NAME["squad"], [{"context": "Where?", "continuation": "there"}]) == ["Where? there"]
+
+
+def test_a_chat_tasks_text_is_its_question_and_right_answer():
+    arc = {"question": "Why\nso?", "choices": {"text": ["a\n- b=C", "c"], "label": ["1", "2"]}, "answerKey": "1"}
+    mmlu = {"question": "Which?", "choices": ["x", "y", "z", "w"], "answer": 2, "subject": "s"}
+    program = {"prompt": "def f():\n", "canonical_solution": "    return 1\n", "test": "", "entry_point": "f"}
+    texts = {
+        "arc_easy": (arc_item(arc), "Why\nso? a\n- b=C"),
+        "mmlu": (mmlu_item(mmlu), "Which? z"),
+        "gsm8k": (gsm8k_item({"question": "How many?", "answer": "So\n#### 4"}), "How many?\n4"),
+        "humaneval": (humaneval_item(program), "def f():\n    return 1\n"),
+    }
+    for name, (item, text) in texts.items():
+        assert chat_texts(LoadedTask(task=BUILT_IN[name], items=[item, item], files=[])) == [text, text], name
+
+
+def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
+    findings = {"shards": 4, "unchecked": 1}
+    cleaned = {
+        "a": clean_score(findings, [True, False], [True, False, None]),
+        "b": clean_score(findings, [True], [True, True]),
+    }
+    accuracies = {"a": 0.5, "b": 1.0, "c": 0.25}
+    mean = clean_mean(accuracies, cleaned, lambda name, accuracy: accuracy - (0.25 if name == "a" else 0))
+    assert mean["score_without"] == pytest.approx((-0.25 + 0.25) / 2)
+    assert (mean["left_out"], mean["not_looked_for"]) == (["b"], ["c"])
+    assert (mean["items"], mean["contaminated"]) == (3, 2)
+    rows = [{"name": "mean", "contamination": mean}, *({"name": n, "contamination": c} for n, c in cleaned.items())]
+    assert contamination_line(rows) == (
+        "contamination: 2 of 3 scored items stand in the training text (0 cannot be judged); without them mean 0.000000; "
+        "at 1 of 4 shards nobody looked"
+    )
+    assert clean_mean(accuracies, {}, lambda name, accuracy: accuracy) is None
+
+
+def test_a_watchlist_that_was_damaged_is_written_anew_by_the_next_start(tmp_path):
+    watchlist = Watchlist.of({"task": [MADE_UP]})
+    path = watchlist.save(tmp_path)
+    for content in (b"", path.read_bytes()[:-1], b"\x02\0\0\0\0\0\0\0{}"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="Start the training again"):
+            Watchlist.load(path)
+        assert watchlist.save(tmp_path) == path
+        assert Watchlist.load(path).id == watchlist.id
