@@ -1,15 +1,15 @@
 """Evaluation items that stand in a run's training text: found while it is prepared, told beside every score."""
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from pipeline.artifacts.errors import DataError
+from pipeline.data.__main__ import main as prepare
 from pipeline.data.watchlist import Watchlist
+from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item
 from pipeline.evals.chat.tasks import BUILT_IN
@@ -18,7 +18,7 @@ from pipeline.evals.core.prompts import in_order
 from pipeline.evals.core.tasks import TASKS
 from pipeline.evals.watched import chat_texts, core_texts
 from tests.faults.warm_runs import WarmRuns
-from tests.runner import ROOT, WarmRunner
+from tests.runner import WarmRunner
 
 BY_NAME = {task.name: task for task in TASKS}
 SCORED = ("squad", "copa", "winograd")
@@ -100,16 +100,8 @@ def assert_told(entry, flags, count):
     assert mean["contaminated"] == sum(in_order(flags[name], count).count(True) for name in SCORED) > 0
 
 
-def command(runner, *arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=None, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(runner, ranks):
+def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(runner, capsys, ranks):
     recipe, flags = recipe_of(runner, "run")
     run = runner.train(recipe, ranks=ranks)
     assert [entry["step"] for entry in entries_of(run.directory)] == [4, 8, 10]
@@ -123,12 +115,13 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
         assert found["unjudged"] == [place for place, flag in enumerate(flags[name]) if flag is None] == [4]
     assert "contamination:" not in run.output
     if ranks == 1:
-        said = command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+        assert evaluate([str(run.directory), "core"]) == 0
+        said = capsys.readouterr().out
         assert_told(entries_of(run.directory)[-1], flags, MOST)
         assert "contamination: 12 of 36 scored items stand in the training text (3 cannot be judged); without" in said
         copa = runner.folder / "bundle" / "eval_data" / BY_NAME["copa"].file
         copa.write_text("".join(copa.read_text().splitlines(keepends=True)[1:]))
-        command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+        assert evaluate([str(run.directory), "core"]) == 0
         rows = {row["name"]: row for row in entries_of(run.directory)[-1]["results"]}
         assert "contamination" not in rows["core/copa"]
         assert rows["core_partial/v1"]["contamination"]["not_looked_for"] == ["copa"]
@@ -143,14 +136,15 @@ def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(r
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
-def test_without_benchmarks_nothing_is_looked_for(runner):
+def test_without_benchmarks_nothing_is_looked_for(runner, capsys):
     recipe, _ = recipe_of(runner, "plain", every_steps=None)
     run = runner.train(recipe)
     assert list(runner.cache.rglob("shard-*"))
     assert not list(runner.cache.rglob("seen-*"))
     assert not list(runner.cache.rglob("watchlist-*"))
     assert not (run.directory / "report" / "contamination.json").exists()
-    said = command(runner, "pipeline.evals", str(run.directory), "core", "--bundle", str(runner.folder / "bundle"))
+    assert evaluate([str(run.directory), "core"]) == 0
+    said = capsys.readouterr().out
     assert "contamination: nobody looked for these items in the training text of this run" in said
 
 
@@ -163,19 +157,24 @@ def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(run
     assert findings["unchecked"] == findings["shards"] > 0
     assert f"in {findings['shards']} of {findings['shards']} shards" in line
     assert not any("contamination" in row for entry in entries_of(run.directory) for row in entry["results"])
-    command(runner, *line.partition("python -m ")[2].split())
+    module, *arguments = line.partition("python -m ")[2].split()
+    assert (module, prepare(arguments)) == ("pipeline.data", 0)
     again = runner.train(recipe, "run.name=again")
     assert "contamination:" not in again.output
     assert_told(entries_of(again.directory)[-1], flags, 8)
 
 
-def test_a_run_whose_deleted_shards_come_and_go_tells_the_same(runner):
-    recipe, flags = recipe_of(runner, "sliding")
+def test_a_run_whose_used_shards_are_deleted_tells_the_same(runner):
+    recipe, flags = recipe_of(runner, "sliding", every_steps=40)
     content = yaml.safe_load(recipe.read_text())
-    content["data"] |= {"keep_shards": 1, "shard_rows": 16}
+    content["data"] |= {"keep_shards": 2, "shard_rows": 16}
+    content["train"]["max_steps"] = 40
     recipe.write_text(yaml.safe_dump(content))
     run = runner.train(recipe)
-    assert len(list(runner.cache.rglob("seen-*"))) > len(list(runner.cache.glob("shards/*/shard-*.safetensors"))) - 8
+    seen = list(runner.cache.rglob("seen-*"))
+    kept = [shard for folder in {path.parent for path in seen} for shard in folder.glob("shard-*.safetensors")]
+    assert len(seen) > len(kept)
+    assert findings_of(run)["unchecked"] == 0
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
