@@ -75,7 +75,7 @@ def main() -> None:
                 f"data.num_proc={options.threads}",
                 "evals.bpb.tokens=2048",  # validation is not searched
                 "evals.bpb.document_bytes=0",
-                f"tokenizer.vocab_size={options.vocab_size}",
+                f"tokenizer.vocab_size={'' if options.tokenizer else options.vocab_size}",
                 *([f"tokenizer.path={options.tokenizer}"] if options.tokenizer else []),
             ],
             stage="pretrain",

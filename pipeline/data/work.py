@@ -48,7 +48,9 @@ class Workshop:
             settings=about["settings"],
             num_proc=self.plan["num_proc"],
             from_shard=from_shard,
-            watchlist=self.watchlist if role == "train" and from_shard is None else None,  # looked at when it was sealed
+            watchlist=self.watchlist
+            if role == "train" and from_shard is None
+            else None,  # looked at when it was sealed
         )
 
     def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:

@@ -3,18 +3,22 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
 from pipeline.artifacts.errors import DataError
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.watchlist import Watchlist
+from pipeline.data.watchlist import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item
 from pipeline.evals.chat.tasks import BUILT_IN
 from pipeline.evals.contamination import clean_mean, clean_score, contamination_line, record_findings
+from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.prompts import in_order
+from pipeline.evals.core.results import core_results
+from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
 from pipeline.evals.watched import chat_texts, core_texts
 from tests.faults.warm_runs import WarmRuns
@@ -207,6 +211,25 @@ def test_a_chat_tasks_text_is_its_question_and_right_answer():
     }
     for name, (item, text) in texts.items():
         assert chat_texts(LoadedTask(task=BUILT_IN[name], items=[item, item], files=[])) == [text, text], name
+
+
+def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(tmp_path, text_files):
+    folder, flags = bundle_of(tmp_path, text_files)
+    bundle = open_bundle(str(folder))
+    tasks = {}
+    for name in SCORED:
+        texts = core_texts(BY_NAME[name], bundle.items[BY_NAME[name].file])
+        found = {
+            key: [n for n, flag in enumerate(flags[name]) if flag is is_]
+            for key, is_ in (("contaminated", True), ("unjudged", None))
+        }
+        tasks[f"core/{name}"] = {"digest": items_digest(texts), "items": len(texts), **found}
+    # Of a model that answers all but the contaminated ones rightly.
+    scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 7, 0) for name in SCORED]
+    score = CoreScore(scores, dict(bundle.missing), bundle, "", 1.0, 1, 1)
+    rows = core_results(score, {"shards": 2, "unchecked": 1, "tasks": tasks})
+    assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 5
+    assert all(row["value"] < 1 for row in rows)
 
 
 def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
