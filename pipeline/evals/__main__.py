@@ -97,9 +97,11 @@ class Asked:
             print_figures(figures)
             results += figures
         if "core" in self.tasks:
-            results += self._core(model, tokenizer, where)
+            results += self._say_contamination(self._core(model, tokenizer, where))
         if "chat" in self.tasks:
-            results += self.chat.score(model, tokenizer, rank=where["rank"], world_size=where["world_size"])
+            ranks = {"rank": where["rank"], "world_size": where["world_size"]}
+            scored = self.chat.score(model, tokenizer, findings=self._findings(), **ranks)
+            results += self._say_contamination(scored)
         if "lm_eval" in self.tasks:
             results += self._harness(model, tokenizer)
         if "samples" in self.tasks and where["rank"] == 0:
@@ -114,7 +116,6 @@ class Asked:
         return results, samples
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
-        from pipeline.evals.contamination import contamination_line, findings_of
         from pipeline.evals.core.results import closing_lines, core_results, heading, task_line
         from pipeline.evals.core.score import score_core
         from pipeline.evals.progress import progress_bar
@@ -130,8 +131,17 @@ class Asked:
             report=lambda task: print(task_line(task), flush=True),
             **where,
         )
-        results = core_results(score, findings_of(self.subject.run))
         print("\n".join(closing_lines(score)))
+        return core_results(score, self._findings())
+
+    def _findings(self) -> dict[str, Any] | None:
+        from pipeline.evals.contamination import findings_of
+
+        return findings_of(self.subject.run)
+
+    def _say_contamination(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        from pipeline.evals.contamination import contamination_line
+
         if self.subject.run is not None:
             print(contamination_line(results))
         return results

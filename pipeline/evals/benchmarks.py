@@ -104,10 +104,23 @@ class ChatBenchmark:
         """Raises DataError for a tokenizer that no question can be put with."""
         require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
 
+    def watched_texts(self) -> dict[str, list[str]]:
+        """What the training text is searched for: every item of every task, in the order of asking."""
+        return {f"chat/{loaded.task.name}": chat_texts(loaded) for loaded in self.tasks}
+
     def score(
-        self, model: Any, tokenizer: Any, *, device: Any, rank: int, world_size: int, watched: Any
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        findings: Findings | None = None,
+        device: Any,
+        rank: int,
+        world_size: int,
+        watched: Any,
     ) -> list[dict[str, Any]]:
-        """Rows for evals.json, the same on every rank."""
+        """Rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        that writes."""
         scores = score_chat_tasks(
             self.tasks,
             model,
@@ -127,7 +140,7 @@ class ChatBenchmark:
                 file=sys.stderr,
                 flush=True,
             )
-        return chat_results(self.tasks, scores)
+        return chat_results(self.tasks, scores, findings)
 
 
 def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:

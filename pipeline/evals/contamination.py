@@ -57,10 +57,11 @@ def clean_mean(
 ) -> dict[str, Any] | None:
     """For the row of a mean: counts over the tasks, and the mean of the centred scores without contaminated items.
 
-    accuracies: by task. cleaned: the clean_score of those that were looked for. centred: of a task and its accuracy. A task
+    accuracies: by task of the mean. cleaned: the clean_score of tasks that were looked for. centred: of a task and its accuracy. A task
     that has no clean item is left out and named; one that nobody looked for counts as it is and is named too. None when
     that is all of them.
     """
+    cleaned = {name: found for name, found in cleaned.items() if name in accuracies}
     if not cleaned:
         return None
     scores = {
@@ -73,6 +74,11 @@ def clean_mean(
         "left_out": [name for name, score in scores.items() if score is None],
         "not_looked_for": [name for name in accuracies if name not in cleaned],
     }
+
+
+def contamination_of(found: dict[str, Any] | None) -> dict[str, Any]:
+    """What a row of evals.json has more when its items were looked for."""
+    return {} if found is None else {"contamination": found}
 
 
 def contamination_line(results: list[dict[str, Any]]) -> str:

@@ -12,7 +12,10 @@ from pipeline.data.__main__ import main as prepare
 from pipeline.data.watchlist import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat.files import LoadedTask
+from pipeline.evals.chat.results import chat_results
 from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item
+from pipeline.evals.chat.score import CHAT_CORE
+from pipeline.evals.chat.score import TaskScore as ChatTaskScore
 from pipeline.evals.chat.tasks import BUILT_IN
 from pipeline.evals.contamination import clean_mean, clean_score, contamination_line, record_findings
 from pipeline.evals.core.bundle import open_bundle
@@ -182,6 +185,33 @@ def test_a_run_whose_used_shards_are_deleted_tells_the_same(runner):
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
+def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, capsys):
+    trained = [json.loads(line)["messages"] for line in runner.chat_files[0].read_text().splitlines()]
+    known = [talk for talk in trained if len(talk) == 2 and len(talk[1]["content"].split()) >= 14][:6]
+    asked = [{"role": "user", "content": "What does it do?"}]
+    other = [[*asked, {"role": "assistant", "content": f"{MADE_UP} place {n}"}] for n in range(6)]
+    short = [[*asked, {"role": "assistant", "content": "Too little."}]]
+    (runner.folder / "own.jsonl").write_text(
+        "".join(json.dumps({"messages": talk}) + "\n" for talk in known + other + short)
+    )
+    own = [{"name": "mine", "files": "own.jsonl", "checker": "contains"}]
+    chat = {"every_steps": 10, "tasks": [], "own": own, "max_new_tokens": 4}
+    evals = {"bpb": {"tokens": 1024, "at_start": False}, "chat": chat}
+    run = runner.train(runner.sft_recipe("talk", "gpt2", train={"max_steps": 10}, evals=evals), stage="sft")
+    (entry,) = entries_of(run.directory)
+    (row,) = entry["results"]
+    found = row["contamination"]
+    assert (row["name"], found["items"], found["contaminated"], found["unjudged"]) == ("chat/mine", 13, 6, 1)
+    assert findings_of(run)["tasks"]["chat/mine"]["items"] == 13
+    said = ["--own-task", f"mine={runner.folder / 'own.jsonl'}", "--checker", "contains", "--max-new-tokens", "4"]
+    assert evaluate([str(run.directory), *said]) == 0
+    assert (
+        "contamination: 6 of 13 scored items stand in the training text (1 cannot be judged)" in capsys.readouterr().out
+    )
+    (again,) = entries_of(run.directory)[-1]["results"]
+    assert again["contamination"] == found
+
+
 def test_findings_that_cannot_be_told_end_no_training(tmp_path, capsys):
     plan = {"watchlist": str(tmp_path / "watchlist-1.safetensors"), "train": "torn"}
     run = SimpleNamespace(contamination=tmp_path / "contamination.json")
@@ -230,6 +260,42 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
     rows = core_results(score, {"shards": 2, "unchecked": 1, "tasks": tasks})
     assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 5
     assert all(row["value"] < 1 for row in rows)
+
+
+def test_a_chat_score_leaves_out_just_the_contaminated_ones_of_the_items_scored():
+    tasks, scores, found = [], [], {}
+    for name in CHAT_CORE:
+        row = {"question": "Is it so", "choices": {"text": ["no", "yes"], "label": ["A", "B"]}, "answerKey": "B"}
+        items = [arc_item({**row, "question": f"Is it so, {n}?"}) for n in range(8)]
+        tasks.append(LoadedTask(task=BUILT_IN[name], items=items, files=[{"sha256": ""}]))
+        texts = chat_texts(tasks[-1])
+        about = {"digest": items_digest(texts), "items": 8, "contaminated": [1, 2, 7], "unjudged": [0]}
+        found[f"chat/{name}"] = about
+        scores.append(chat_score(name, [True, False, False, True, True]))
+    rows = chat_results(tasks, scores, {"shards": 2, "unchecked": 0, "tasks": found})
+    assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 6
+    assert rows[0]["name"] == "chat/core_part"
+    assert (rows[0]["contamination"]["contaminated"], rows[0]["contamination"]["items"]) == (10, 25)
+    assert all(row["value"] < 1 for row in rows)
+    assert not any("contamination" in row for row in chat_results(tasks, scores))
+
+
+def chat_score(name, correct):
+    accuracy = sum(correct) / len(correct)
+    return ChatTaskScore(
+        name=name,
+        n=len(correct),
+        of=8,
+        complete=False,
+        accuracy=accuracy,
+        centred=BUILT_IN[name].centred(accuracy),
+        interval=(0.0, 1.0),
+        correct=correct,
+        too_long=0,
+        seconds=1.0,
+        tokens_forwarded=1,
+        tokens_generated=0,
+    )
 
 
 def test_the_mean_without_contaminated_items_names_what_it_leaves_out():

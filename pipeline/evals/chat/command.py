@@ -10,6 +10,7 @@ from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
 from pipeline.evals.chat.score import CHAT_CORE, require_execution, require_ready, score_chat_tasks
 from pipeline.evals.chat.tasks import custom_task
+from pipeline.evals.contamination import Findings
 from pipeline.evals.progress import progress_bar
 from pipeline.recipe.schema import Source
 
@@ -23,8 +24,10 @@ class AskedChat:
     tasks: list[LoadedTask]
     arguments: argparse.Namespace
 
-    def score(self, model: Any, tokenizer: Any, *, rank: int, world_size: int) -> list[dict[str, Any]]:
-        """Rows for evals.json, printed as they come."""
+    def score(
+        self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
+    ) -> list[dict[str, Any]]:
+        """Rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
         require_ready(
             self.tasks,
             tokenizer,
@@ -52,7 +55,7 @@ class AskedChat:
             print(
                 "humaneval was left out: it runs programs that the model writes. Add --execute to run them in a sandbox."
             )
-        return chat_results(self.tasks, scores)
+        return chat_results(self.tasks, scores, findings)
 
 
 def open_chat(names: list[str] | None, arguments: argparse.Namespace, *, data: str | None) -> AskedChat:

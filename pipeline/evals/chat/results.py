@@ -5,15 +5,20 @@ from typing import Any
 
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_numbers
+from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, item_flags
+from pipeline.evals.watched import chat_texts
 
 
-def chat_results(tasks: list[LoadedTask], scores: list[TaskScore]) -> list[dict[str, Any]]:
+def chat_results(
+    tasks: list[LoadedTask], scores: list[TaskScore], findings: Findings | None = None
+) -> list[dict[str, Any]]:
     """A row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
 
-    tasks: those that were to be scored; scores may be of the first ones only.
+    tasks: those that were to be scored; scores may be of the first ones only. findings: of the training text of the run
+    that is scored; rows then tell of contaminated items too.
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
-    numbers = chat_numbers(scores)
+    numbers, cleaned = chat_numbers(scores), _cleaned(loaded_by_name, scores, findings)
     protocols = {score.name: protocol_id(loaded_by_name[score.name], score.n) for score in scores}
     rows = []
     for score in scores:
@@ -36,14 +41,30 @@ def chat_results(tasks: list[LoadedTask], scores: list[TaskScore]) -> list[dict[
                 "files": loaded.files,
                 "revision": loaded.revision,
                 "isolation": score.isolation,
+                **contamination_of(cleaned.get(score.name)),
             }
         )
     means = []
     for name, value in numbers.items():
         tasks_of_mean = MEANS[name.removesuffix("_part")]  # others that were scored beside them change nothing
         together = f"chat-{_digest(sorted(protocols[task] for task in tasks_of_mean))}"
-        means.append({"name": name, "value": value, "protocol": together, "tasks": list(tasks_of_mean)})
+        accuracies = {score.name: score.accuracy for score in scores if score.name in tasks_of_mean}
+        found = clean_mean(accuracies, cleaned, lambda task, accuracy: loaded_by_name[task].task.centred(accuracy))
+        about = {"name": name, "value": value, "protocol": together, "tasks": list(tasks_of_mean)}
+        means.append(about | contamination_of(found))
     return means + rows
+
+
+def _cleaned(
+    loaded: dict[str, LoadedTask], scores: list[TaskScore], findings: Findings | None
+) -> dict[str, dict[str, Any]]:
+    """By task, of those that were looked for: the score without contaminated items."""
+    cleaned = {}
+    for score in scores if findings else []:
+        flags = item_flags(findings, f"chat/{score.name}", chat_texts(loaded[score.name]))
+        if findings and flags is not None:
+            cleaned[score.name] = clean_score(findings, score.correct, flags)
+    return cleaned
 
 
 def protocol_id(loaded: LoadedTask, items: int) -> str:

@@ -174,14 +174,13 @@ def _ids_of_letters(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
 def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None) -> TaskScore:
     correct = {n: right for share in shares for n, right in share.correct.items()}
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
-    baseline = loaded.task.baseline
     return TaskScore(
         name=loaded.task.name,
         n=n,
         of=of,
         complete=n == of and of == (loaded.task.rows or of),
         accuracy=right / n,
-        centred=(right / n - baseline) / (1 - baseline),
+        centred=loaded.task.centred(right / n),
         interval=wilson_interval(right, n),
         correct=[correct[number] for number in range(n)],
         too_long=sum(share.too_long for share in shares),

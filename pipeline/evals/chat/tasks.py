@@ -44,6 +44,10 @@ class ChatTask:
     program: Callable[[ChatItem, str], str] | None = None
     max_new_tokens: int = 512
 
+    def centred(self, accuracy: float) -> float:
+        """0 at guessing, 1 when all is right."""
+        return (accuracy - self.baseline) / (1 - self.baseline)
+
 
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
 BUILT_IN = {

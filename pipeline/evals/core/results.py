@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.evals.contamination import Findings, clean_mean, clean_score, item_flags
+from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.core.partial import why_partial
 from pipeline.evals.core.prompts import in_order
 from pipeline.evals.core.score import CoreScore, TaskScore
@@ -34,7 +34,7 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 "seconds": score.seconds,
                 "tokens_forwarded": score.forwarded,
                 "tokens_in_prompts": score.given,
-                **_contamination(_clean_mean(score, cleaned, version)),
+                **contamination_of(_clean_mean(score, cleaned, version)),
             }
         )
     for scored in score.tasks:
@@ -53,14 +53,10 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 "shortened": scored.shortened,
                 "sha256": score.bundle.sha256[scored.task.file],
                 "published": score.bundle.published(scored.task),
-                **_contamination(cleaned.get(scored.task.name)),
+                **contamination_of(cleaned.get(scored.task.name)),
             }
         )
     return rows
-
-
-def _contamination(found: dict[str, Any] | None) -> dict[str, Any]:
-    return {} if found is None else {"contamination": found}
 
 
 def _cleaned(score: CoreScore, findings: Findings | None) -> dict[str, dict[str, Any]]:
