@@ -121,6 +121,7 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
         assert found["contaminated"] == [place for place, flag in enumerate(flags[name]) if flag]
         assert found["unjudged"] == [place for place, flag in enumerate(flags[name]) if flag is None] == [4]
     assert "contamination:" not in run.output
+    assert "An item is contaminated when" in (run.directory / "report" / "report.md").read_text()
     if ranks == 1:
         assert evaluate([str(run.directory), "core"]) == 0
         said = capsys.readouterr().out
