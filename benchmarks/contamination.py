@@ -1,6 +1,6 @@
 """Preparing data while looking for evaluation items in it, against preparing it alone.
 
-    python benchmarks/contamination.py --text 'train/*.parquet' --items eval_bundle.zip [--tokenizer FOLDER --vocab_size N] [--pairs 5]
+    python benchmarks/contamination.py --text 'train/*.parquet' --items eval_bundle.zip [--tokenizer FOLDER --vocab-size N] [--pairs 5]
 
 items: a zip with .jsonl files, one task each; an item's text is all the strings of its row, so more than what is looked
 for in a real run. Both ways write the same shards to an empty cache, in turns. cpu: the processor's seconds of this
