@@ -35,7 +35,9 @@ class Console(TrainerCallback):
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
-            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/")) and name not in CORE_TASKS
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
+            and name not in CORE_TASKS
+            and name.count("/") == 1  # of a mixture's sources the whole stands for all
         )
         if scores:
             self.say(f"step {state.global_step:05d} | {scores}")

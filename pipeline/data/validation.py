@@ -17,6 +17,13 @@ class ValidationRows:
         self.preparation, self.plan = preparation, preparation.plan
         self.protocol_id: str = self.plan["protocol_id"]
         self.documents_protocol_id: str | None = self.plan["documents_protocol_id"]
+        # Of a mixture, the names of its sources, each once; batches then carry `source` (B,), -1 for a filler.
+        named = [about["name"] for about in self.plan["validation"]["sequences"]]
+        self.sources: list[str] = (
+            [name if named.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(named)]
+            if len(named) > 1
+            else []
+        )
 
     @classmethod
     def open(cls, preparation: Preparation) -> "ValidationRows":
@@ -58,7 +65,12 @@ class ValidationRows:
         reader = RowReader(
             row_tokens=self.plan["row_tokens"], bos=self.plan["bos"], pad=self.plan["pad"], isolated=isolated
         )
+        import torch
+
         for step in range(-(-total // (rows * world_size))):
             numbers = rows_of_micro_batch(step, rank=rank, world_size=world_size, rows=rows, total=total)
             places = [None if i is None else stream.places(i, 1)[0] for i in numbers]
-            yield reader.batch([None if p is None else (stream.shard(p), p.row) for p in places])
+            batch = reader.batch([None if p is None else (stream.shard(p), p.row) for p in places])
+            if self.sources:
+                batch["source"] = torch.tensor([-1 if p is None else p.source for p in places])
+            yield batch

@@ -7,7 +7,7 @@ Letters: B rows, T positions, V vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -28,7 +28,8 @@ class BpbResult:
     """What was scored, summed over all ranks.
 
     bpb: nats / (ln 2 x bytes). loss: mean nats of all targets that are not ignored, special ones included.
-    nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss.
+    nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss. of_sources: the bpb of each
+    source of the rows, None for one of which no byte was scored; None where nobody asked.
     """
 
     bpb: float
@@ -36,6 +37,7 @@ class BpbResult:
     nats: float
     bytes: int
     tokens: int
+    of_sources: tuple[float | None, ...] | None = None
 
 
 def bits_per_byte(
@@ -46,12 +48,14 @@ def bits_per_byte(
     device,
     autocast_dtype: torch.dtype | None = None,
     nll: Callable[..., torch.Tensor] | None = None,
+    sources: int = 0,
 ) -> BpbResult:
     """Cross-entropy of the model in bits per byte of text, over all ranks.
 
     batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A batch
     may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for tokenizers whose
-    ids have no fixed bytes; then byte_lengths_V may be None. byte_lengths_V: (V,) raw bytes per id, 0 for specials. nll:
+    ids have no fixed bytes; then byte_lengths_V may be None. sources: how many the rows come from, when the batches carry
+    `source` (B,), the number of each row's one. byte_lengths_V: (V,) raw bytes per id, 0 for specials. nll:
     what is called in the place of `per_token_nll`.
     Every rank must call this, with its own share of the batches; sums are fp64 and int64.
     Raises ValueError when no byte was scored on any rank.
@@ -60,8 +64,10 @@ def bits_per_byte(
     # MPS has no fp64.
     sums_device = torch.device("cpu") if device.type == "mps" else device
     lengths_V = None if byte_lengths_V is None else torch.as_tensor(byte_lengths_V, device=device).long()
-    nats_2 = torch.zeros(2, dtype=torch.float64, device=sums_device)  # of text, of every target
-    counts_2 = torch.zeros(2, dtype=torch.int64, device=sums_device)  # bytes, targets
+    # S sources, one when they are not told apart.
+    nats_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.float64, device=sums_device)  # of text, of every target
+    counts_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.int64, device=sums_device)  # bytes, targets
+    number_S1 = torch.arange(max(sources, 1), device=sums_device)[:, None]
     training = model.training
     model.eval()
     try:
@@ -75,20 +81,40 @@ def bits_per_byte(
                 # where, not a product: 0 x inf at a target that does not count would be nan.
                 nll_BT = nll_BT.to(sums_device).double()
                 is_text_BT, is_target_BT = is_text_BT.to(sums_device), is_target_BT.to(sums_device)
-                nats_2 += torch.stack([torch.where(mask, nll_BT, 0.0).sum() for mask in (is_text_BT, is_target_BT)])
-                counts_2 += torch.stack([bytes_BT.to(sums_device).sum(), is_target_BT.sum()])
+                nats_2B = torch.stack([torch.where(mask, nll_BT, 0.0).sum(-1) for mask in (is_text_BT, is_target_BT)])
+                counts_2B = torch.stack([bytes_BT.to(sums_device).sum(-1), is_target_BT.sum(-1)])
+                source_B = batch["source"].to(sums_device) if sources else number_S1.new_zeros(len(nll_BT))
+                is_of_S1B = (number_S1 == source_B)[:, None]
+                nats_S2 += torch.where(is_of_S1B, nats_2B, 0.0).sum(-1)
+                counts_S2 += torch.where(is_of_S1B, counts_2B, 0).sum(-1)
     finally:
         model.train(training)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(nats_2)
-        torch.distributed.all_reduce(counts_2)
-    (nats, all_nats), (num_bytes, tokens) = nats_2.tolist(), counts_2.tolist()
+        torch.distributed.all_reduce(nats_S2)
+        torch.distributed.all_reduce(counts_S2)
+    (nats, all_nats), (num_bytes, tokens) = nats_S2.sum(0).tolist(), counts_S2.sum(0).tolist()
     # After the sum over ranks, so that all of them stop.
     if num_bytes == 0:
         raise ValueError("no byte of text was scored: every target is ignored or special")
+    of_sources = [
+        nats / (math.log(2) * count) if count else None
+        for nats, count in zip(nats_S2[:sources, 0].tolist(), counts_S2[:sources, 0].tolist(), strict=True)
+    ]
     return BpbResult(
-        bpb=nats / (math.log(2) * num_bytes), loss=all_nats / tokens, nats=nats, bytes=num_bytes, tokens=tokens
+        bpb=nats / (math.log(2) * num_bytes),
+        loss=all_nats / tokens,
+        nats=nats,
+        bytes=num_bytes,
+        tokens=tokens,
+        of_sources=tuple(of_sources) if sources else None,
     )
+
+
+def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, float]:
+    """The bpb of each source of a mixture as metrics `<name>/<source>`; nothing where there is one source."""
+    return {
+        f"{name}/{source}": bpb for source, bpb in zip(names, score.of_sources or (), strict=True) if bpb is not None
+    }
 
 
 def target_bytes(

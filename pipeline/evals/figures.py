@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.evals.bpb import bits_per_byte
+from pipeline.evals.bpb import bits_per_byte, by_source
 from pipeline.evals.documents import document_batches, documents_protocol_id
 from pipeline.evals.held_out import held_out_rows
 from pipeline.evals.sft import conversation_batches, conversations_protocol_id
@@ -44,9 +44,11 @@ def bpb_results(
             f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
         )
 
-    results = []
+    results: list[dict[str, Any]] = []
     for name, protocol, lengths, batches, more in figures:
-        score = bits_per_byte(model, islice(batches(rows), rank, None, world_size), lengths, device=device)
+        names = more.pop("sources", [])
+        mine = islice(batches(rows), rank, None, world_size)
+        score = bits_per_byte(model, mine, lengths, device=device, sources=len(names))
         results.append(
             {
                 "name": name,
@@ -59,6 +61,10 @@ def bpb_results(
                 **more,
             }
         )
+        results += [
+            {"name": of_source, "value": bpb, "protocol": f"{protocol(score.bytes)}/{of_source.rpartition('/')[2]}"}
+            for of_source, bpb in by_source(name, score, names).items()
+        ]
     return results
 
 
@@ -96,7 +102,13 @@ def _of_validation(run: RunDirectory, stage: str | None, tokenizer) -> list[Figu
     lengths = _byte_lengths(tokenizer)
     name = "sft/assistant_bpb" if stage == "sft" else "val/bpb"
     figures: list[Figure] = [
-        (name, lambda scored: held_out.protocol_id, lengths, lambda rows: held_out.batches(rows=rows), {})
+        (
+            name,
+            lambda scored: held_out.protocol_id,
+            lengths,
+            lambda rows: held_out.batches(rows=rows),
+            {"sources": held_out.sources},
+        )
     ]
     if held_out.documents_protocol_id is not None:
         figures.append(
@@ -105,7 +117,7 @@ def _of_validation(run: RunDirectory, stage: str | None, tokenizer) -> list[Figu
                 lambda scored: held_out.documents_protocol_id,
                 lengths,
                 lambda rows: held_out.document_batches(rows=rows),
-                {},
+                {"sources": held_out.sources},
             )
         )
     return figures
@@ -131,6 +143,5 @@ def _window(model, asked: int | None) -> int:
 def print_figures(results: list[dict[str, Any]]) -> None:
     print(f"{'metric':<20} {'value':>10} {'loss':>10} {'bytes':>12} {'targets':>12}  protocol")
     for r in results:
-        print(
-            f"{r['name']:<20} {r['value']:>10.6f} {r['loss']:>10.6f} {r['bytes']:>12,} {r['tokens']:>12,}  {r['protocol']}"
-        )
+        counts = f"{r['loss']:>10.6f} {r['bytes']:>12,} {r['tokens']:>12,}" if "loss" in r else " " * 36
+        print(f"{r['name']:<20} {r['value']:>10.6f} {counts}  {r['protocol']}")

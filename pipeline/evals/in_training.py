@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.evals.bpb import bits_per_byte
+from pipeline.evals.bpb import bits_per_byte, by_source
 
 
 def score_validation(
@@ -24,24 +24,32 @@ def score_validation(
     nll: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
+    Of a mixture also the bits per byte of each source, as <name>/<source>.
 
     validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
     text rows then carry their targets' bytes, and of conversations only the loss is known. watched: what batches go through.
     nll: as bits_per_byte takes it; every batch has the same shape.
     """
 
+    sources = validation.sources
+
     def score(batches, lengths_V=byte_lengths_V):
-        return bits_per_byte(model, watched(batches), lengths_V, device=device, autocast_dtype=autocast_dtype, nll=nll)
+        return bits_per_byte(
+            model,
+            watched(batches),
+            lengths_V,
+            device=device,
+            autocast_dtype=autocast_dtype,
+            nll=nll,
+            sources=len(sources),
+        )
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
     if stage == "sft" and byte_lengths_V is None:
         return {"val/loss": score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
-    packed = score(batches)
-    if stage == "sft":
-        return {"sft/assistant_bpb": packed.bpb, "val/loss": packed.loss}
-    numbers = {"val/bpb": packed.bpb, "val/loss": packed.loss}
-    if validation.documents_protocol_id is not None:
-        numbers["val/bpb_documents"] = score(
-            validation.document_batches(rows=rows, rank=rank, world_size=world_size)
-        ).bpb
+    packed, name = score(batches), "sft/assistant_bpb" if stage == "sft" else "val/bpb"
+    numbers = {name: packed.bpb, "val/loss": packed.loss} | by_source(name, packed, sources)
+    if stage != "sft" and validation.documents_protocol_id is not None:
+        whole = score(validation.document_batches(rows=rows, rank=rank, world_size=world_size))
+        numbers |= {"val/bpb_documents": whole.bpb} | by_source("val/bpb_documents", whole, sources)
     return numbers

@@ -22,7 +22,10 @@ batches = [
     for first in range(0, len(mine["input_ids"]), rows_per_batch)
 ]
 try:
-    print(json.dumps(dataclasses.asdict(bits_per_byte(model, batches, data["byte_lengths"], device="cpu"))))
+    sources = data.get("sources", 0)
+    score = bits_per_byte(model, batches, data["byte_lengths"], device="cpu", sources=sources)
+    print(json.dumps(dataclasses.asdict(score)))
 except ValueError as error:
     print(json.dumps(str(error)))
+torch.distributed.barrier()  # neither leaves while the other still reads from it
 torch.distributed.destroy_process_group()

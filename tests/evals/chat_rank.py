@@ -43,4 +43,5 @@ except TandemError as error:
     print(json.dumps(str(error)))
 except Exception as error:
     print(json.dumps(type(error).__name__))
+torch.distributed.barrier()  # neither leaves while the other still reads from it
 torch.distributed.destroy_process_group()

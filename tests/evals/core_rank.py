@@ -44,4 +44,5 @@ try:
 except RuntimeError as error:
     failure = f"{type(error).__name__}: {error}"
 print(json.dumps({"answers": told, "forwarded": score.forwarded, "in_time": told_in_time, "failure": failure}))
+torch.distributed.barrier()  # neither leaves while the other still reads from it
 torch.distributed.destroy_process_group()

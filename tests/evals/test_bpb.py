@@ -45,6 +45,10 @@ def cut(batch, size):
     return [{k: v[i : i + size] for k, v in batch.items()} for i in range(0, len(batch["input_ids"]), size)]
 
 
+def numbers(result):
+    return dataclasses.astuple(result)[:5]  # without those of each source
+
+
 def by_hand(model, batch, byte_lengths):
     """The definition, one target at a time."""
     nats, num_bytes, all_nats, tokens = 0.0, 0, 0.0, 0
@@ -64,7 +68,7 @@ def test_bpb_is_nats_of_text_targets_over_ln2_times_their_bytes(model, rows):
     batch, byte_lengths = rows
     expected = by_hand(model, batch, byte_lengths)
     got = bits_per_byte(model, cut(batch, 4), byte_lengths.numpy(), device="cpu")
-    assert dataclasses.astuple(got) == pytest.approx(expected, rel=1e-6)
+    assert numbers(got) == pytest.approx(expected, rel=1e-6)
     assert (got.bytes, got.tokens) == expected[3:]
 
 
@@ -90,7 +94,29 @@ def test_bpb_is_the_same_for_any_batch_size_and_padding(model, rows, size, monke
     whole = bits_per_byte(model, [batch], byte_lengths, device="cpu")
     filler = {"input_ids": torch.full((2, T), BOS), "shift_labels": torch.full((2, T), -100)}
     got = bits_per_byte(model, [*cut(batch, size), filler], byte_lengths, device="cpu")
-    assert dataclasses.astuple(got) == pytest.approx(dataclasses.astuple(whole), rel=1e-6)
+    assert numbers(got) == pytest.approx(numbers(whole), rel=1e-6)
+
+
+def test_the_sources_of_a_mixture_have_the_bpb_of_their_rows_alone(model, rows):
+    batch, byte_lengths = rows
+    source = torch.tensor([0, 2, 2, 0, 0, 2, 0, 1, -1, 2, 0])  # row 7, the only one of source 1, has no target
+    alone = [bits_per_byte(model, [_of(batch, source == n)], byte_lengths, device="cpu") for n in (0, 2)]
+    kept = _of({**batch, "source": source}, source >= 0)  # a row of -1 is a filler, whose targets are all ignored
+    for size in (1, 4, 11):
+        got = bits_per_byte(model, cut(kept, size), byte_lengths, device="cpu", sources=3)
+        assert got.of_sources[1] is None
+        assert [got.of_sources[0], got.of_sources[2]] == pytest.approx([one.bpb for one in alone], rel=1e-6)
+        assert got.nats == pytest.approx(sum(one.nats for one in alone), rel=1e-6)
+        assert got.bytes == sum(one.bytes for one in alone)
+    assert bpb.by_source("val/bpb", got, ["a", "b", "c"]) == {
+        "val/bpb/a": got.of_sources[0],
+        "val/bpb/c": got.of_sources[2],
+    }
+    assert bpb.by_source("val/bpb", alone[0], []) == {}
+
+
+def _of(batch, kept):
+    return {name: tensor[kept] for name, tensor in batch.items()}
 
 
 def test_an_infinite_loss_at_an_ignored_target_does_not_reach_the_sums(rows):
@@ -175,12 +201,15 @@ def run_ranks(folder, rows_per_batch, world_size=2):
 
 def test_bpb_on_two_gloo_ranks_equals_one_process(model, rows, tmp_path):
     batch, byte_lengths = rows
+    batch = {**batch, "source": torch.arange(11) % 3}
     model.save_pretrained(tmp_path / "model")
-    torch.save({"batch": batch, "byte_lengths": byte_lengths}, tmp_path / "data.pt")
-    one = bits_per_byte(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), [batch], byte_lengths, device="cpu")
+    torch.save({"batch": batch, "byte_lengths": byte_lengths, "sources": 3}, tmp_path / "data.pt")
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    one = bits_per_byte(saved, [batch], byte_lengths, device="cpu", sources=3)
     first, second = run_ranks(tmp_path, rows_per_batch=3)
     assert first == second
-    assert first == pytest.approx(dataclasses.asdict(one), rel=1e-6)
+    assert first.pop("of_sources") == pytest.approx(one.of_sources, rel=1e-6)
+    assert list(first.values()) == pytest.approx(numbers(one), rel=1e-6)
 
 
 def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
@@ -214,7 +243,7 @@ def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(r
         for parameter in ours.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))
     got = bits_per_byte(ours, cut(batch, 4), byte_lengths, device="cpu")
-    assert dataclasses.astuple(got) == pytest.approx(by_hand(ours, batch, byte_lengths), rel=1e-5)
+    assert numbers(got) == pytest.approx(by_hand(ours, batch, byte_lengths), rel=1e-5)
 
 
 def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_kind_of_batch(rows):
