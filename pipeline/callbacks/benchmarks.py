@@ -12,7 +12,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.contamination import Findings, record_findings
 from pipeline.evals.progress import progress_bar
-from pipeline.evals.record import append_entry
+from pipeline.evals.record import append_entry, entry_of
 from pipeline.evals.together import LeftEarly, OtherRankFailed
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.fp8 import without_fp8
@@ -116,7 +116,8 @@ class Benchmarks(TrainerCallback):
             )
             if trainer.is_world_process_zero():
                 append_entry(
-                    self.run, subject=f"step {step}", step=step, device=str(trainer.args.device), results=results
+                    self.run,
+                    entry_of(subject=f"step {step}", step=step, device=str(trainer.args.device), results=results),
                 )
         self.done[benchmark.name] = step
 

@@ -17,7 +17,7 @@ def main(argv: list[str]) -> int:
     asked = Asked(arguments, subject)
     asked.open_inputs()  # before the model: what is wrong with them is told at once
 
-    from pipeline.evals.record import append_entry
+    from pipeline.evals.record import entry_of
     from pipeline.evals.subject import load
     from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
@@ -29,18 +29,19 @@ def main(argv: list[str]) -> int:
     logging.disable_progress_bar()
     where = join_ranks(on_cpu=device.kind == "cpu")
     model, tokenizer = load(subject, device=where["device"], revision=arguments.revision)
-    results, samples = asked.score(model, tokenizer, where)
-    if where["rank"] == 0 and subject.run is not None:
-        append_entry(
-            subject.run,
-            subject=subject.name,
-            step=subject.step,
-            device=device.name,
-            results=results,
-            samples=samples,
-            command=["python", "-m", "pipeline.evals", *argv],
-        )
-        print(f"recorded in {subject.run.evals}")
+    try:
+        asked.score(model, tokenizer, where)
+    finally:  # what was scored before an error is not lost
+        if where["rank"] == 0 and (asked.results or asked.samples):
+            entry = entry_of(
+                subject=subject.name,
+                step=subject.step,
+                device=device.name,
+                results=asked.results,
+                samples=asked.samples,
+                command=["python", "-m", "pipeline.evals", *argv],
+            )
+            asked.record(entry)
     return 0
 
 
@@ -65,6 +66,8 @@ class Asked:
         self.arguments, self.subject, self.tasks = arguments, subject, arguments.tasks
         self.recipe = _recipe_of(subject)
         self.own = [task for task in self.tasks if task not in (*BUILT_IN, "lm_eval")]
+        self.results: list[dict[str, Any]] = []
+        self.samples: list[dict[str, Any]] = []
 
     def open_inputs(self) -> None:
         """Everything but the model; raises what is wrong with it."""
@@ -86,34 +89,43 @@ class Asked:
     def _of_recipe(self, group: str, key: str) -> Any:
         return ((self.recipe.get("evals") or {}).get(group) or {}).get(key)
 
-    def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> tuple[list[dict], list[dict]]:
-        """(results, samples); results are printed as they come."""
-        results: list[dict[str, Any]] = []
-        samples: list[dict[str, Any]] = []
+    def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
+        """Fills results and samples, which are printed as they come."""
         if "bpb" in self.tasks:
             from pipeline.evals.figures import bpb_results, print_figures
 
             figures = bpb_results(self.subject, model, tokenizer, self.arguments, **where)
             print_figures(figures)
-            results += figures
+            self.results += figures
         if "core" in self.tasks:
-            results += self._say_contamination(self._core(model, tokenizer, where))
+            self.results += self._say_contamination(self._core(model, tokenizer, where))
         if "chat" in self.tasks:
             ranks = {"rank": where["rank"], "world_size": where["world_size"]}
             scored = self.chat.score(model, tokenizer, findings=self._findings(), **ranks)
-            results += self._say_contamination(scored)
+            self.results += self._say_contamination(scored)
         if "lm_eval" in self.tasks:
-            results += self._harness(model, tokenizer)
+            self.results += self._harness(model, tokenizer)
         if "samples" in self.tasks and where["rank"] == 0:
-            samples = self._samples(model, tokenizer)
+            self.samples += self._samples(model, tokenizer)
         if self.own:
             from pipeline.evals.tasks import load_tasks, score_tasks
 
             numbers = score_tasks(load_tasks(self.own, folder=str(Path.cwd()), where="command line"), model, tokenizer)
             for name, value in numbers.items():
                 print(f"{name:<20} {value:>10.6f}")
-            results += [{"name": name, "value": value, "protocol": None} for name, value in numbers.items()]
-        return results, samples
+            self.results += [{"name": name, "value": value, "protocol": None} for name, value in numbers.items()]
+
+    def record(self, entry: dict[str, Any]) -> None:
+        """Keep the entry in the run's evals.json, and where --output says."""
+        from pipeline.artifacts.atomic import write_json
+        from pipeline.evals.record import append_entry
+
+        if self.subject.run is not None:
+            append_entry(self.subject.run, entry)
+            print(f"recorded in {self.subject.run.evals}")
+        if self.arguments.output:
+            write_json(Path(self.arguments.output), entry)
+            print(f"recorded in {self.arguments.output}")
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
         from pipeline.evals.core.results import closing_lines, core_results, heading, task_line

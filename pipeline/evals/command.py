@@ -2,6 +2,7 @@
 
 import argparse
 from difflib import get_close_matches
+from pathlib import Path
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.evals.core.tasks import TASKS as CORE_TASKS
@@ -28,6 +29,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="TASK",
         help="bpb (bits per byte), core (core:copa,piqa: some of it), chat (chat:gsm8k), samples (continuations of fixed prompts), "
         "lm_eval:TASK,TASK (lm-evaluation-harness), or your own as module:attr; default bpb and samples",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write the results there too, as JSON (a run's are kept in its report/evals.json)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
     parser.add_argument(
@@ -114,6 +120,10 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
     if arguments.own_task and "chat" not in arguments.tasks:
         arguments.tasks["chat"] = []
+    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
+        raise RecipeError(
+            f"command line: --output {arguments.output} is in no folder that exists, so the results could not be kept. Make the folder first."
+        )
     for name in ("batch_rows", "max_per_task", "max_new_tokens", "max_bytes", "max_conversations", "window"):
         if (number := getattr(arguments, name)) is not None and number < 1:
             raise RecipeError(

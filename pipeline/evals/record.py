@@ -13,8 +13,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 VERSIONS = ("torch", "transformers", "tokenizers")
 
 
-def append_entry(
-    run: RunDirectory,
+def entry_of(
     *,
     subject: str,
     step: int | None,
@@ -22,12 +21,12 @@ def append_entry(
     results: list[dict[str, Any]],
     samples: list[dict[str, Any]] | None = None,
     command: list[str] | None = None,
-) -> None:
-    """Add to the run's evals.json: command, time, versions, device, results by name with their protocol ids, samples.
+) -> dict[str, Any]:
+    """One evaluation: command, time, versions, device, results by name with their protocol ids, samples.
 
     command: default this process's own.
     """
-    entry = {
+    return {
         "subject": subject,
         "step": step,
         "command": shlex.join(command or [sys.executable, *sys.argv]),
@@ -37,6 +36,10 @@ def append_entry(
         "results": results,
         "samples": samples or [],
     }
+
+
+def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:
+    """Add an `entry_of` to the run's evals.json."""
     # Two evaluations of one run may end at the same time.
     with file_lock(run.evals.with_name(".evals.lock")):
         entries = read_json(run.evals)["entries"] if run.evals.exists() else []

@@ -13,7 +13,7 @@ from pipeline.evals.core import score as core
 from pipeline.evals.core.bundle import Bundle
 from pipeline.evals.core.results import core_results
 from pipeline.evals.core.tasks import TASKS
-from pipeline.evals.record import append_entry
+from pipeline.evals.record import append_entry, entry_of
 
 
 def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="-first4", long_prompts="fewer_shots"):
@@ -113,5 +113,5 @@ def write_evaluated_run(folder, *entries, stage="pretrain", steps=20):
     append_row(run.metrics, {"step": steps, "attempt": 1, "time": 2.0, "tokens": 100, "train/loss": 3.0})
     for subject, step, rows in entries:
         command = ["python", "-m", "pipeline.evals", str(folder), "core"]
-        append_entry(run, subject=subject, step=step, device="cpu", results=rows, command=command)
+        append_entry(run, entry_of(subject=subject, step=step, device="cpu", results=rows, command=command))
     return run

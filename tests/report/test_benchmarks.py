@@ -5,7 +5,7 @@ import json
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.rows import append_row
 from pipeline.evals.chat.score import CHAT_CORE
-from pipeline.evals.record import append_entry
+from pipeline.evals.record import append_entry, entry_of
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
@@ -184,7 +184,7 @@ def test_samples_by_command_stand_beside_those_of_the_training(tmp_path):
         {"prompt": "The sky | is", "text": "blue\nand", "chat": False, "temperature": 0.0},
         {"prompt": "The sky | is", "text": "red", "chat": True, "temperature": 0.8, "top_k": 50},
     ]
-    append_entry(run, subject="model/", step=20, device="cpu", results=[], samples=rows)
+    append_entry(run, entry_of(subject="model/", step=20, device="cpu", results=[], samples=rows))
     text = section(run, "Samples")
     assert "By command, model/, step 20:" in text
     assert "| The sky \\| is | the likeliest | blue<br>and |" in text
