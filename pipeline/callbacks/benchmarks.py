@@ -12,7 +12,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.contamination import Findings, record_findings
 from pipeline.evals.progress import progress_bar
-from pipeline.evals.record import append_entry, entry_of
+from pipeline.evals.record import append_entry, entry_of, in_precision
 from pipeline.evals.together import LeftEarly, OtherRankFailed
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.fp8 import without_fp8
@@ -63,6 +63,10 @@ class Benchmarks(TrainerCallback):
             b for b in self.benchmarks if self.done[b.name] < (step if last else step // b.every_steps * b.every_steps)
         ]
 
+    def are_due(self) -> bool:
+        """Whether any is to be scored at this step, which is then saved first."""
+        return bool(self.due(self.trainer.state.global_step, last=False))
+
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step:
             self.score_due(last=state.global_step >= state.max_steps)
@@ -103,6 +107,8 @@ class Benchmarks(TrainerCallback):
                         progress_bar(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),
                 )
+            # Before the numbers are logged, which is what a resume goes by.
+            self._keep(in_precision(results, self._dtype()), step)
         except LeftEarly:
             raise
         except Exception as error:
@@ -114,12 +120,16 @@ class Benchmarks(TrainerCallback):
                 {row["name"]: row["value"] for row in results}
                 | {f"{benchmark.name}/eval_s": time.perf_counter() - started}
             )
-            if trainer.is_world_process_zero():
-                append_entry(
-                    self.run,
-                    entry_of(subject=f"step {step}", step=step, device=str(trainer.args.device), results=results),
-                )
         self.done[benchmark.name] = step
+
+    def _keep(self, results: list[dict[str, Any]], step: int) -> None:
+        if self.trainer.is_world_process_zero():
+            device = str(self.trainer.args.device)
+            append_entry(self.run, entry_of(subject=f"step {step}", step=step, device=device, results=results))
+
+    def _dtype(self) -> str:
+        args = self.trainer.args
+        return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
     def _findings(self) -> Findings | None:
         """On the first rank, which writes evals.json: what the training text holds of the items. At the last step that is all

@@ -50,7 +50,7 @@ def add_callbacks(
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
     benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop)
-    trainer.score_benchmarks = benchmarks.score_due
+    trainer.score_benchmarks, trainer.benchmarks_are_due = benchmarks.score_due, benchmarks.are_due
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (

@@ -64,6 +64,8 @@ class Asked:
 
     def __init__(self, arguments: argparse.Namespace, subject: Subject):
         self.arguments, self.subject, self.tasks = arguments, subject, arguments.tasks
+        if arguments.defaults and subject.run is None and not (arguments.text or arguments.chat):
+            del self.tasks["bpb"]  # a folder or Hub id has no text of its own
         self.recipe = _recipe_of(subject)
         self.own = [task for task in self.tasks if task not in (*BUILT_IN, "lm_eval")]
         self.results: list[dict[str, Any]] = []
@@ -71,26 +73,39 @@ class Asked:
 
     def open_inputs(self) -> None:
         """Everything but the model; raises what is wrong with it."""
+        if "bpb" in self.tasks:
+            from pipeline.evals.figures import require_text
+
+            require_text(self.subject, self.arguments)
         if "lm_eval" in self.tasks:
             from pipeline.evals.harness import require_harness
 
             require_harness()
+        if self.own:
+            from pipeline.evals.tasks import load_tasks
+
+            self.functions = load_tasks(self.own, folder=str(Path.cwd()), where="command line")
+        cache = (self.recipe.get("data") or {}).get("cache_dir")
         if "core" in self.tasks:
             from pipeline.evals.core.bundle import open_bundle
 
-            self.bundle = open_bundle(
-                self.arguments.bundle or self._of_recipe("core", "bundle"), wanted=self.tasks["core"]
-            ).only(self.tasks["core"])
+            path = self.arguments.bundle or self._of_recipe("core").get("bundle")
+            self.bundle = open_bundle(path, wanted=self.tasks["core"], cache=cache).only(self.tasks["core"])
         if "chat" in self.tasks:
             from pipeline.evals.chat.command import open_chat
 
-            self.chat = open_chat(self.tasks["chat"], self.arguments, data=self._of_recipe("chat", "data"))
+            settings = self._of_recipe("chat")
+            self.chat = open_chat(self.tasks["chat"], self.arguments, settings=settings, cache=cache)
 
-    def _of_recipe(self, group: str, key: str) -> Any:
-        return ((self.recipe.get("evals") or {}).get(group) or {}).get(key)
+    def _of_recipe(self, group: str) -> dict[str, Any]:
+        return (self.recipe.get("evals") or {}).get(group) or {}
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
         """Fills results and samples, which are printed as they come."""
+        from pipeline.evals.record import in_precision
+
+        if "chat" in self.tasks:
+            self.chat.require_ready(tokenizer)
         if "bpb" in self.tasks:
             from pipeline.evals.figures import bpb_results, print_figures
 
@@ -98,19 +113,19 @@ class Asked:
             print_figures(figures)
             self.results += figures
         if "core" in self.tasks:
-            self.results += self._say_contamination(self._core(model, tokenizer, where))
+            self.results += self._say_contamination(in_precision(self._core(model, tokenizer, where), "float32"))
         if "chat" in self.tasks:
             ranks = {"rank": where["rank"], "world_size": where["world_size"]}
             scored = self.chat.score(model, tokenizer, findings=self._findings(), **ranks)
-            self.results += self._say_contamination(scored)
+            self.results += self._say_contamination(in_precision(scored, "float32"))
         if "lm_eval" in self.tasks:
             self.results += self._harness(model, tokenizer)
         if "samples" in self.tasks and where["rank"] == 0:
             self.samples += self._samples(model, tokenizer)
         if self.own:
-            from pipeline.evals.tasks import load_tasks, score_tasks
+            from pipeline.evals.tasks import score_tasks
 
-            numbers = score_tasks(load_tasks(self.own, folder=str(Path.cwd()), where="command line"), model, tokenizer)
+            numbers = score_tasks(self.functions, model, tokenizer)
             for name, value in numbers.items():
                 print(f"{name:<20} {value:>10.6f}")
             self.results += [{"name": name, "value": value, "protocol": None} for name, value in numbers.items()]
@@ -138,7 +153,7 @@ class Asked:
             model,
             tokenizer,
             max_per_task=self.arguments.max_per_task,
-            long_prompts=self.arguments.long_prompts or self._of_recipe("core", "long_prompts") or "fewer_shots",
+            long_prompts=self.arguments.long_prompts or self._of_recipe("core").get("long_prompts") or "fewer_shots",
             watched=lambda batches: progress_bar(batches, name="core", shown=where["rank"] == 0),
             report=lambda task: print(task_line(task), flush=True),
             **where,

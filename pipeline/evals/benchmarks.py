@@ -30,14 +30,6 @@ def benchmarks_of(recipe: Recipe) -> list[Any]:
     return found
 
 
-def beside_recipe(path: str | None, recipe_path: str | None) -> str | None:
-    """The path relative to the recipe's folder where that is there, else as it stands, relative to the working folder."""
-    if path is None or recipe_path is None:
-        return path
-    near = Path(recipe_path).parent / Path(path).expanduser()
-    return str(near) if near.exists() else path
-
-
 class CoreBenchmark:
     """CORE as evals.core says."""
 
@@ -46,7 +38,7 @@ class CoreBenchmark:
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.core
         self.every_steps = self.settings.every_steps
-        self.bundle = open_bundle(beside_recipe(self.settings.bundle, recipe.path), cache=recipe.data.cache_dir)
+        self.bundle = open_bundle(self.settings.bundle, cache=recipe.data.cache_dir)
 
     def require_ready(self, tokenizer: Any) -> None:
         """Nothing is asked of a tokenizer but what every run's has."""
@@ -91,7 +83,7 @@ class ChatBenchmark:
             for task in (*built_in_tasks(self.settings.tasks, where=self.where), *_own_tasks(recipe, where=self.where))
         ]
         require_execution(tasks, where=self.where, **self.programs)
-        data = beside_recipe(self.settings.data, recipe.path)
+        data = self.settings.data
         self.tasks: list[LoadedTask] = load_chat_tasks(
             tasks,
             places=None if data is None else [data],
@@ -154,8 +146,12 @@ def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
 
 
 def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
-    tasks = []
+    tasks: list[ChatTask] = []
     for own in recipe.evals.chat.own:
+        if own.name in [task.name for task in tasks]:
+            raise RecipeError(
+                f"{where}: two tasks of evals.chat.own are called {own.name}. Give each a name of its own."
+            )
         if not own.name or not (own.id or own.files):
             raise RecipeError(
                 f"{where}: a task of evals.chat.own lacks {'files or id' if own.name else 'a name'}, so it cannot be scored. Write {{name: mine, files: mine.jsonl, checker: exact}}."

@@ -104,9 +104,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     chat.add_argument(
         "--unsafe-exec", action="store_true", help="with --execute: run them also where no sandbox is to be had"
     )
-    chat.add_argument(
-        "--max-new-tokens", type=int, default=512, metavar="N", help="longest answer (default %(default)s)"
-    )
+    chat.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (default the recipe's, else 512)")
     harness = parser.add_argument_group("lm_eval")
     harness.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default each task's own)")
     harness.add_argument("--include-path", metavar="FOLDER", help="a folder of task YAMLs of your own")
@@ -116,7 +114,8 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         help="give the prompts as a user's message through the chat template; a chat run's are anyway",
     )
     arguments = parser.parse_intermixed_args(argv)
-    arguments.own_task = dict(_own_task(text) for text in arguments.own_task)
+    arguments.own_task = _own_tasks(arguments.own_task)
+    arguments.defaults = not (arguments.tasks or arguments.own_task)
     arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
     if arguments.own_task and "chat" not in arguments.tasks:
         arguments.tasks["chat"] = []
@@ -130,6 +129,13 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
                 f"command line: --{name.replace('_', '-')} {number} leaves nothing to score. Give at least 1."
             )
     return arguments
+
+
+def _own_tasks(texts: list[str]) -> dict[str, str]:
+    named = [_own_task(text) for text in texts]
+    if len(dict(named)) < len(named):
+        raise RecipeError("command line: two of --own-task have the same name. Give each a name of its own.")
+    return dict(named)
 
 
 def _own_task(text: str) -> tuple[str, str]:

@@ -18,6 +18,14 @@ from pipeline.tokenizer.byte_lengths import byte_lengths
 WINDOW = 2048  # Targets of a piece, unless the model or the command says less.
 
 
+def require_text(subject: Subject, arguments: argparse.Namespace) -> None:
+    """Raises RecipeError when there is no text to score: none is named and the subject is no run."""
+    if subject.run is None and not (arguments.text or arguments.chat):
+        raise RecipeError(
+            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
+        )
+
+
 def bpb_results(
     subject: Subject,
     model,
@@ -30,8 +38,8 @@ def bpb_results(
 ) -> list[dict[str, Any]]:
     """Every bits-per-byte figure that was asked for: of --text and --chat, else of the run's own validation."""
     rows = arguments.batch_rows
+    figures: list[Figure] = []
     if arguments.text or arguments.chat:
-        figures = []
         window = _window(model, arguments.window)
         if arguments.text:
             figures.append(_of_texts(tokenizer, arguments, window=window))
@@ -39,10 +47,6 @@ def bpb_results(
             figures.append(_of_conversations(tokenizer, arguments, window=window))
     elif subject.run is not None:
         figures = _of_validation(subject.run, subject.stage, tokenizer)
-    else:
-        raise RecipeError(
-            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
-        )
 
     results: list[dict[str, Any]] = []
     for name, protocol, lengths, batches, more in figures:

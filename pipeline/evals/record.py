@@ -38,6 +38,14 @@ def entry_of(
     }
 
 
+def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
+    """The rows with what the model computed in; another precision than fp32 may give other answers, and is another protocol."""
+    return [
+        row | {"dtype": dtype, "protocol": row["protocol"] + ("" if dtype == "float32" else f"-{dtype}")}
+        for row in results
+    ]
+
+
 def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:
     """Add an `entry_of` to the run's evals.json."""
     # Two evaluations of one run may end at the same time.

@@ -40,13 +40,19 @@ def conversation_batches(
         raise DataError(
             "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with --text."
         )
-    fitted = []
+    fitted, outcomes = [], set()
     for messages, rendered in zip(conversations, render_batch(tokenizer, conversations), strict=True):
-        ids, trained, _ = fit_conversation(
+        ids, trained, outcome = fit_conversation(
             messages, rendered, lambda m: render(tokenizer, m), capacity=window + 1, overflow="cut"
         )
+        outcomes.add(outcome)
         if ids is not None:
             fitted.append((np.array(ids, np.int64), np.array(trained, bool)))
+    if outcomes == {"no_target"}:
+        raise DataError(
+            f"nothing in the {len(conversations)} conversations is the assistant's by the tokenizer's chat template, which marks it with "
+            "{% generation %} ... {% endgeneration %}, so no answer can be scored. Mark it there, or score text with --text."
+        )
     if not fitted:
         raise DataError(
             f"none of the {len(conversations)} conversations has an answer within {window} tokens, so nothing can be scored. Give shorter ones."

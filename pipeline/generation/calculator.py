@@ -36,8 +36,8 @@ def calculate(expression: str) -> str | None:
         return None
     try:
         return str(_value(ast.parse(expression, mode="eval").body))
-    # The last two: a parser or a caller that is deep in calls already leaves no room for the tree.
-    except (SyntaxError, _NotArithmetic, ZeroDivisionError, RecursionError, MemoryError):
+    # ValueError: a NUL byte, before Python 3.12. The last two: a parser or a caller that is deep in calls already leaves no room for the tree.
+    except (SyntaxError, ValueError, _NotArithmetic, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 

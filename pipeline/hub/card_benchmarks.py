@@ -57,7 +57,7 @@ def _core_words(benchmark: Benchmark, protocols: str) -> list[str]:
     words = ["core" if len(names) == len(TASKS) else f"core:{','.join(names)}"]
     if any(task.get("published") is False for task in benchmark.tasks):
         words += ["--bundle", "FOLDER"]  # the reader's own copy of these files
-    return [*words, "--long-prompts", "crop"] if protocols.endswith("-crop") else words
+    return [*words, "--long-prompts", "crop"] if "-crop" in protocols else words
 
 
 def _chat_words(benchmark: Benchmark, protocols: str) -> list[str]:
@@ -66,6 +66,8 @@ def _chat_words(benchmark: Benchmark, protocols: str) -> list[str]:
     for name in names:
         if name not in BUILT_IN:
             words += ["--own-task", f"{name}=FILE"]
+    checkers = list(dict.fromkeys(task["checker"] for task in benchmark.tasks if task.get("checker")))
+    words += ["--checker", checkers[0]] if checkers else []
     longest = re.search(r"-(\d+)tokens", protocols)
     words += ["--max-new-tokens", longest[1]] if longest else []
     return [*words, "--execute"] if "humaneval" in names else words

@@ -55,5 +55,5 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
         return []
     return [
         f"contamination: nobody looked for the evaluation items in {seen.unchecked:,} of {seen.shards:,} shards, as they were prepared before. "
-        f"To look: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
+        f"To look, while this run trains: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
     ]

@@ -11,7 +11,7 @@ from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
 from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.problems import Problems
-from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.schema import OwnTask, Recipe, Source
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.training_arguments import defaults
 
@@ -168,7 +168,7 @@ def _fill_places(recipe: Recipe) -> None:
         beside = os.path.normpath(os.path.join(folder, path)) if path else None
         return beside if path and beside and not os.path.isabs(path) and glob(beside, recursive=True) else path
 
-    def place_all(source: Source) -> None:
+    def place_all(source: Source | OwnTask) -> None:
         if source.id is None and source.files is not None:
             source.files = (
                 place(source.files) if isinstance(source.files, str) else [place(f) or f for f in source.files]
@@ -176,6 +176,10 @@ def _fill_places(recipe: Recipe) -> None:
 
     for source in [*recipe.data.sources, *(recipe.data.validation or [])]:
         place_all(source)
+    for task in recipe.evals.chat.own:
+        place_all(task)
+    recipe.evals.core.bundle = place(recipe.evals.core.bundle)
+    recipe.evals.chat.data = place(recipe.evals.chat.data)
     recipe.tokenizer.path = place(recipe.tokenizer.path)
     recipe.tokenizer.chat_template = place(recipe.tokenizer.chat_template)
     if recipe.model.start_from and not recipe.model.start_from.startswith("latest:"):

@@ -208,7 +208,7 @@ class OwnTask:
 
 @dataclass(kw_only=True)
 class ChatTasks:
-    """Chat tasks: while training, and the defaults of python -m pipeline.evals RUN chat."""
+    """Chat tasks while training; data and max_new_tokens are also those of python -m pipeline.evals RUN chat."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
     tasks: list[str] = key(["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"], "Which: arc_easy, arc_challenge, mmlu (letters), gsm8k, humaneval, spelling_bee (generated).")

@@ -44,8 +44,15 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
 
 
 def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
-    """The ids of a conversation up to where the assistant answers."""
-    out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
+    """The ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it."""
+    from jinja2.exceptions import TemplateError
+
+    if not messages:
+        raise DataError("the chat template refuses the conversation: it has no messages")
+    try:
+        out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
+    except (TemplateError, ValueError, TypeError) as error:
+        raise DataError(f"the chat template refuses the conversation: {error}") from None
     return list(out["input_ids"])
 
 

@@ -62,6 +62,7 @@ class TandemTrainer(Trainer):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
         self.guard = StepGuard(run, recipe.monitor)
+        self.benchmarks_are_due: Callable[[], bool] = lambda: False
         self.score_benchmarks: Callable[..., None] = lambda *, last: None  # after each step's save and evaluation
         self.start_step = 0
         self.recorded_evaluations: set[int] = set()
@@ -223,6 +224,8 @@ class TandemTrainer(Trainer):
         last = self.state.global_step >= self.state.max_steps
         self.control.should_log = self.control.should_log or last
         evaluate, self.control.should_evaluate = self.control.should_evaluate or last, False
+        if self.benchmarks_are_due():
+            self.control.should_save = True  # before them, also where no save was due
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._note_written(self.saver.check())  # only now: a row that is logged takes should_log away
         if evaluate and self.state.global_step not in self.recorded_evaluations:

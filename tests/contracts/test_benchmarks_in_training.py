@@ -82,6 +82,8 @@ def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner
     assert [(entry["step"], entry["results"][0]["value"]) for entry in entries] == sorted(
         run.values("core_partial/v1").items()
     )
+    saved = [row["step"] for row in run.rows() if "ckpt/save_s" in row]
+    assert saved == [4, 5, 8, 10]  # each step is saved before it is scored, and as the recipe says
     plain = runner.train(recipe_of(runner, "plain", model, every_steps=None))
     assert plain.values("train/loss") == run.values("train/loss")
 
@@ -115,6 +117,17 @@ def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scor
     assert "This is not CORE: none of the files is the published one." in section
     assert "| 4 | core | MemoryError: no room for this |" in section
     assert "core/copa" not in text.split("## Results\n")[1].split("\n## ")[0]
+
+
+def test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on(runner):
+    recipe = recipe_of(runner, "damaged")
+    report = runner.folder / "runs" / "damaged" / "report"
+    report.mkdir(parents=True)
+    (report / "evals.json").write_text("{")
+    run = runner.train(recipe)
+    assert "core was not scored (JSONDecodeError: " in run.output
+    assert not run.values("core_partial/v1")
+    assert (run.directory / "model" / "config.json").exists()
 
 
 def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):

@@ -256,6 +256,11 @@ def test_a_checker_that_there_is_not_is_refused_by_its_name(tmp_path):
             custom_task("own", source=source, checker=name, folder=str(tmp_path))
     with pytest.raises(RecipeError, match="gsm8k is a built-in task"):
         custom_task("gsm8k", source=source, checker="exact")
+    for name in ("core", "eval_s", "core_part"):
+        with pytest.raises(RecipeError, match=f"{name} is the name of another figure"):
+            custom_task(name, source=source, checker="exact")
+    with pytest.raises(RecipeError, match="a/b is no name"):
+        custom_task("a/b", source=source, checker="exact")
 
 
 READ = """

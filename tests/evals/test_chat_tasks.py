@@ -255,6 +255,7 @@ def test_results_say_on_what_they_stand(tasks, tokenizer):
     assert protocol_id(shorter, 5) != gsm8k["protocol"]
     other = replace(tasks[0], files=[{**tasks[0].files[0], "sha256": "0" * 64}])
     assert protocol_id(other, 5) != arc["protocol"]
+    assert protocol_id(replace(tasks[3], task=replace(tasks[3].task, checker="contains")), 5) != gsm8k["protocol"]
 
 
 def conversations(folder, answered):

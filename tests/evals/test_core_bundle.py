@@ -117,6 +117,32 @@ def test_a_damaged_member_of_a_compressed_zip_is_told(folder, tmp_path):
         open_bundle(str(path))
 
 
+def test_a_zip_of_something_else_or_an_encrypted_one_is_told(folder, tmp_path):
+    path = tmp_path / "other.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "nothing")
+    with pytest.raises(InputMissingError, match="holds no file of a CORE task"):
+        open_bundle(str(path))
+    content = bytearray(zipped(folder, path).read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = content.find(mark)
+        while at >= 0:
+            content[at + flags] |= 1  # the bit that says "encrypted"
+            at = content.find(mark, at + 4)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is no whole zip archive"):
+        open_bundle(str(path))
+
+
+def test_half_a_character_in_a_row_is_told_by_its_row(folder):
+    path = folder / "eval_data" / COPA.file
+    lines = path.read_text().splitlines()
+    item = json.loads(lines[1]) | {"query": "HALF"}
+    path.write_text("\n".join([lines[0], json.dumps(item).replace("HALF", "\\ud83d"), *lines[2:]]) + "\n")
+    with pytest.raises(DataError, match=r"copa\.jsonl:2: holds half of a character"):
+        open_bundle(str(folder))
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(ERROR_PAGE, "XML error page"), (b"", "is empty"), (b"<html><title>404</title>", "HTML page")],

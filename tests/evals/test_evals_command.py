@@ -43,6 +43,7 @@ def test_a_word_without_a_task_name_is_refused(word):
         (["core:copas"], "CORE has no task called copas.*copa"),
         (["chat", "--own-task", "mine"], "names no file.*NAME=FILE"),
         (["core", "--max-per-task", "0"], "--max-per-task 0 leaves nothing to score"),
+        (["--own-task", "a=x.jsonl", "--own-task", "a=y.jsonl"], "two of --own-task have the same name"),
         (["core", "--output", "no/such/folder.json"], "folder.json is in no folder that exists"),
         (["chat", "--max-new-tokens", "-1"], "--max-new-tokens -1 leaves nothing to score"),
     ],

@@ -37,7 +37,28 @@ def test_a_plain_folder_is_scored_and_the_results_are_written_where_output_says(
     assert names == ["text/bpb_documents", "core_partial/v1", "core_partial/v2", "core/copa"]
     assert entry["command"].startswith("python -m pipeline.evals model bpb core:copa samples")
     assert entry["subject"] == "model"
+    assert {row["dtype"] for row in entry["results"]} == {"float32"}
     assert {row["temperature"] for row in entry["samples"]} == {0.0, 0.8}
+
+
+def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_told_before_the_model_is_loaded(folder, capsys):
+    assert main(["model"]) == 0
+    assert "[greedy] " in capsys.readouterr().out
+    (folder / "model" / "model.safetensors").unlink()
+    with pytest.raises(RecipeError, match="Name text with --text FILE"):
+        main(["model", "bpb"])
+    with pytest.raises(RecipeError, match="no_such_module:score cannot be imported"):
+        main(["model", "core:copa", "no_such_module:score", "--bundle", "bundle"])
+
+
+def test_a_chat_template_that_marks_no_answer_is_told_as_that(folder):
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    assert main(["model", "bpb", "--chat", "chat.jsonl"]) == 0
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+    with pytest.raises(DataError, match=r"nothing in the 1 conversations is the assistant's .*\{% generation %\}"):
+        main(["model", "bpb", "--chat", "chat.jsonl"])
 
 
 def test_what_was_scored_before_an_error_is_kept(folder, capsys):

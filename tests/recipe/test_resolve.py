@@ -41,6 +41,18 @@ def write(folder, text=BASE, name="recipe.yaml"):
     return name
 
 
+def test_evaluation_files_beside_the_recipe_are_found_by_the_saved_recipe_too(folder):
+    for name in ("sub/bundle/x", "sub/tasks/x", "sub/mine.jsonl"):
+        write(folder, "", name)
+    evals = "evals: {core: {bundle: bundle}, chat: {data: tasks, own: [{name: mine, files: mine.jsonl}]}}\n"
+    recipe = read_recipe([write(folder, BASE + evals, "sub/recipe.yaml")])
+    chat = recipe.evals.chat
+    assert [recipe.evals.core.bundle, chat.data, chat.own[0].files] == ["sub/bundle", "sub/tasks", "sub/mine.jsonl"]
+    assert (
+        read_recipe([write(folder, BASE + evals.replace("bundle: bundle", "bundle: /abs"))]).evals.core.bundle == "/abs"
+    )
+
+
 def test_overrides_have_the_types_of_the_file(folder):
     recipe = read_recipe(
         [

@@ -5,6 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.cache import cache_dir
 from pipeline.evals.benchmarks import built_in_tasks
 from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
@@ -24,10 +25,8 @@ class AskedChat:
     tasks: list[LoadedTask]
     arguments: argparse.Namespace
 
-    def score(
-        self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
-    ) -> list[dict[str, Any]]:
-        """Rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
+    def require_ready(self, tokenizer: Any) -> None:
+        """Raises what would stop the scoring later: no chat template, no letters, programs that may not be run."""
         require_ready(
             self.tasks,
             tokenizer,
@@ -35,6 +34,11 @@ class AskedChat:
             unsafe_exec=self.arguments.unsafe_exec,
             where=WHERE,
         )
+
+    def score(
+        self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
+    ) -> list[dict[str, Any]]:
+        """Rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
         print(heading())
         scores = score_chat_tasks(
             self.tasks,
@@ -58,18 +62,18 @@ class AskedChat:
         return chat_results(self.tasks, scores, findings)
 
 
-def open_chat(names: list[str] | None, arguments: argparse.Namespace, *, data: str | None) -> AskedChat:
+def open_chat(
+    names: list[str] | None, arguments: argparse.Namespace, *, settings: dict[str, Any], cache: str | None
+) -> AskedChat:
     """The tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
 
-    data: where the run's recipe has the files. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
+    settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
     not, or that run programs without --execute.
     """
     if names is None:
         names = [name for name in (*CHAT_CORE, "spelling_bee") if name != "humaneval" or arguments.execute]
-    tasks = [
-        dataclasses.replace(task, max_new_tokens=arguments.max_new_tokens)
-        for task in built_in_tasks(names, where=WHERE)
-    ]
+    longest = arguments.max_new_tokens or settings.get("max_new_tokens") or 512
+    tasks = [dataclasses.replace(task, max_new_tokens=longest) for task in built_in_tasks(names, where=WHERE)]
     for name, file in arguments.own_task.items():
         tasks.append(
             custom_task(
@@ -77,10 +81,11 @@ def open_chat(names: list[str] | None, arguments: argparse.Namespace, *, data: s
                 source=Source(files=file),
                 checker=arguments.checker,
                 folder=str(Path.cwd()),
-                max_new_tokens=arguments.max_new_tokens,
+                max_new_tokens=longest,
                 where=WHERE,
             )
         )
     require_execution(tasks, arguments.execute, arguments.unsafe_exec, where=WHERE)
-    places = arguments.chat_data or ([data] if data else None)
-    return AskedChat(load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), where=WHERE), arguments)
+    places = arguments.chat_data or ([settings["data"]] if settings.get("data") else None)
+    loaded = load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), cache=cache_dir(cache), where=WHERE)
+    return AskedChat(loaded, arguments)

@@ -41,6 +41,7 @@ def chat_results(
                 "files": loaded.files,
                 "revision": loaded.revision,
                 "isolation": score.isolation,
+                "checker": loaded.task.checker,
                 **contamination_of(cleaned.get(score.name)),
             }
         )
@@ -68,10 +69,11 @@ def _cleaned(
 
 
 def protocol_id(loaded: LoadedTask, items: int) -> str:
-    """Equal for the same first items of the same files and the same longest answer."""
+    """Equal for the same first items of the same files, the same longest answer and checker."""
     files = _digest([file["sha256"] for file in loaded.files])
     capped = "" if items == len(loaded.items) else f"-first{items}"
     longest = f"-{loaded.task.max_new_tokens}tokens" if loaded.task.kind == "text" else ""
+    longest += f"-{loaded.task.checker}" if loaded.task.checker else ""
     return f"{loaded.task.name}-{files}{capped}{longest}"
 
 

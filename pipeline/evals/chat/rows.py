@@ -22,7 +22,7 @@ def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str
 
 def arc_item(row: Any) -> ChatItem:
     """ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle (query, choices, gold)."""
-    if "query" in row or "gold" in row:
+    if isinstance(row, dict) and ("query" in row or "gold" in row):
         choices = _texts(_column(row, "choices", list), "choices")
         question = _column(row, "query", str).removeprefix("Question: ")
         return _lettered(question, string.ascii_uppercase[: len(choices)], choices, index=_column(row, "gold", int))

@@ -1,5 +1,6 @@
 """The chat tasks by name: where their rows come from, how they are asked and judged, what guessing scores."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from pipeline.sources.formats import format_of
 class ChatTask:
     """One task. kind letters: the likeliest of the item's letters is the answer. kind text: an answer is generated.
 
-    A text is judged by `check`, or by running the `program` made of it. baseline: the accuracy of guessing. rows: of the
+    A text is judged by `check`, or by running the `program` made of it. checker: of a task of one's own, its name. baseline: the accuracy of guessing. rows: of the
     official test set, None where there is none. local_name: a regular expression that the task's file in a folder matches.
     """
 
@@ -41,6 +42,7 @@ class ChatTask:
     rows: int | None = None
     local_name: str | None = None
     check: Callable[[ChatItem, str], bool] | None = None
+    checker: str | None = None
     program: Callable[[ChatItem, str], str] | None = None
     max_new_tokens: int = 512
 
@@ -49,6 +51,8 @@ class ChatTask:
         return (accuracy - self.baseline) / (1 - self.baseline)
 
 
+# Figures beside those of tasks: chat/core, chat/eval_s ...
+RESERVED = ("core", "core_part", "core_spelling_bee", "core_spelling_bee_part", "eval_s")
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
 BUILT_IN = {
     task.name: task
@@ -124,8 +128,15 @@ def custom_task(
     checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr importable from folder.
     Raises RecipeError for a name that is taken, a checker or a format that there is not.
     """
-    if name in BUILT_IN:
-        raise RecipeError(f"{where}: {name} is a built-in task. Give your own another name.")
+    if name in BUILT_IN or name in RESERVED or not re.fullmatch(r"[\w.-]+", name):
+        why = (
+            "is a built-in task"
+            if name in BUILT_IN
+            else "is the name of another figure"
+            if name in RESERVED
+            else "is no name"
+        )
+        raise RecipeError(f"{where}: {name} {why}. Give your own task another, of letters, digits, dots, dashes.")
     checks = checker_of(checker, folder=folder, where=f"{where}: {name}")
     read = format_of(source, kind="chat", where=f"{where}: {name}", folder=folder).reader()
 
@@ -149,5 +160,6 @@ def custom_task(
         source=source,
         read_row=read_row,
         check=check,
+        checker=checker if isinstance(checker, str) else f"{checker.__module__}:{checker.__qualname__}",
         max_new_tokens=max_new_tokens,
     )

@@ -96,12 +96,18 @@ def _local(path: Path) -> dict[str, bytes]:
     files = {task.file for task in TASKS}
     if path.is_dir():
         folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
-        found = {file: folder / file for folder in folders for file in files if (folder / file).is_file()}
-        if found:
-            return {file: place.read_bytes() for file, place in found.items()}
+        places = {file: folder / file for folder in folders for file in files if (folder / file).is_file()}
+        found = {file: place.read_bytes() for file, place in places.items()}
+    else:
+        found = _of_zip(path, files)
+    if not found:
         raise InputMissingError(
             f"{path}: holds no file of a CORE task (such as eval_data/{TASKS[0].file}), so nothing can be scored. Name the folder or zip of the eval_bundle."
         )
+    return found
+
+
+def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
     if not path.exists():
         raise InputMissingError(
             f"{path}: there is no such bundle. Name a folder or zip, or leave it out to fetch the published files."
@@ -118,7 +124,7 @@ def _local(path: Path) -> dict[str, bytes]:
                 for name in archive.namelist()
                 if (file := name.rpartition("eval_data/")[2]) in files
             }
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:  # the last one: encrypted
         raise DataError(
             f"{path} is no whole zip archive ({error}), so nothing was scored. Download it again."
         ) from None
@@ -140,10 +146,19 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
         except json.JSONDecodeError as error:
             wrong.append(f":{number}: is no JSON ({error.msg} at {error.pos}).")
             continue
-        if reason := _reason(task, item):
+        if reason := _reason(task, item) or _no_character(item):
             wrong.append(f":{number}: {reason}")
         items.append(item)
     return items, wrong
+
+
+def _no_character(item: dict) -> str | None:
+    """A JSON escape can make half of a character, which no tokenizer can read."""
+    try:
+        json.dumps(item, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"holds half of a character ({error.object[error.start]!r})."
+    return None
 
 
 def _reason(task: CoreTask, item: Any) -> str | None:

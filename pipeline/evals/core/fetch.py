@@ -42,16 +42,17 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
             return content
         reasons = []
         for mirror in [*os.environ.get("TANDEM_CORE_MIRRORS", "").split(), *MIRRORS]:
+            address = mirror.replace("{file}", file)
             try:
                 content = _from_mirror(mirror, file, folder)
             except UNUSABLE as error:
-                reasons.append(f"{mirror.format(file=file)}: {error}")
+                reasons.append(f"{address}: {error}")
                 continue
             if git_blob(content) == blob:
                 write_bytes(place, content)
                 return content
             reason = impostor(content[:4096]) or "gave another content than the published file."
-            reasons.append(f"{mirror.format(file=file)} {reason}")
+            reasons.append(f"{address} {reason}")
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
             + "\n  ".join(reasons)
@@ -61,7 +62,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
 
 def _from_mirror(mirror: str, file: str, folder: Path) -> bytes:
     if "{file}" in mirror:
-        return _get(mirror.format(file=file))
+        return _get(mirror.replace("{file}", file))
     kept = folder / f"{hashlib.sha256(mirror.encode()).hexdigest()[:16]}.zip"  # one download for all files
     content = kept.read_bytes() if kept.exists() else _get(mirror)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

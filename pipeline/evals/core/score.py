@@ -123,9 +123,11 @@ def score_core(
             watched=watched,
         )
         if np.isnan(scores.nats).any():
-            raise DataError(
+            error = DataError(
                 "the model's loss is no number, so nothing was scored: its weights or its precision are broken. Score an earlier checkpoint."
             )
+            error.of_all_ranks = True
+            raise error
         forwarded, given = forwarded + scores.forwarded, given + scores.given
         for task, some in wanted.items():
             numbers = [n for n, (of, _) in enumerate(rows) if of is task]
