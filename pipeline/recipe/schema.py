@@ -121,7 +121,7 @@ class Model:
     options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class.", must_match=True)
     start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
     embedding_dtype: Literal["float32", "bfloat16"] = key("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.", must_match=True)
-    attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: what is fastest here and was tried before step 1 (flex_attention for windows and isolated documents on CUDA, else sdpa).")
+    attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: flex_attention for windows and isolated documents on CUDA, where it skips what is hidden, if a trial before step 1 gives the numbers of eager; else sdpa.")
     chosen_attention: str | None = field(default=None, metadata={"internal": True})  # of this start, by preflight
 
 
