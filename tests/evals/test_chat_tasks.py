@@ -369,6 +369,7 @@ def test_the_interval_s_ends_are_the_shares_that_the_found_one_is_1_96_deviation
 
 
 def run_ranks(folder, checker, happens=""):
+    (folder / "rendezvous").unlink(missing_ok=True)
     ranks = [
         subprocess.Popen(
             [sys.executable, Path(__file__).with_name("chat_rank.py"), folder, str(rank), "2", checker],
@@ -386,7 +387,6 @@ def run_ranks(folder, checker, happens=""):
     ]
     outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert all(rank.returncode == 0 for rank in ranks)
-    (folder / "rendezvous").unlink(missing_ok=True)
     return [json.loads(output) for output in outputs]
 
 
