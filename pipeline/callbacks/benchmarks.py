@@ -74,15 +74,20 @@ class Benchmarks(TrainerCallback):
     def score_due(self, *, last: bool) -> None:
         """The trainer calls it on every rank when a step is saved and evaluated."""
         trainer, step = self.trainer, self.trainer.state.global_step
-        for benchmark in self.due(step, last=last):
-            trainer._note_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+        due = self.due(step, last=last)
+        if not due:
+            return
+        trainer._note_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+        with trainer.meter.pause():
+            findings = self._findings()
+        for benchmark in due:
             try:
-                self.score(benchmark, step)
+                self.score(benchmark, step, findings)
             except LeftEarly:  # the step is saved, and this is scored first after the resume
                 self.stop.give_up(trainer.control)
                 return
 
-    def score(self, benchmark: Benchmark, step: int) -> None:
+    def score(self, benchmark: Benchmark, step: int, findings: Findings | None) -> None:
         """Every rank calls it. A failure is told and recorded; LeftEarly goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
@@ -99,7 +104,7 @@ class Benchmarks(TrainerCallback):
                 results = benchmark.score(
                     trainer.model,
                     trainer.processing_class,
-                    findings=self._findings(),
+                    findings=findings,
                     device=trainer.args.device,
                     rank=trainer.args.process_index if world_size > 1 else 0,
                     world_size=world_size,

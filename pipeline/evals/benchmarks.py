@@ -10,7 +10,7 @@ from pipeline.artifacts.errors import RecipeError
 from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results
 from pipeline.evals.chat.score import require_execution, require_ready, score_chat_tasks
-from pipeline.evals.chat.tasks import BUILT_IN, ChatTask, custom_task
+from pipeline.evals.chat.tasks import ChatTask, built_in_tasks, custom_task
 from pipeline.evals.contamination import Findings
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.results import core_results
@@ -133,16 +133,6 @@ class ChatBenchmark:
                 flush=True,
             )
         return chat_results(self.tasks, scores, findings)
-
-
-def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
-    """The tasks of that name; RecipeError for one that there is not."""
-    unknown = [name for name in names if name not in BUILT_IN]
-    if unknown:
-        raise RecipeError(
-            f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are {', '.join(BUILT_IN)}."
-        )
-    return [BUILT_IN[name] for name in dict.fromkeys(names)]
 
 
 def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.cache import cache_dir
-from pipeline.evals.benchmarks import built_in_tasks
 from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
 from pipeline.evals.chat.score import CHAT_CORE, require_execution, require_ready, score_chat_tasks
-from pipeline.evals.chat.tasks import custom_task
+from pipeline.evals.chat.tasks import built_in_tasks, custom_task
 from pipeline.evals.contamination import Findings
 from pipeline.evals.progress import progress_bar
 from pipeline.recipe.schema import Source

@@ -114,6 +114,16 @@ BUILT_IN = {
 }
 
 
+def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
+    """The tasks of that name; RecipeError for one that there is not."""
+    unknown = [name for name in names if name not in BUILT_IN]
+    if unknown:
+        raise RecipeError(
+            f"{where}: there is no chat task called {', '.join(unknown)}, so nothing was scored. There are {', '.join(BUILT_IN)}."
+        )
+    return [BUILT_IN[name] for name in dict.fromkeys(names)]
+
+
 def custom_task(
     name: str,
     *,
