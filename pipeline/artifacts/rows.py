@@ -48,6 +48,11 @@ def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
+def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
+    """Whether a row still counts beside the attempts that came after its own."""
+    return all(counts_beside(row, later) for later in attempts if later["attempt"] > row["attempt"])
+
+
 def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
     """Whether a row of an earlier attempt still counts."""
     step, start = row.get("step", 0), later_attempt["step"]

@@ -32,6 +32,7 @@ class RunDirectory:
         self.evals = self.report / "evals.json"
         self.contamination = self.report / "contamination.json"
         self.tensorboard = self.path / "tensorboard"
+        self.trackio = self.path / "trackio"
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from pipeline.callbacks.spikes import Spikes
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.stragglers import Stragglers
 from pipeline.callbacks.tensorboard_writer import TensorBoard
+from pipeline.callbacks.trackio_run import TrackioRun
 from pipeline.callbacks.wandb_run import WandbRun
 from pipeline.evals.benchmarks import benchmarks_of
 from pipeline.generation.texts import complete
@@ -44,6 +45,8 @@ def add_callbacks(
                 config=dataclasses.asdict(recipe),
                 notes=recipe.run.note,
                 tags=recipe.run.tags,
+                attempt=attempt,
+                batch_tokens=batch_tokens,
             )
         )
     wanted = benchmarks_of(recipe)
@@ -58,6 +61,7 @@ def add_callbacks(
         MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
         Console(run.console),
         *trackers,
+        *([TrackioRun(run)] if "trackio" in recipe.monitor.trackers else []),  # reads the files of the run itself
         Samples(
             run,
             complete=partial(

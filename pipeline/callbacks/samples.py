@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.rows import append_row, counts_beside, last_attempts, read_rows
+from pipeline.artifacts.rows import append_row, counts, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.evals.together import LeftEarly
 from pipeline.training.fp8 import without_fp8
@@ -19,7 +19,7 @@ class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
     complete(model, prompts) -> texts; on a signal it raises LeftEarly, and the samples are made first after the resume.
-    writers: the trackers that take text (`add_text(step, name, text)`).
+    writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
     """
 
     def __init__(
@@ -54,12 +54,7 @@ class Samples(TrainerCallback):
     def _recorded(self, step: int) -> set[str]:
         """The prompts whose samples of a step are there and count: no later attempt went on from before it."""
         attempts = [row for row in read_rows(self.run.metrics) if row.get("event") == "attempt"]
-        return {
-            row["prompt"]
-            for row in read_rows(self.run.samples)
-            if row["step"] == step
-            and all(counts_beside(row, later) for later in attempts if later["attempt"] > row["attempt"])
-        }
+        return {row["prompt"] for row in read_rows(self.run.samples) if row["step"] == step and counts(row, attempts)}
 
     def on_evaluate(self, args, state, control, model=None, **kwargs):
         if self.every_steps is None:
@@ -98,6 +93,5 @@ class Samples(TrainerCallback):
                     "chat": self.chat,
                 },
             )
-        table = "\n\n".join(f"**{prompt}** {text}" for prompt, text in zip(self.prompts, texts, strict=True))
         for writer in self.writers:
-            writer.add_text(state.global_step, "samples", table)
+            writer.add_samples(state.global_step, self.prompts, texts)

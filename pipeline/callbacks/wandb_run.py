@@ -1,6 +1,5 @@
 """Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a run."""
 
-import html
 import queue
 import threading
 import uuid
@@ -17,23 +16,34 @@ INIT_S = 20  # then the run is kept offline
 FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
 
 
-class Text(str):
-    """A generated text on its way to W&B, where it is shown as it is."""
+class Table(list):
+    """Rows of step, prompt and text on their way to W&B."""
 
     def shown(self, wandb: Any) -> Any:
-        return wandb.Html(f"<pre>{html.escape(self)}</pre>")
+        return wandb.Table(columns=["step", "prompt", "text"], data=list(self))
 
 
 class WandbRun(TrainerCallback):
     """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
 
-    Rows carry `step`, the axis of every chart. W&B's own counter only grows, and rows at or below it are dropped: those
-    that a restart makes again after an unplanned end. A thread does the talking: starting takes seconds, and a server
-    that hangs takes as long as it likes.
+    Rows carry `step`, the axis of every chart, `attempt` and `tokens`. W&B's own counter only grows, and rows at or below
+    it are dropped: those that a restart makes again after an unplanned end. A thread does the talking: starting takes
+    seconds, and a server that hangs takes as long as it likes.
     """
 
-    def __init__(self, run: RunDirectory, *, project: str, config: dict, notes: str | None, tags: list[str]):
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        project: str,
+        config: dict,
+        notes: str | None,
+        tags: list[str],
+        attempt: int,
+        batch_tokens: int,
+    ):
         self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
+        self.attempt, self.batch_tokens = attempt, batch_tokens
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.sender: threading.Thread | None = None
         self.run_id = ""
@@ -41,8 +51,13 @@ class WandbRun(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        import wandb  # here, not in the thread: it patches the output streams
-
+        try:
+            import wandb  # here, not in the thread: it patches the output streams
+        except Exception as error:
+            print(
+                f"W&B cannot be used ({error}); the run goes on without it. metrics.jsonl has every number.", flush=True
+            )
+            return
         redact_output()
         self.run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
         self.run.update_manifest(wandb_id=self.run_id)
@@ -52,11 +67,16 @@ class WandbRun(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if logs and self.sender is not None:
-            self.messages.put({**logs, "step": state.global_step})
+            self._put(logs, state.global_step)
 
-    def add_text(self, step: int, name: str, text: str) -> None:
+    def add_samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
+        rows = [[step, prompt, text] for prompt, text in zip(prompts, texts, strict=True)]
         if self.sender is not None:
-            self.messages.put({name: Text(text), "step": step})
+            self._put({"samples": Table(rows)}, step)
+
+    def _put(self, values: dict[str, Any], step: int) -> None:
+        stamp = {"step": step, "attempt": self.attempt, "tokens": step * self.batch_tokens}
+        self.messages.put({**values, **stamp})
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.sender is None:
@@ -72,7 +92,7 @@ class WandbRun(TrainerCallback):
             run = self._start(wandb)
             while (message := self.messages.get()) is not None:
                 run.log(
-                    {name: value.shown(wandb) if isinstance(value, Text) else value for name, value in message.items()}
+                    {name: value.shown(wandb) if isinstance(value, Table) else value for name, value in message.items()}
                 )
             run.finish()
         except Exception as error:  # wandb raises many kinds; none of them is worth a training run
@@ -108,4 +128,4 @@ class WandbRun(TrainerCallback):
 
     def _later(self) -> str:
         folder = Path(self.run.path) / "wandb"
-        return f"metrics.jsonl has every number; send W&B's later with: wandb sync --id {self.run_id} {folder}/*run-*"
+        return f"metrics.jsonl has every number; send W&B's later with: wandb sync --include-online --id {self.run_id} {folder}/*run-*"

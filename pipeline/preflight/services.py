@@ -1,10 +1,11 @@
-"""The services that a recipe asks for: whether the Hub will take the model, and whether W&B knows who is writing.
+"""The services that a recipe asks for: whether the Hub will take the model, W&B knows who is writing, trackers are installed.
 
 One attempt each, with a time limit, and nothing is written. A service that is away is a note: the run queues what it would
 have sent. One that refuses is a problem: it will refuse at the end, too. It is a note again for a run that has trained: a
 token that expired meanwhile must not keep it from going on after an interruption.
 """
 
+import importlib.util
 import netrc
 import os
 import re
@@ -14,18 +15,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.artifacts.errors import ServiceError, TandemError
+from pipeline.artifacts.errors import InputMissingError, ServiceError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
 
 PATIENCE_S = 10.0
+PACKAGES = {"trackio": "trackio>=0.43,<1"}  # as the extra of pyproject.toml says
 LOGIN = "Run `hf auth login`, or set HF_TOKEN to a token that may write there; or remove hub.id."
 
 
 def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """(problems, notes)"""
-    problems, notes = _hub(recipe)
-    return problems, [*notes, *_wandb(recipe)]
+    findings = [_hub(recipe), _packages(recipe), ([], _wandb(recipe))]
+    return [problem for problems, _ in findings for problem in problems], [
+        note for _, notes in findings for note in notes
+    ]
 
 
 def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
@@ -40,7 +44,7 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         return [], [f"{where}: the Hub did not say whether {recipe.hub.id} may be written ({reason})."]
     if not outcome:
         return [], []
-    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    run = _run(recipe)
     if run.has_trained():
         return [], [
             f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `python -m pipeline.hub push {run.path}`."
@@ -107,6 +111,23 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(seconds)
     return answer[0]
+
+
+def _packages(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """A tracker whose package is missing."""
+    missing = [name for name in recipe.monitor.trackers if importlib.util.find_spec(name) is None]
+    told = [
+        f"{recipe.where('monitor.trackers')}: {name} is asked for and its package is not installed, so it would get no numbers. "
+        f"Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
+        for name in missing
+    ]
+    if _run(recipe).has_trained():
+        return [], [f"{text} The run has trained and goes on." for text in told]
+    return [InputMissingError(text) for text in told], []
+
+
+def _run(recipe: Recipe) -> RunDirectory:
+    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
 
 
 def _wandb(recipe: Recipe) -> list[str]:

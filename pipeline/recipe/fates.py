@@ -65,7 +65,7 @@ LAST_MODEL = (
 )
 LAUNCHER = "the accelerate config file (accelerate launch --config_file)"
 LAUNCHED = "the launcher says this, not the recipe"
-NO_TRACKIO = "trackio is not among monitor.trackers"
+NO_TRACKIO = "monitor.trackers writes Trackio's files into the run directory only"
 NO_LIGER = (
     "it patches known model classes only and replaces the loss; the chunked cross-entropy here saves the same memory"
 )
