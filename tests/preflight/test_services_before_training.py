@@ -1,17 +1,19 @@
-"""The probe of the Hub against a server on this machine, and W&B's login, by what lies in the environment."""
+"""The probe of the Hub against a server on this machine, W&B's login, by what lies in the environment, and trackers' packages."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from pipeline.preflight.services import service_findings
+from pipeline.preflight.services import PACKAGES, service_findings
 from pipeline.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -186,3 +188,30 @@ def test_wandb_finds_its_login_in_netrc_by_its_host(logged_out, tmp_path, file):
     assert len(wandb_notes()) == 1
     logged_out.setenv("WANDB_BASE_URL", "https://wandb.lab.org")
     assert wandb_notes() == []
+
+
+def test_a_tracker_whose_package_is_missing_is_one_sentence_before_step_1_and_a_note_for_a_run_that_has_trained(
+    monkeypatch, tmp_path
+):
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "trackio" else there(name, *a))
+    recipe = Recipe(path="r.yaml")
+    recipe.run.directory, recipe.run.name = str(tmp_path), "mine"
+    recipe.monitor.trackers = ["tensorboard", "trackio"]
+    (problem,), notes = service_findings(recipe)
+    assert (problem.status, notes) == (66, [])
+    assert str(problem) == (
+        "r.yaml: monitor.trackers: trackio is asked for and its package is not installed, so it would get no numbers. "
+        "Install it (pip install 'trackio>=0.43,<1'), or remove it from the list."
+    )
+    (tmp_path / "mine" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    problems, (note,) = service_findings(recipe)
+    assert (problems, note) == ([], f"{problem} The run has trained and goes on.")
+    recipe.monitor.trackers = ["tensorboard", "wandb"]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert service_findings(recipe) == ([], [])
+
+
+def test_the_package_that_is_told_is_the_one_of_the_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["trackio"] == [PACKAGES["trackio"]]

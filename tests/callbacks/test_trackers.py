@@ -1,0 +1,93 @@
+"""TensorBoard and W&B hold what they are given, and what fails in them is one sentence and no end of a run."""
+
+import shutil
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.tensorboard_writer import TensorBoard
+from pipeline.callbacks.wandb_run import WandbRun
+from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table
+
+
+def state(step=0):
+    return SimpleNamespace(is_world_process_zero=True, global_step=step, max_steps=10)
+
+
+def log(tracker, steps):
+    for step in steps:
+        tracker.on_log(None, state(step), None, logs={"train/loss": 1 / (step + 1), "data/tokens": 2**24 + step})
+
+
+def wandb_run(folder):
+    return WandbRun(
+        RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, batch_tokens=512
+    )  # fmt: skip
+
+
+def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
+    for start, steps in ((0, range(1, 8)), (5, range(6, 10))):
+        tracker = TensorBoard(tmp_path, start_step=start)
+        tracker.on_train_begin(None, state(start), None)
+        log(tracker, steps)
+        tracker.add_samples(steps[-1], ["A"], [f"after {steps[-1]}"])
+        tracker.on_train_end(None, state(), None)
+    tags = tensorboard_scalars(tmp_path)
+    assert tags["train/loss"] == [(step, np.float32(1 / (step + 1))) for step in range(1, 10)]
+    assert tags["data/tokens"] == [(step, np.float32(2**24 + step)) for step in range(1, 10)]
+    assert tensorboard_table(tmp_path, "samples")[9][1] == ["<pre>A</pre>", "<pre>after 9</pre>"]
+
+
+def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_nothing(tmp_path):
+    from tensorboard.plugins.text.text_plugin import text_array_to_html
+
+    tracker = TensorBoard(tmp_path, start_step=0)
+    tracker.on_train_begin(None, state(), None)
+    tracker.add_samples(3, ["# A <b>", "B"], ["| a | *b* |\n\n\n- <script>alert(1)</script>", "ünder & co"])
+    tracker.on_train_end(None, state(), None)
+    table = tensorboard_table(tmp_path, "samples")[3]
+    assert table[0] == ["prompt", "text"]
+    shown = text_array_to_html(np.array(table, dtype=object), True)
+    assert "<pre># A &lt;b&gt;</pre>" in shown
+    assert "| a | *b* |\n\n\n- &lt;script&gt;alert(1)&lt;/script&gt;</pre>" in shown
+    assert "<pre>ünder &amp; co</pre>" in shown
+
+
+def test_tensorboard_that_cannot_start_is_told_once(tmp_path, capsys):
+    (tmp_path / "tensorboard").write_text("in the way")
+    tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
+    tracker.on_train_begin(None, state(), None)
+    log(tracker, range(1, 4))
+    tracker.add_samples(3, ["A"], ["a"])
+    tracker.on_train_end(None, state(), None)
+    assert capsys.readouterr().out.count("TensorBoard stopped taking numbers (") == 1
+
+
+def test_tensorboard_whose_folder_vanishes_in_mid_run_is_told_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its thread's own traceback
+    tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
+    tracker.on_train_begin(None, state(), None)
+    log(tracker, [1])
+    tracker.writer.flush()
+    shutil.rmtree(tmp_path / "tensorboard")
+    for step in range(2, 50):
+        log(tracker, [step])
+        time.sleep(0.005)
+    tracker.on_train_end(None, state(), None)
+    told = capsys.readouterr().out
+    assert told.count("TensorBoard stopped taking numbers (") == 1, told
+    assert "metrics.jsonl has every number" in told
+
+
+def test_a_wandb_that_cannot_be_imported_is_told_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    tracker = wandb_run(tmp_path)
+    tracker.on_train_begin(None, state(), None)
+    log(tracker, [1])
+    tracker.add_samples(1, ["A"], ["a"])
+    tracker.on_train_end(None, state(), None)
+    assert capsys.readouterr().out.count("W&B cannot be used (") == 1
