@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,14 +158,26 @@ class Runner:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(command, **pipes, env=environment, cwd=self.folder, start_new_session=True)
 
-    def kill(self, recipe: Path, *overrides: str, name: str, after_step: int, **how) -> Path:
-        """Start a run, let it wait behind that step, and `kill -9` all its processes; a checkpoint that was being written then
-        is complete on return."""
+    def kill(
+        self,
+        recipe: Path,
+        *overrides: str,
+        name: str,
+        after_step: int,
+        ready: Callable[[Path], bool] = lambda directory: True,
+        **how,
+    ) -> Path:
+        """Start a run, let it wait behind that step, and `kill -9` all its processes once it is `ready`; a checkpoint that was
+        being written then is complete on return."""
         (self.folder / "paced.py").write_text(PACED)
         more = ["run.callbacks=[paced:Paced]", *overrides]
         process = self.start(recipe, f"run.name={name}", *more, **how, WAIT_BEHIND_STEP=str(after_step))
         directory = self.folder / "runs" / name
         wait_for_step(directory, after_step, process)
+        ends = time.monotonic() + 60
+        while process.poll() is None and not ready(directory):
+            assert time.monotonic() < ends, f"{directory}: waited too long to be ready"
+            time.sleep(0.1)
         assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
         # The launcher, and the ranks, which it starts in sessions of their own.
         for one in psutil.process_iter(["cmdline"]):

@@ -118,7 +118,7 @@ def tables(samples: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
 def input_ended() -> bool:
     """Whether whoever started this is gone, after POLL_S at the latest."""
     ready, _, _ = select.select([sys.stdin], [], [], POLL_S)
-    return bool(ready) and not sys.stdin.buffer.read1()
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 
 
 def main(argv: list[str]) -> int:
