@@ -50,7 +50,7 @@ def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
     """Whether a row still counts beside the attempts that came after its own."""
-    return all(counts_beside(row, later) for later in attempts if later["attempt"] > row["attempt"])
+    return all(counts_beside(row, later) for later in attempts if later.get("attempt", 0) > row.get("attempt", 0))
 
 
 def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:

@@ -94,11 +94,11 @@ def copy(run: RunDirectory, *, ended: Callable[[], bool]) -> None:
         last = ended()  # asked before reading: what the training wrote last is read below
         table.add((row, numbers(row)) for row in metrics.new_rows() if "event" not in row and counts(row, attempts))
         new = [row for row in samples.new_rows() if counts(row, attempts)]
-        # The samples of a step are one table: they wait until no more of them come.
         waiting += new
-        if last or not new:
-            table.add(tables(waiting))
-            waiting = []
+        # The samples of a step are one table: those of the newest step wait until no more of them come.
+        growing = waiting[-1]["step"] if new and not last else None
+        table.add(tables([row for row in waiting if row["step"] != growing]))
+        waiting = [row for row in waiting if row["step"] == growing]
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +122,9 @@ def input_ended() -> bool:
 
 
 def main(argv: list[str]) -> int:
+    if not argv or argv[0].startswith("-"):
+        print("python -m pipeline.callbacks.trackio_writer RUN    write a run directory into its trackio/")
+        return 0
     run, follow = RunDirectory(argv[0]), "--follow" in argv[1:]
     if follow:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -105,6 +105,9 @@ def test_trackio_holds_what_counts_in_one_run(tracked):
 
 def test_no_tracker_keeps_a_secret_of_the_machine(tracked):
     run, _ = tracked
-    assert "Trackio stopped" not in run.output
-    assert "W&B" not in run.output
+    assert not [
+        told
+        for told in ("Trackio stopped", "W&B stopped", "W&B could not", "TensorBoard stopped")
+        if told in run.output
+    ]
     assert files_with((HF_TOKEN, WANDB_API_KEY), run.directory) == []
