@@ -18,7 +18,7 @@ FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
 class TrackioRun(TrainerCallback):
     """Starts trackio_writer.py beside the training, which hands it nothing: no row waits for Trackio.
 
-    It sees no token, no other Trackio settings and no network, and ends when its input does, with the training.
+    It sees no token, and ends when its input does, with the training.
     """
 
     def __init__(self, run: RunDirectory):
@@ -28,15 +28,14 @@ class TrackioRun(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        hidden = {name for name in os.environ if name.startswith("TRACKIO_") or f"${name}" in known_secrets()}
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment = {name: value for name, value in os.environ.items() if f"${name}" not in known_secrets()}
         try:
             self.process = subprocess.Popen(
                 [sys.executable, trackio_writer.__file__, str(self.run.path), "--follow"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
                 stderr=subprocess.PIPE,
-                env=environment | {"HF_HUB_OFFLINE": "1"},
+                env=environment,
                 start_new_session=True,  # a signal for the training, or its death, is no reason to lose rows
             )
         except OSError as error:

@@ -129,7 +129,9 @@ def main(argv: list[str]) -> int:
     if follow:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-    os.environ["TRACKIO_DIR"] = str(run.trackio)
+    for name in ("TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID"):  # from which it would fill the folder first
+        os.environ.pop(name, None)
+    os.environ |= {"TRACKIO_DIR": str(run.trackio), "HF_HUB_OFFLINE": "1"}  # read when they are imported
     try:
         run.trackio.mkdir(exist_ok=True)
         with take_lock(run.trackio, wait_s=WAIT_S):

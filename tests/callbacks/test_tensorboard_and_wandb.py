@@ -47,13 +47,13 @@ def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_noth
 
     tracker = TensorBoard(tmp_path, start_step=0)
     tracker.on_train_begin(None, state(), None)
-    tracker.add_samples(3, ["# A <b>", "B"], ["| a | *b* |\n\n\n- <script>alert(1)</script>", "ünder & co"])
+    tracker.add_samples(3, ["# A <b>", "B"], ["| a | *b* |\n\n\n- <script>alert(1)</script></pre>*c*", "ünder & co"])
     tracker.on_train_end(None, state(), None)
     table = tensorboard_table(tmp_path, "samples")[3]
     assert table[0] == ["prompt", "text"]
     shown = text_array_to_html(np.array(table, dtype=object), True)
     assert "<pre># A &lt;b&gt;</pre>" in shown
-    assert "| a | *b* |\n\n\n- &lt;script&gt;alert(1)&lt;/script&gt;</pre>" in shown
+    assert "| a | *b* |\n\n\n- &lt;script&gt;alert(1)&lt;/script&gt;&lt;/pre&gt;*c*</pre>" in shown
     assert "<pre>ünder &amp; co</pre>" in shown
 
 

@@ -18,6 +18,7 @@ from pipeline.callbacks import trackio_run, trackio_writer
 from pipeline.callbacks.trackio_run import TrackioRun
 from tests.callbacks.tracker_files import trackio_rows
 from tests.faults.services import HF_TOKEN, WANDB_API_KEY
+from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import ROOT
 
 pytest.importorskip("trackio")
@@ -120,18 +121,17 @@ def test_trackio_follows_a_run_as_it_grows_with_the_samples_of_a_step_in_one_tab
     tracker.on_train_begin(None, state(), None)
     log_steps(run, 1, [1, 2])
     wait_for(lambda: len(numbers_of(run)) == 2)
-    log_steps(run, 1, [3])
+    lines = [json.dumps({"step": s, "attempt": 1, "time": time.time(), "train/loss": 0.5}) + "\n" for s in (3, 4, 5)]
+    with open(run.metrics, "a") as file:
+        file.write(lines[0] + lines[1][:20])  # in one: who sees row 3 sees half of row 4
     sample(run, 1, 3, {"A": "a"})
-    with open(run.metrics, "ab") as file:
-        file.write(b'{"step": 4, "attempt": 1, "time": 1.0, "half a')
     wait_for(lambda: len(numbers_of(run)) == 3)
     sample(run, 1, 3, {"B": "b"})
-    append_row(
-        run.metrics, {"step": 5, "attempt": 1, "time": time.time(), "train/loss": 0.5}
-    )  # closes the torn line first
+    with open(run.metrics, "a") as file:
+        file.write(lines[1][20:] + "{torn\n" + lines[2])
     tracker.on_train_end(None, state(10), None)
     assert numbers_of(run) == expected(run)
-    assert [row["step"] for row in numbers_of(run)] == [1, 2, 3, 5]
+    assert [row["step"] for row in numbers_of(run)] == [1, 2, 3, 4, 5]
     assert tables_of(run) == {3: [{"prompt": "A", "text": "a"}, {"prompt": "B", "text": "b"}]}
 
 
@@ -148,30 +148,32 @@ def test_trackio_gets_what_was_logged_before_the_training_was_killed(run, tmp_pa
     assert numbers_of(run) == expected(run)
 
 
-def test_the_process_for_trackio_has_no_secret_no_connection_and_writes_into_the_run_only(run, tmp_path, monkeypatch):
-    for name, value in {
-        "HF_TOKEN": HF_TOKEN,
-        "WANDB_API_KEY": WANDB_API_KEY,
-        "HF_HOME": str(tmp_path / "home"),
-        "TRACKIO_DIR": str(tmp_path / "elsewhere"),
-        "TRACKIO_SPACE_ID": "somebody/space",
-        "TRACKIO_SERVER_URL": "http://127.0.0.1:9",
-    }.items():
-        monkeypatch.setenv(name, value)
-    trackio_run.known_secrets.cache_clear()
-    tracker = TrackioRun(run)
-    begin_attempt(run, 1, step=0)
-    log_steps(run, 1, [1])
-    tracker.on_train_begin(None, state(), None)
-    process = psutil.Process(tracker.process.pid)
-    wait_for(lambda: len(numbers_of(run)) == 1)
-    environment = process.environ()
-    assert process.net_connections() == []
-    assert process.children() == []
-    tracker.on_train_end(None, state(10), None)
-    trackio_run.known_secrets.cache_clear()
-    assert not [name for name, value in environment.items() if value in (HF_TOKEN, WANDB_API_KEY)]
-    assert environment["HF_HUB_OFFLINE"] == "1"
+def test_the_process_for_trackio_has_no_secret_asks_nobody_and_writes_into_the_run_only(run, tmp_path, monkeypatch):
+    with hub_stand_in() as hub:
+        for name, value in {
+            "HF_TOKEN": HF_TOKEN,
+            "WANDB_API_KEY": WANDB_API_KEY,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "TRACKIO_DIR": str(tmp_path / "elsewhere"),
+            "TRACKIO_BUCKET_ID": "somebody/bucket",
+            "TRACKIO_SPACE_ID": "somebody/space",
+        }.items():
+            monkeypatch.setenv(name, value)
+        trackio_run.known_secrets.cache_clear()
+        tracker = TrackioRun(run)
+        begin_attempt(run, 1, step=0)
+        log_steps(run, 1, [1])
+        tracker.on_train_begin(None, state(), None)
+        trackio_run.known_secrets.cache_clear()
+        process = psutil.Process(tracker.process.pid)
+        wait_for(lambda: len(numbers_of(run)) == 1)
+        assert process.net_connections() == []
+        assert process.children() == []
+        assert not [name for name, value in process.environ().items() if value in (HF_TOKEN, WANDB_API_KEY)]
+        tracker.on_train_end(None, state(10), None)
+        assert hub.received == []
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all(run.path in path.parents for path in written)
     assert not [p for p in written if any(t.encode() in p.read_bytes() for t in (HF_TOKEN, WANDB_API_KEY))]
