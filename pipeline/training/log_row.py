@@ -14,7 +14,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.consumed import Consumed
 from pipeline.training.agreement import numbers_of_every_rank
 from pipeline.training.attempts import first_start, lost_steps
-from pipeline.training.device_memory import DeviceMemory
+from pipeline.training.device_memory import GIB, DeviceMemory
 from pipeline.training.own_time import slowest
 from pipeline.training.schedules import logged_rates
 from pipeline.training.update_numbers import UpdateNumbers
@@ -90,6 +90,8 @@ class LogRow:
         numbers: dict[str, Any] = {
             name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
         }
+        if peak := numbers.get("mem/run_peak_allocated_gib"):
+            self.memory.run_peak = round(peak * GIB)  # of all ranks, which a resumed run goes on from
         numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
         times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
         return numbers | (slowest(times) if len(times) > 1 else {})
