@@ -43,9 +43,9 @@ def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> li
     """The numbers of every rank, which all have the same names, by one gather on the device."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return [numbers]
-    own_N = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
-    every_RN = own_N.new_empty(torch.distributed.get_world_size(), len(numbers))
-    torch.distributed.all_gather_into_tensor(every_RN, own_N)
+    own_1N = torch.tensor([list(numbers.values())], dtype=torch.float64, device=device)
+    every_RN = own_1N.new_empty(torch.distributed.get_world_size(), len(numbers))
+    torch.distributed.all_gather_into_tensor(every_RN, own_1N)
     return [dict(zip(numbers, rank, strict=True)) for rank in every_RN.tolist()]
 
 
