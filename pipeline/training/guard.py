@@ -178,7 +178,10 @@ class StepGuard:
     def read(self, *, max_norm: float) -> dict[str, float]:
         """Of the steps since the last reading the share whose norm was above max_norm (0: nothing is clipped), and the counts
         of the whole run."""
-        numbers: dict[str, float] = {"optim/nonfinite_steps": self.nonfinite_steps, "optim/skipped_steps": self.skipped_steps}
+        numbers: dict[str, float] = {
+            "optim/nonfinite_steps": self.nonfinite_steps,
+            "optim/skipped_steps": self.skipped_steps,
+        }
         if max_norm > 0 and self.norms:
             clipped = sum(norm is not None and norm > max_norm for norm in self.norms)
             numbers["optim/clip_frac"] = clipped / len(self.norms)

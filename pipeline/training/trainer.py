@@ -71,9 +71,8 @@ class TandemTrainer(Trainer):
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         self.log_row = LogRow(run, args)
-        self.interval_numbers: list[
-            Callable[[], dict[str, float]]
-        ] = []  # called once for each logged step, on every rank
+        # More numbers for the row of a logged step, each called once for it, on every rank.
+        self.interval_numbers: list[Callable[[], dict[str, float]]] = []
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
 
