@@ -14,6 +14,11 @@ STAMP = {"step", "attempt", "time", "tokens"}
 TRAIN = {"max_steps": 20, "per_device_train_batch_size": 4, "save_steps": 5, "eval_steps": 10, "seed": 7}
 
 
+@pytest.fixture
+def runner(warm_runner):
+    return warm_runner
+
+
 def mixed(files):
     """Two sources of unequal weight and name."""
     names = (("prose", 0.7), ("notes", 0.3))

@@ -52,6 +52,16 @@ def test_the_update_ratio_is_that_of_a_copy_and_measuring_changes_no_bit(monkeyp
     assert "optim/update_ratio" not in numbers.read(measured)  # nobody looked
 
 
+def test_only_the_step_that_was_asked_for_is_measured():
+    parameters = parameters_with_gradients()
+    optimizer, norms = optimizer_of(parameters), []
+    optimizer.measure_next_update(norms)
+    optimizer.step()
+    measured = len(norms)
+    optimizer.step()
+    assert measured == len(norms) == 4  # three matrices, and the others at once
+
+
 def test_zeros_of_the_gradient_are_counted_exactly():
     parameters = parameters_with_gradients()
     assert count_zeros([p.grad for p in parameters]).item() == 20 * 16 + 3
