@@ -142,7 +142,11 @@ def test_every_number_of_a_chat_run_with_tasks_is_documented(runner):
         train=TRAIN | {"max_steps": 8, "logging_steps": 2, "eval_steps": 4},
         evals={"bpb": {"tokens": 1024, "at_start": False}, "chat": chat},
     )
-    text = json.dumps(mixed(runner.chat_files))
+    lines = runner.chat_files[0].read_text().splitlines(keepends=True)
+    halves = [runner.folder / "first.jsonl", runner.folder / "second.jsonl"]
+    for number, path in enumerate(halves):
+        path.write_text("".join(lines[number::2]))
+    text = json.dumps(mixed(halves))
     run = runner.train(recipe, f"data.sources={text}", stage="sft")
     assert undocumented(names_of(run)) == set()
     assert {"chat/arc_easy", "sft/assistant_bpb", "data/source/notes/documents", "optim/clip_frac"} <= names_of(run)
