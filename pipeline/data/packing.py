@@ -42,6 +42,16 @@ class PackedRows:
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
+def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray | None, *, bos: int) -> np.ndarray:
+    """(n,) how many conversations (starts, (n, T + 1) bool) or pieces of text (each begins with BOS) begin in each row.
+
+    A document that packing cut in two or more counts with every piece. A row's last token is the next row's first under
+    `concat`, so what begins there begins in the next row.
+    """
+    begins = (input_ids == bos if starts is None else starts)[:, :-1]
+    return (begins & (np.arange(begins.shape[1]) < used[:, None])).sum(1)  # padding may have the id of BOS, or a start
+
+
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
     """Bins of piece numbers: longest piece first, each into the fullest bin that still holds it.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
+from pipeline.data.consumed import Consumed, ConsumedCounter
 from pipeline.data.losses import shares_lost
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
@@ -31,6 +32,7 @@ class TrainingRows:
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
         )
+        self.counter = ConsumedCounter(stream, bos=self.plan["bos"])
         self.rank = int(os.environ.get("RANK", 0))
         self._places: dict[int, list[RowPlace]] = {}
         self._shards_used: list[int] | None = None
@@ -150,6 +152,11 @@ class TrainingRows:
             source, pq, rg, _ = self._origin(last)
             position |= {"epoch": last.epoch + 1, "source": source, "pq": pq, "rg": rg}
         return position
+
+    def consumed(self, step: int) -> dict[str, Consumed | None]:
+        """What the first `step` steps trained on, by source; they must be sealed (consumed.py)."""
+        names = [s["name"] for s in self.plan["train"]["sequences"]]
+        return dict(zip(names, self.counter.consumed(step * self.rows_per_step), strict=True))
 
     def _epoch(self, source: int, k: int) -> int:
         sequence = self.stream.sequences[source]

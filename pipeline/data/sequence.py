@@ -2,19 +2,28 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.artifacts.atomic import read_json
-from pipeline.data.shards import Shard, end_path, open_shard, seal_path
+from pipeline.data.shards import Shard, end_path, open_shard, seal_path, shard_path
 
 OPEN_SHARDS = 8  # kept mapped; the rows of a step lie in one or two shards of a source
 
 
 class Sequence:
-    """Shards of one cache key. `rows`, `targets` count what is sealed so far, `end` is None until all there is is sealed."""
+    """Shards of one cache key. `rows` counts what is sealed so far, `end` is None until all there is is sealed.
+
+    sums: for each n up to the number of seals, targets, padding and documents of the first n shards; without documents where
+    not counts_documents, as of shards sealed by an earlier version.
+    """
 
     def __init__(self, folder: str | Path, *, shard_rows: int):
         self.folder, self.shard_rows = Path(folder), shard_rows
         self.seals: list[dict] = []
         self.rows = 0
+        self.sums = [np.zeros(3, np.int64)]
+        self.counts_documents = True
+        self._bad_rows = [0]
         self.end: dict | None = None
         self._open: dict[int, Shard] = {}
         self.refresh()
@@ -30,6 +39,9 @@ class Sequence:
             seal = read_json(path)
             self.seals.append(seal)
             self.rows += seal["rows"]
+            self.sums.append(self.sums[-1] + [seal["targets"], seal["padded"], seal.get("documents", 0)])
+            self.counts_documents &= "documents" in seal
+            self._bad_rows.append(self._bad_rows[-1] + len(seal["bad_rows"]))
         self.end = end
         return before != (len(self.seals), self.end)
 
@@ -40,6 +52,15 @@ class Sequence:
                 del self._open[next(iter(self._open))]
             self._open[number] = open_shard(self.folder, number)
         return self._open[number]
+
+    def is_there(self, number: int) -> bool:
+        """Whether a sealed shard's file is: with data.keep_shards it comes and goes."""
+        return number in self._open or shard_path(self.folder, number).exists()
+
+    def num_bad_rows(self, shards: int) -> int:
+        """How many bad_rows(shards) names."""
+        behind_the_last = len(self.end["bad_rows"]) if self.end and shards >= len(self.seals) else 0
+        return self._bad_rows[shards] + behind_the_last
 
     def bad_rows(self, shards: int) -> list[str]:
         """The unreadable rows named in the first `shards` seals."""

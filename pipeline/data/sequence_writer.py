@@ -17,7 +17,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, fit_conversation
 from pipeline.data.lookout import Lookout
 from pipeline.data.packers import PACKERS
-from pipeline.data.packing import PackedRows
+from pipeline.data.packing import PackedRows, documents_begun
 from pipeline.data.scored_bytes import BytesPacker
 from pipeline.data.shards import (
     end_path,
@@ -91,7 +91,13 @@ class SequenceWriter:
     def _seal(self, rows: PackedRows) -> None:
         # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
         cursor = {**self.cursor, "skip": self.block_rows - sum(map(len, self.pending))}
-        counts = {"bad_rows": self.bad_rows, "read": {**self.read, **self.packer.counts}, "cursor": cursor}
+        documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
+        counts = {
+            "documents": int(documents.sum()),
+            "bad_rows": self.bad_rows,
+            "read": {**self.read, **self.packer.counts},
+            "cursor": cursor,
+        }
         self.bad_rows = []
         if self.lookout:
             self.lookout.seal(self.number)

@@ -78,10 +78,11 @@ class Stream:
         epoch, row = (0, k) if k < sequence.rows else divmod(k, sequence.rows)
         shard, row = divmod(row, sequence.shard_rows)
         if self.seed is not None:
-            row = int(self._permutation(source, epoch, shard)[row])
+            row = int(self.order(source, epoch, shard)[row])
         return RowPlace(source, k, epoch, shard, row)
 
-    def _permutation(self, source: int, epoch: int, shard: int) -> np.ndarray:
+    def order(self, source: int, epoch: int, shard: int) -> np.ndarray:
+        """(rows,) in which the rows of a shard are read in an epoch; only where there is a seed."""
         at = source, epoch, shard
         if at not in self._permutations:
             while len(self._permutations) >= 64:

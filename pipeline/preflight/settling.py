@@ -98,7 +98,7 @@ def memory_hint(recipe: Recipe, trainer: Any) -> str | None:
     args = trainer.args
     if args.device.type != "cuda" or is_auto(recipe):
         return None
-    peak, limit = torch.cuda.max_memory_allocated(args.device), torch.cuda.mem_get_info(args.device)[1]
+    peak, limit = trainer.log_row.memory.peak(), torch.cuda.mem_get_info(args.device)[1]
     sizes = sizes_from_config(trainer.model.config, recipe.data.row_tokens)
     half = bool(args.bf16 or args.fp16)
     memory = memory_of(recipe, sizes, processes=args.world_size, half=half, compiled=bool(args.torch_compile))

@@ -39,6 +39,16 @@ def from_every_rank(value: Any) -> list:
     return values
 
 
+def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
+    """The numbers of every rank, which all have the same names, by one gather on the device."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return [numbers]
+    own_1N = torch.tensor([list(numbers.values())], dtype=torch.float64, device=device)
+    every_RN = own_1N.new_empty(torch.distributed.get_world_size(), len(numbers))
+    torch.distributed.all_gather_into_tensor(every_RN, own_1N)
+    return [dict(zip(numbers, rank, strict=True)) for rank in every_RN.tolist()]
+
+
 def store_of_ranks() -> Any:
     """Where a rank leaves word for the others without waiting for them; None for one rank alone."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:

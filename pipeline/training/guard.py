@@ -37,6 +37,8 @@ class StepGuard:
         self.run, self.monitor = run, monitor
         self.losses: list[Tensor] = []  # of this rank's micro-steps since begin(), on the device
         self.skipped_steps = 0  # over the whole run, by the fp16 loss scaler too
+        self.nonfinite_steps = 0  # over the whole run
+        self.norms: list[float | None] = []  # of the steps since the last log; None of one that was not finite
         self.scaler_skips_in_a_row = 0
         self.skips: list[int] = []  # the steps left out by recipe, as far as they still count
         self.recent = {name: RecentValues() for name in WATCHED}
@@ -44,6 +46,8 @@ class StepGuard:
     def state_dict(self) -> dict[str, Any]:
         return {
             "skipped_steps": self.skipped_steps,
+            "nonfinite_steps": self.nonfinite_steps,
+            "norms": self.norms,
             "scaler_skips_in_a_row": self.scaler_skips_in_a_row,
             "skips": self.skips,
             "recent": {name: list(values) for name, values in self.recent.items()},
@@ -51,12 +55,9 @@ class StepGuard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.skipped_steps, self.scaler_skips_in_a_row = state["skipped_steps"], state["scaler_skips_in_a_row"]
+        self.nonfinite_steps, self.norms = state.get("nonfinite_steps", 0), list(state.get("norms", []))
         self.skips = list(state["skips"])
         self.recent = {name: RecentValues(state["recent"][name]) for name in WATCHED}
-
-    @property
-    def can_skip(self) -> bool:
-        return "skip" in (self.monitor.on_nonfinite, self.monitor.on_spike)
 
     # ---- steps ----
 
@@ -68,11 +69,13 @@ class StepGuard:
         """The norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
         or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
+        self.norms.append(numbers[0] if math.isfinite(numbers[0]) else None)
         if all(map(math.isfinite, numbers)):
             self.scaler_skips_in_a_row = 0
             if self.monitor.on_spike == "skip":
                 self._judge_spike(trainer, model, numbers)
             return numbers[0]
+        self.nonfinite_steps += 1
         scaler = trainer.accelerator.scaler
         if scaler is not None and scaler.is_enabled():
             # Its way to find a scale: it leaves such a step out by itself.
@@ -171,6 +174,19 @@ class StepGuard:
         if not is_finite:
             trainer._tr_loss.copy_(self.loss_sum_before)
             trainer._globalstep_last_logged += 1
+
+    def read(self, *, max_norm: float) -> dict[str, float]:
+        """Of the steps since the last reading the share whose norm was above max_norm (0: nothing is clipped), and the counts
+        of the whole run."""
+        numbers: dict[str, float] = {
+            "optim/nonfinite_steps": self.nonfinite_steps,
+            "optim/skipped_steps": self.skipped_steps,
+        }
+        if max_norm > 0 and self.norms:
+            clipped = sum(norm is not None and norm > max_norm for norm in self.norms)
+            numbers["optim/clip_frac"] = clipped / len(self.norms)
+        self.norms = []
+        return numbers
 
     # ---- states and evaluations ----
 

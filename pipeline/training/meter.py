@@ -88,7 +88,6 @@ class StepMeter:
             * (self._timed_s / self._timed_steps if self._timed_steps else step_s),
             "perf/total_s": self.total_s,
             "data/wait_s": waited / steps,
-            "data/wait_frac": min(waited / elapsed, 1.0),
         }
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()

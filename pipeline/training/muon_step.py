@@ -20,8 +20,17 @@ VARIANCE_BETA = 0.9  # NorMuon's average per neuron; nanochat's value
 SHARED_FROM = 1 << 18  # elements of a stack: less work than this is made by every rank sooner than it is gathered
 
 
-def muon_step(group: dict[str, Any], parameters: list[Tensor], state: Mapping[Tensor, dict[str, Tensor]]) -> None:
-    """One update in place of parameters that all have a gradient. Every rank calls it with the same ones."""
+def muon_step(
+    group: dict[str, Any],
+    parameters: list[Tensor],
+    state: Mapping[Tensor, dict[str, Tensor]],
+    *,
+    norms: list[Tensor] | None = None,
+) -> None:
+    """One update in place of parameters that all have a gradient. Every rank calls it with the same ones.
+
+    norms: to which the norm of each one's change is appended.
+    """
     by_shape = defaultdict(list)
     for p in parameters:
         by_shape[tuple(p.shape)].append(p)
@@ -29,10 +38,10 @@ def muon_step(group: dict[str, Any], parameters: list[Tensor], state: Mapping[Te
     for members in by_shape.values():
         stack = _Stack(group, members, state)
         if before is not None:
-            before.update()
+            before.update(norms)
         before = stack
     if before is not None:
-        before.update()
+        before.update(norms)
 
 
 class _Stack:
@@ -74,7 +83,7 @@ class _Stack:
         dtype = getattr(torch, self.group["product_dtype"])
         return orthogonalised(x_MRC, output_dim=self.output_dim, product_dtype=dtype)
 
-    def update(self) -> None:
+    def update(self, norms: list[Tensor] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC = self.directions_MRC[: len(self.members)].float()
@@ -83,7 +92,11 @@ class _Stack:
         torch._foreach_copy_(self.variances, list(variance_MN))
         rate = self.group["lr"] * rate_factor(x_MRC.shape[1:], output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
-            cautious_update_(local(p), shard_like(x_RC, p), rate=rate, weight_decay=self.group["weight_decay"])
+            own = local(p)
+            before = None if norms is None else own.clone()
+            cautious_update_(own, shard_like(x_RC, p), rate=rate, weight_decay=self.group["weight_decay"])
+            if norms is not None and before is not None:
+                norms.append(torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32))
 
 
 def local(tensor: Tensor) -> Tensor:

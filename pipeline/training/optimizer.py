@@ -5,7 +5,7 @@ replaces the group dicts when it prepares an optimizer, and the parameters in th
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -21,9 +21,11 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.recipe.schema import Group, Recipe
 from pipeline.sources.formats import import_attribute
+from pipeline.training.finite import total_norm
 from pipeline.training.muon_step import muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
+MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
 CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
 
 
@@ -33,6 +35,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
+
+    _norms: list[Tensor] | None = None  # of the update that is measured
 
     def __init__(self, groups: Iterable[dict[str, Any]]):
         super().__init__(groups, defaults={})
@@ -44,6 +48,11 @@ class MuonAdamW(torch.optim.Optimizer):
                 # Under this name load_state_dict knows that the step counters live on the parameters' device.
                 group.setdefault("fused", all(p.device.type in FUSED_DEVICES for p in group["params"]))
 
+    def measure_next_update(self, norms: list[Tensor]) -> None:
+        """The next step appends the norms of its changes, 0-dimensional on the device; the update itself stays the same to
+        the last bit. Takes the memory of MEASURED_AT_ONCE elements, or of the largest parameter."""
+        self._norms = norms
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
@@ -52,7 +61,17 @@ class MuonAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if parameters := [p for p in group["params"] if p.grad is not None]:
-                (self._muon if group["kind"] == "muon" else self._adamw)(group, parameters)
+                if group["kind"] == "muon":
+                    self._muon(group, parameters)
+                elif self._norms is None:
+                    self._adamw(group, parameters)
+                else:
+                    for some in in_portions(parameters, MEASURED_AT_ONCE):
+                        before = [p.clone() for p in some]
+                        self._adamw(group, some)
+                        torch._foreach_sub_(before, some)
+                        self._norms.append(total_norm(before))
+        self._norms = None
         return loss
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -86,7 +105,21 @@ class MuonAdamW(torch.optim.Optimizer):
             if not self.state[p]:
                 variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
                 self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
-        muon_step(group, parameters, self.state)
+        muon_step(group, parameters, self.state, norms=self._norms)
+
+
+def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor]]:
+    """The parameters in order, in lists of at most so many elements or one parameter."""
+    portion: list[Tensor] = []
+    size = 0
+    for p in parameters:
+        if portion and size + p.numel() > elements:
+            yield portion
+            portion, size = [], 0
+        portion.append(p)
+        size += p.numel()
+    if portion:
+        yield portion
 
 
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

@@ -1,5 +1,6 @@
 """How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow."""
 
+import math
 import time
 from typing import Any
 
@@ -56,17 +57,14 @@ class OwnTime:
             self._steps.append((self._begun, self._ended))
         self._begun = None
 
-    def read(self) -> dict[str, float]:
-        """Of the steps since the last reading: the slowest rank and its time as a multiple of the others' mean."""
+    def read(self) -> float:
+        """Seconds a step of this rank, mean of those since the last reading; NaN where nothing was measured."""
         self._close()
-        if self.world_size == 1 or not self._steps:
-            return {}
+        if not self._steps:
+            return math.nan
         seconds = [end - begun if isinstance(end, float) else self._between(begun, end) for begun, end in self._steps]
         self._steps = []
-        own = torch.tensor([sum(seconds) / len(seconds)], device=self.device)
-        every = torch.zeros(self.world_size, device=self.device)
-        torch.distributed.all_gather_into_tensor(every, own)
-        return slowest(every.tolist())
+        return sum(seconds) / len(seconds)
 
     @staticmethod
     def _between(begun: Any, end: Any) -> float:
@@ -75,7 +73,7 @@ class OwnTime:
 
 
 def slowest(seconds: list[float]) -> dict[str, float]:
-    """seconds: of each rank, at least two."""
+    """The slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     others = (sum(seconds) - seconds[rank]) / (len(seconds) - 1)
     return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}

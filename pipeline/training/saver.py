@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.artifacts import checkpoint_writer
-from pipeline.artifacts.atomic import temporary_folder
+from pipeline.artifacts.atomic import read_json, temporary_folder
+from pipeline.artifacts.checkpoints import SEAL
 from pipeline.artifacts.errors import CannotWriteError, DiskFullError, TandemError
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
@@ -40,6 +41,7 @@ class CheckpointSaver:
             for row in last_attempts(read_rows(run.metrics)):
                 self.add_score(row.get("step", 0), row)
         self.images: dict[str, FileImage] = {}
+        self.last_good: tuple[int, int] | None = None  # step and bytes of the newest whole checkpoint
         self.job: checkpoint_writer.Job | None = None
         self.process: subprocess.Popen | None = None
         self.started = 0.0
@@ -49,6 +51,11 @@ class CheckpointSaver:
         name = next((name for name in BEST_BY if name in metrics), None)
         if self.best and name is not None:
             self.scores[step] = metrics[name]
+
+    def note_good(self, checkpoint: Path) -> None:
+        """This whole one is the newest: where a run that is killed now goes on from."""
+        seal = read_json(checkpoint / SEAL)
+        self.last_good = seal["step"], sum(file["bytes"] for file in seal["files"].values())
 
     def save(
         self, step: int, *, write_small: Callable[[Path], dict[str, tuple[Tensors, dict | None]]], **facts
@@ -124,6 +131,7 @@ class CheckpointSaver:
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
         elif status > 0 or not target.exists():
             raise failure(self.job, status, told)
+        self.note_good(target)
         return time.perf_counter() - self.started
 
     def _wait_for_writer(self, process: subprocess.Popen) -> bytes:

@@ -28,6 +28,7 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) 
             "meter": trainer.meter.state_dict(),
             "unlogged": {"since": trainer._globalstep_last_logged, "losses": [loss for _, loss in ranks]},
             "guard": trainer.guard.state_dict(),
+            "log_row": trainer.log_row.state_dict(),
         },
     )
     return {files.MODEL: (weights, {"format": "pt"})}

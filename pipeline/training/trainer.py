@@ -1,6 +1,5 @@
 """The one Trainer of both stages: rows by step number, true losses, whole checkpoints, exact resume."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pipeline.training.finite import refuse_nonfinite, total_norm
 from pipeline.training.fp8 import with_fp8, without_fp8
 from pipeline.training.guard import StepGuard
 from pipeline.training.loader import StepLoader
+from pipeline.training.log_row import LogRow
 from pipeline.training.meter import StepMeter
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.optimizer_state import optimizer_tensors
@@ -28,7 +28,7 @@ from pipeline.training.own_time import OwnTime
 from pipeline.training.ranks import Ranks
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.saver import CheckpointSaver
-from pipeline.training.schedules import StepSchedule, logged_rates
+from pipeline.training.schedules import StepSchedule
 from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
@@ -70,6 +70,9 @@ class TandemTrainer(Trainer):
         self.saver = CheckpointSaver(run, **keep)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
+        self.log_row = LogRow(run, args)
+        # More numbers for the row of a logged step, each called once for it, on every rank.
+        self.interval_numbers: list[Callable[[], dict[str, float]]] = []
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
 
@@ -146,6 +149,8 @@ class TandemTrainer(Trainer):
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
+        if self.log_row.is_due(self):
+            self.log_row.update.look(parameters, self.optimizer)
         told = self.guard.judge(self, model, norm)
         if 0 < self.args.max_grad_norm < told + CLIP_EPS:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
@@ -187,34 +192,16 @@ class TandemTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Hand one row of metrics, under this project's names, to the callbacks that write them."""
-        step = self.state.global_step
         if "train_runtime" in logs:
             return  # Trainer's closing summary averages over evaluations and saves; report/ has the true one
         row: dict[str, Any] = {name: value for name, value in logs.items() if "/" in name}
         if "loss" in logs:
-            row["train/loss"] = logs["loss"]
-            row |= self.meter.read(step=step, loss=logs["loss"], wait_s=(self.loader.wait_s if self.loader else 0.0))
-            row |= self.own_time.read()
-            norm = logs.get("grad_norm")
-            row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
-            row |= logged_rates(
-                self.lr_scheduler,
-                trainer_rate=logs["learning_rate"],
-                peak=self.args.learning_rate,
-                skipped=self.accelerator.optimizer_step_was_skipped,
-            )
-            if self.accelerator.scaler is not None or self.guard.can_skip:
-                row["optim/skipped_steps"] = self.guard.skipped_steps
-            row |= self._position(step)
+            row |= self.log_row.row(self, logs)
+            for numbers in self.interval_numbers:
+                row |= numbers()
         self.control = self.callback_handler.on_log(
             self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
         )
-
-    def _position(self, step: int) -> dict[str, Any]:
-        position = self.rows.position(step)
-        return {"data/tokens": self.meter.targets, "data/samples": step * self.rows.rows_per_step} | {
-            f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position
-        }
 
     # ---- checkpoints ----
 
@@ -262,7 +249,9 @@ class TandemTrainer(Trainer):
         if checkpoint is not None:
             state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
             self.start_step = state.global_step
-            self.meter.load_state_dict(files.read_position(checkpoint)["meter"])
+            position = files.read_position(checkpoint)
+            self.meter.load_state_dict(position["meter"])
+            self.log_row.resume(self, checkpoint, position.get("log_row", {}))
         try:
             with explained_errors(self):
                 self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

@@ -4,9 +4,11 @@ import ast
 import re
 from pathlib import Path
 
+from pipeline.data.consumed import Consumed
 from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
 from pipeline.evals.core.results import VERSIONS
 from pipeline.report.benchmark_rows import MEANS
+from pipeline.training.log_row import data_numbers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
@@ -56,6 +58,12 @@ def chat_means():
     return {name for name in numbers if name.startswith("chat/core")}
 
 
+def of_sources():
+    """The numbers that a row has of a mixture of two sources."""
+    one = Consumed(samples=1, tokens=1, padded=0, documents=1, bad_rows=0)
+    return data_numbers({"<source>": one, "another": one}, row_tokens=1)
+
+
 BPB_OF_RUNS = {"val/bpb", "val/bpb_documents", "sft/assistant_bpb"}
 
 
@@ -82,6 +90,7 @@ def written():
     for pattern, names in generic.items():
         if pattern in found:
             found = (found - {pattern}) | names
+    found |= {name for name in of_sources() if "<source>" in name}
     # by_source(name, score, names) writes f"{name}/{source}".
     return found | {f"{name}/<source>" for name in BPB_OF_RUNS & found}
 

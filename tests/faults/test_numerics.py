@@ -220,7 +220,7 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     assert losses.keys() == {1, 2, 3, 5}  # a loss that is not a number is in no mean
     assert [losses[s] for s in (1, 2, 3)] == [values(whole, "train/loss")[s] for s in (1, 2, 3)]
     assert all(torch.tensor([*values(run, "train/loss_ema").values()]).isfinite())
-    assert values(run, "optim/skipped_steps") == {1: 0, 2: 0, 3: 0, 5: 1}
+    assert values(run, "optim/skipped_steps") == values(run, "optim/nonfinite_steps") == {1: 0, 2: 0, 3: 0, 5: 1}
     assert [(e["step"], e["action"], e["ranks"]) for e in events(run, "nonfinite")] == [
         (4, "skip", [1]),
         (6, "skip", [1]),
@@ -258,7 +258,9 @@ def test_a_run_cut_between_skipped_steps_ends_bitwise_as_the_uncut_one(runs, mod
         assert {len(e["rows"]) for e in a} == ({8} if kind == "spike" else {2 * ranks})
         assert {e["step"] for e in a} >= ({23, 28} if kind == "spike" else {6, 26})
     assert values(cut, "train/loss") == values(whole, "train/loss")
-    assert values(cut, "optim/skipped_steps") == values(whole, "optim/skipped_steps")
+    for name in ("optim/skipped_steps", "optim/nonfinite_steps", "optim/clip_frac"):
+        assert values(cut, name) == values(whole, name), name
+    assert values(whole, "optim/nonfinite_steps")[32] == 2
     assert values(whole, "optim/skipped_steps")[32] >= 4
     for file in ("model/model.safetensors", "checkpoints/checkpoint-32/optimizer.safetensors"):
         assert (cut / file).read_bytes() == (whole / file).read_bytes(), file

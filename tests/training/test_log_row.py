@@ -1,0 +1,119 @@
+"""The parts of a logged row that a run of one process cannot show."""
+
+import os
+import types
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch.distributed import init_process_group
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.data.consumed import Consumed
+from pipeline.recipe.schema import Hub, Monitor
+from pipeline.training.device_memory import GIB
+from pipeline.training.guard import StepGuard
+from pipeline.training.log_row import LogRow, data_numbers
+from tests.training.test_device_memory import Allocator
+
+
+@pytest.fixture
+def log_row(tmp_path):
+    return log_row_in(tmp_path)
+
+
+def log_row_in(folder):
+    return LogRow(RunDirectory(folder), types.SimpleNamespace(device=torch.device("cpu"), process_index=0))
+
+
+def rank_main(rank, folder):
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    row = log_row_in(folder)
+    cuda = Allocator()
+    cuda.hold([30, 40][rank])
+    cuda.hold([20, 10][rank])
+    cuda.retries, cuda.ooms = [1, 2][rank], rank
+    row.memory.cuda, row.memory.device = cuda, torch.device("cuda")
+    trainer = types.SimpleNamespace(
+        args=types.SimpleNamespace(device=torch.device("cpu")),
+        own_time=types.SimpleNamespace(read=lambda: [0.2, 0.5][rank]),
+    )
+    told = row._of_all_ranks(trainer, {"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
+    assert told["data/wait_s"] == 0.04
+    assert told["data/wait_frac"] == pytest.approx(0.4)
+    assert (told["mem/allocated_gib"], told["mem/peak_allocated_gib"]) == (20, 40)
+    assert (told["mem/alloc_retries"], told["mem/ooms"]) == (3, 1)
+    assert (told["perf/slowest_rank_id"], told["perf/slowest_rank"]) == (1, pytest.approx(2.5))
+    assert row.state_dict()["peak_bytes"] == 40 * GIB  # also on the rank that writes the checkpoint
+    os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
+
+
+def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_failures(tmp_path):
+    torch.multiprocessing.spawn(rank_main, args=(tmp_path,), nprocs=2)
+
+
+def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(log_row, tmp_path):
+    trainer = types.SimpleNamespace(
+        saver=types.SimpleNamespace(last_good=(20, 1234)),
+        recipe=types.SimpleNamespace(hub=Hub(id="me/model", strategy="every_save")),
+    )
+    published = tmp_path / "hub_queue" / "published.jsonl"
+    assert log_row._of_checkpoints(trainer, 24) == {
+        "ckpt/age_steps": 4,
+        "ckpt/last_good_step": 20,
+        "ckpt/bytes": 1234,
+        "ckpt/hub_lag_steps": 24,
+    }
+    published.parent.mkdir()
+    published.write_text('{"step": 10, "repo_id": "me/model"}\n{"step": 20, "repo_id": "me/other"}\n')
+    assert log_row._of_checkpoints(trainer, 24)["ckpt/hub_lag_steps"] == 14
+    with open(published, "a") as file:
+        file.write('{"step": 30, "repo_id": "me/model"}\n')  # then the run went back
+    assert log_row._of_checkpoints(trainer, 24)["ckpt/hub_lag_steps"] == 14
+    assert log_row._of_checkpoints(trainer, 31)["ckpt/hub_lag_steps"] == 1
+    trainer.recipe.hub.strategy = "end"
+    assert "ckpt/hub_lag_steps" not in log_row._of_checkpoints(trainer, 31)
+
+
+def test_a_fork_leaves_its_parents_time_out_of_the_goodput_and_its_own_restart_keeps_that(tmp_path):
+    parent, own = RunDirectory(tmp_path / "parent"), RunDirectory(tmp_path / "fork")
+    trainer = types.SimpleNamespace(
+        run=own,
+        meter=types.SimpleNamespace(total_s=500.0),
+        args=types.SimpleNamespace(device=torch.device("cpu"), process_index=1),
+    )
+    row = LogRow(own, trainer.args)
+    row.resume(trainer, parent.checkpoint(40), {"before_s": 7.0, "peak_bytes": 9})
+    assert row.state_dict() == {"before_s": 500.0, "peak_bytes": 0}
+    trainer.meter.total_s = 600.0
+    again = LogRow(own, trainer.args)
+    again.resume(trainer, own.checkpoint(50), row.state_dict())
+    assert again.state_dict() == row.state_dict()
+
+
+def test_sums_over_sources_are_left_out_where_one_is_not_known():
+    one = Consumed(samples=4, tokens=30, padded=2, documents=5, bad_rows=1)
+    old = Consumed(samples=4, tokens=20, padded=6, documents=None, bad_rows=0)
+    assert data_numbers({"a": one}, row_tokens=8) == {
+        "data/bad_rows": 1,
+        "data/pad_frac": 2 / 32,
+        "data/documents": 5,
+    }
+    both = data_numbers({"a": one, "b": old}, row_tokens=8)
+    assert (both["data/pad_frac"], both["data/source/b/tokens"]) == (8 / 64, 20)
+    assert {"data/documents", "data/source/b/documents"}.isdisjoint(both)
+    assert set(data_numbers({"a": one, "b": None}, row_tokens=8)) == {
+        "data/source/a/tokens",
+        "data/source/a/samples",
+        "data/source/a/documents",
+    }
+
+
+def test_a_step_whose_norm_is_not_finite_is_no_clipped_one(tmp_path):
+    guard = StepGuard(RunDirectory(tmp_path), Monitor())
+    guard.norms = [0.5, None, 2.0, 1.0]
+    assert guard.read(max_norm=1.0)["optim/clip_frac"] == 0.25
+    assert "optim/clip_frac" not in guard.read(max_norm=1.0)  # no step since
+    guard.norms = [2.0]
+    assert "optim/clip_frac" not in guard.read(max_norm=0.0)
