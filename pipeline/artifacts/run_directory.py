@@ -33,6 +33,7 @@ class RunDirectory:
         self.contamination = self.report / "contamination.json"
         self.tensorboard = self.path / "tensorboard"
         self.trackio = self.path / "trackio"
+        self.profile = self.path / "profile"
 
     @property
     def name(self) -> str:
@@ -40,6 +41,15 @@ class RunDirectory:
 
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"checkpoint-{step}"
+
+    def gpu_samples(self, host: str) -> Path:
+        return self.path / f"gpu-{host}.csv"
+
+    def all_gpu_samples(self) -> list[Path]:
+        return sorted(self.path.glob("gpu-*.csv"))
+
+    def profile_trace(self, first: int, last: int) -> Path:
+        return self.profile / f"steps-{first}-{last}.json"
 
     def has_trained(self) -> bool:
         """Whether a step was made: else an earlier start failed before it, and nothing holds the run to its recipe yet."""

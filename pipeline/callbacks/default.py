@@ -13,7 +13,9 @@ from pipeline.callbacks.benchmarks import Benchmarks
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.garbage import GarbageBetweenSteps
 from pipeline.callbacks.hang_watch import HangWatch
+from pipeline.callbacks.machine import Machine
 from pipeline.callbacks.metrics_file import MetricsFile
+from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.spikes import Spikes
 from pipeline.callbacks.stop_signals import StopSignals
@@ -49,6 +51,7 @@ def add_callbacks(
                 batch_tokens=batch_tokens,
             )
         )
+    profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
@@ -58,6 +61,8 @@ def add_callbacks(
     trainer.remove_callback(PrinterCallback)
     for callback in (
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
+        Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
+        *([ProfileSteps(run, *profile, meter=trainer.meter)] if profile else []),
         MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
         Console(run.console),
         *trackers,

@@ -1,52 +1,38 @@
 """`python -m pipeline.monitor`: GPU power, temperature and memory, and the host's load, as CSV beside any program."""
 
 import argparse
-import csv
-import datetime
 import signal
 import socket
 import sys
 import time
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 from pipeline.artifacts.errors import CannotWriteError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.monitor.gpu import GpuSampler
 from pipeline.monitor.host import HostSampler
-
-GPU_COLUMNS = ["index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz"]  # fmt: skip
-HOST_COLUMNS = ["host/cpu_pct", "mem/host_used_pct", "disk/read_mb_s", "disk/write_mb_s", "net/sent_mb_s", "net/received_mb_s"]  # fmt: skip
-COLUMNS = ["time", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUMNS]
-
-
-def rows(host: HostSampler, gpus: GpuSampler) -> list[dict[str, Any]]:
-    """One row for each GPU, or a single one without; the host's numbers stand in each. Times are UTC."""
-    common: dict[str, Any] = {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-        "host": socket.gethostname(),
-    }
-    common |= {name: value for name, value in host.sample().items() if name in COLUMNS}
-    return [common | {f"gpu/{name}": value for name, value in row.items()} for row in gpus.sample() or [{}]]
+from pipeline.monitor.pace import HIGHEST_HZ, Pace
+from pipeline.monitor.sampler import HostNow
+from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
 
 
-def write_samples(output: TextIO, *, every_s: float, samples: int | None) -> None:
-    """Samples to CSV until that many are written, or until interrupted."""
-    host, gpus = HostSampler(), GpuSampler()
+def write_samples(output: TextIO, *, hz: float, samples: int | None) -> None:
+    """Samples to CSV until that many are written, or until interrupted; the rate that was reached to stderr at the end."""
+    gpus, pace = GpuSampler(), Pace(hz)
     if gpus.why_none:
         print(gpus.why_none, file=sys.stderr)
-    table = csv.DictWriter(output, COLUMNS, restval="", lineterminator="\n")
-    table.writeheader()
+    host = HostNow() if gpus.gpus else HostSampler()  # without GPUs there is nothing else to tell
     host.sample()  # rates begin here
-    due = time.monotonic()
-    while samples is None or samples > 0:
-        due += every_s
-        time.sleep(max(0.0, due - time.monotonic()))
-        table.writerows(
-            {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()} for row in rows(host, gpus)
-        )
-        output.flush()
-        samples = None if samples is None else samples - 1
+    table = SampleTable(output, host=socket.gethostname(), attempt=None)
+    pace.skip()
+    try:
+        while samples is None or pace.samples < samples:
+            time.sleep(pace.wait_s())
+            table.write(pace.mark(), gpus.sample(), {k: v for k, v in host.sample().items() if k in HOST_COLUMNS})
+    finally:
+        table.close()
+        print(f"{gpus}: {pace.told()}", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -56,19 +42,26 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline.monitor", description=__doc__)
     parser.add_argument("-o", "--output", help="file to write; default the terminal")
-    parser.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time between samples (default 1)")
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time between samples (default 1)")
+    rate.add_argument(
+        "--hz", type=float, help=f"samples a second instead, up to {HIGHEST_HZ:g}; the host's numbers once a second"
+    )
     parser.add_argument("--samples", type=int, help="stop after that many; default at Ctrl-C or SIGTERM")
     options = parser.parse_args(arguments)
     if options.every <= 0:
         parser.error(f"--every is {options.every:g}; write seconds above 0")
+    hz = 1 / options.every if options.hz is None else options.hz
+    if not 0 < hz <= HIGHEST_HZ:
+        parser.error(f"{hz:g} samples a second were asked for; it must be above 0 and at most {HIGHEST_HZ:g}")
     signal.signal(signal.SIGTERM, _stop)
     try:
         if options.output is None:
             # The stream as it was opened: what prints a run's words goes on without a reader, and this must end without one.
-            write_samples(sys.__stdout__ or sys.stdout, every_s=options.every, samples=options.samples)
+            write_samples(sys.__stdout__ or sys.stdout, hz=hz, samples=options.samples)
         else:
             with open(options.output, "w", newline="") as file:
-                write_samples(file, every_s=options.every, samples=options.samples)
+                write_samples(file, hz=hz, samples=options.samples)
     except KeyboardInterrupt:
         return 0  # the way to end it; every sample is written
     except BrokenPipeError:

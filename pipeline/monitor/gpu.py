@@ -1,72 +1,158 @@
-"""NVIDIA GPUs through their driver's library (pynvml, the extra `nvidia`)."""
+"""NVIDIA GPUs through their driver's library (pynvml, the extra `gpu`)."""
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 GIB = 2**30
+
+# Why the clocks are where they are, by NVML's bits (nvml.h, nvmlClocksThrottleReason*).
+REASONS = {
+    0x001: "gpu_idle",
+    0x002: "application_clocks",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal",
+    0x040: "hw_thermal",
+    0x080: "hw_power_brake",
+    0x100: "display_clocks",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+# Of these, what takes speed from a GPU that has work: power or heat. The others are idleness or somebody's setting.
+THROTTLING = {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "board_limit", "reliability"}
+NO_REASON = "none"
 
 
 class GpuSampler:
     """One row of numbers for each GPU of this machine; no rows where there is no driver or no pynvml.
 
-    why_none says which of the two it is, for the one line that tells the user.
+    uuids: the GPUs to look at, as the driver names them; default all. why_none says why there are no rows, for the one line
+    that tells the user.
     """
 
-    def __init__(self) -> None:
-        self.devices: list[Any] = []
-        self.why_none = ""
-        try:
-            import pynvml
-        except ImportError:
-            self.why_none = (
-                "GPU numbers need the package nvidia-ml-py, which is not installed: pip install nvidia-ml-py"
-            )
+    def __init__(self, uuids: Sequence[str] = ()) -> None:
+        self.gpus: list[_Gpu] = []
+        self.why_none = why_no_driver()
+        if self.why_none:
             return
-        self.nvml = pynvml
+        import pynvml as nvml
+
         try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            self.why_none = f"no GPU numbers: NVIDIA's driver does not answer ({error})"
+            nvml.nvmlInit()
+            devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            for index, device in enumerate(devices):
+                if not uuids or nvml.nvmlDeviceGetUUID(device) in uuids:
+                    self.gpus.append(_Gpu(nvml, index, device))
+        except nvml.NVMLError as error:
+            self.gpus, self.why_none = [], f"no GPU numbers: NVIDIA's driver does not answer ({error})"
             return
-        self.devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        if not self.devices:
-            self.why_none = "no GPU numbers: NVIDIA's driver sees no GPU"
+        if not self.gpus:
+            self.why_none = f"no GPU numbers: NVIDIA's driver sees no GPU{' that the run uses' if uuids else ''}"
+
+    def __str__(self) -> str:
+        return f"{len(self.gpus)} GPU{'' if len(self.gpus) == 1 else 's'}"
 
     def sample(self) -> list[dict[str, Any]]:
-        """Per GPU: index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w, power_pct, sm_clock_mhz.
+        """Per GPU: index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w, power_pct, sm_clock_mhz,
+        mem_clock_mhz, throttle, energy_j.
 
-        util_pct is the share of the last moments in which any kernel ran; power_pct is of the enforced limit. What a GPU
-        does not tell is left out.
+        util_pct is the share of the last moments in which any kernel ran; power_pct is of the enforced limit; throttle holds
+        REASONS joined by +, or NO_REASON; energy_j is the GPU's own counter, which runs since the driver was loaded. What a
+        GPU does not tell is left out.
         """
-        return [self._sample(index, device) for index, device in enumerate(self.devices)]
+        return [gpu.sample() for gpu in self.gpus]
 
-    def _sample(self, index: int, device: Any) -> dict[str, Any]:
-        nvml = self.nvml
-        row: dict[str, Any] = {"index": index}
 
-        def ask(read: Callable[[], dict[str, Any]]) -> None:
-            try:
-                row.update(read())
-            except nvml.NVMLError:
-                return  # consumer boards and virtual GPUs do not answer every question
+def why_no_driver() -> str:
+    """Why GPUs cannot be asked on this machine, without starting the driver; "" where they can."""
+    if find_spec("pynvml") is None:
+        return "no GPU numbers: the package nvidia-ml-py is not installed: pip install nvidia-ml-py"
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "no GPU numbers: this machine has no NVIDIA driver"
+    return ""
 
-        def power() -> dict[str, float]:
-            watts = nvml.nvmlDeviceGetPowerUsage(device) / 1000
-            limit = nvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1000
-            return {"power_w": watts, "power_pct": 100 * watts / limit}
 
-        def memory() -> dict[str, float]:
-            info = nvml.nvmlDeviceGetMemoryInfo(device)
-            return {"mem_used_gib": info.used / GIB, "mem_total_gib": info.total / GIB}
+def throttle_words(bits: int) -> str:
+    """The reasons as words; a bit that NVML added later as its number."""
+    words = [REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]
+    return "+".join(words) or NO_REASON
 
-        def load() -> dict[str, float]:
-            rates = nvml.nvmlDeviceGetUtilizationRates(device)
-            return {"util_pct": rates.gpu, "mem_busy_pct": rates.memory}
 
-        ask(lambda: {"name": nvml.nvmlDeviceGetName(device)})
-        ask(load)
-        ask(memory)
-        ask(lambda: {"temp_c": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)})
-        ask(power)
-        ask(lambda: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)})
+def is_throttled(words: str) -> bool:
+    return not THROTTLING.isdisjoint(words.split("+"))
+
+
+class _Gpu:
+    """The questions to one GPU, each by itself: consumer boards and virtual GPUs do not answer every one."""
+
+    def __init__(self, nvml: Any, index: int, device: Any):
+        self.nvml, self.device = nvml, device
+        self.known: dict[str, Any] = {"index": index}
+        self.questions: list[Callable[[], dict[str, Any]]] = [
+            self._load,
+            self._memory,
+            self._temperature,
+            self._power,
+            self._limit,
+            self._sm_clock,
+            self._memory_clock,
+            self._throttle,
+            self._energy,
+        ]
+        self.known |= self._answer(self._name)
+
+    def sample(self) -> dict[str, Any]:
+        row = dict(self.known)
+        for question in tuple(self.questions):
+            row |= self._answer(question)
+        if "power_w" in row and "limit_w" in row:
+            row["power_pct"] = 100 * row["power_w"] / row["limit_w"]
+        row.pop("limit_w", None)
         return row
+
+    def _answer(self, question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        nvml = self.nvml
+        try:
+            return question()
+        except nvml.NVMLError as error:
+            never = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+            if error.value in never and question in self.questions:
+                self.questions.remove(question)  # a hundred times a second it would cost what an answer costs
+            return {}
+
+    def _name(self) -> dict[str, Any]:
+        return {"name": self.nvml.nvmlDeviceGetName(self.device)}
+
+    def _load(self) -> dict[str, Any]:
+        rates = self.nvml.nvmlDeviceGetUtilizationRates(self.device)
+        return {"util_pct": rates.gpu, "mem_busy_pct": rates.memory}
+
+    def _memory(self) -> dict[str, Any]:
+        memory = self.nvml.nvmlDeviceGetMemoryInfo(self.device)
+        return {"mem_used_gib": memory.used / GIB, "mem_total_gib": memory.total / GIB}
+
+    def _temperature(self) -> dict[str, Any]:
+        return {"temp_c": self.nvml.nvmlDeviceGetTemperature(self.device, self.nvml.NVML_TEMPERATURE_GPU)}
+
+    def _power(self) -> dict[str, Any]:
+        return {"power_w": self.nvml.nvmlDeviceGetPowerUsage(self.device) / 1000}
+
+    def _limit(self) -> dict[str, Any]:
+        return {"limit_w": self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.device) / 1000}
+
+    def _sm_clock(self) -> dict[str, Any]:
+        return {"sm_clock_mhz": self.nvml.nvmlDeviceGetClockInfo(self.device, self.nvml.NVML_CLOCK_SM)}
+
+    def _memory_clock(self) -> dict[str, Any]:
+        return {"mem_clock_mhz": self.nvml.nvmlDeviceGetClockInfo(self.device, self.nvml.NVML_CLOCK_MEM)}
+
+    def _throttle(self) -> dict[str, Any]:
+        return {"throttle": throttle_words(self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.device))}
+
+    def _energy(self) -> dict[str, Any]:
+        return {"energy_j": self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.device) / 1000}

@@ -5,7 +5,7 @@ import math
 from pipeline.recipe.batch import KEY, is_auto
 from pipeline.recipe.depth import group_settings
 from pipeline.recipe.fates import FATES
-from pipeline.recipe.forms import check_forms
+from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import GROUPED, horizons
@@ -81,6 +81,7 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
     _embedding_dtype(recipe, problems)
+    check_profile_steps(recipe, problems)
     check_warmup(recipe, problems)
 
 

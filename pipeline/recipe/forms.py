@@ -24,6 +24,20 @@ def check_forms(recipe: Recipe, problems: Problems) -> None:
         )
 
 
+def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
+    """After the steps of the run are known, where the recipe itself tells them."""
+    steps, max_steps, where = recipe.monitor.profile_steps, recipe.train.get("max_steps"), "monitor.profile_steps"
+    if steps is None:
+        return
+    if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
+        problems.add(recipe.where(where), f"is {steps}; it must be the first and the last step. Write [10, 12].")
+    elif max_steps and steps[1] >= max_steps:
+        problems.add(
+            recipe.where(where),
+            f"ends with step {steps[1]}, and the last step of this run is {max_steps - 1}: steps are counted from 0. Write earlier ones.",
+        )
+
+
 def _run(recipe: Recipe, problems: Problems) -> None:
     run = recipe.run
     if run.name is not None and not FOLDER.fullmatch(run.name):

@@ -250,6 +250,8 @@ class Monitor:
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment. trackio needs its extra, and writes into the run directory only.")
     project: str = key("tandem", "Project name for W&B and Trackio.")
+    gpu_hz: float = key(1.0, "Samples of each NVIDIA GPU a second (power, temperature, load, memory, clocks, throttling), by a process beside the training, to gpu-<host>.csv; 0: none, and no gpu/* and no energy.", minimum=0, maximum=100)
+    profile_steps: list[int] | None = key(None, "First and last step, zero-based as the console counts, of a torch.profiler trace of rank 0 in profile/: [10, 12]. These steps are slower.")
     on_nonfinite: Literal["stop", "skip"] = key("stop", "What a loss or gradient that is NaN or infinite does, before the update: stop ends the run with status 76, the tensor and the rows named; skip makes no update in that step, whose rows are used up while step and rates move on. A parameter that is not finite always stops. (What fp16's loss scaler skips is counted apart: 20 in a row stop.)")
     on_spike: Literal["warn", "skip", "stop"] = key("warn", "What a loss or gradient norm far above its last 128 values does. Of logged values: warn says and records it, stop ends the run with status 76 and keeps the checkpoints. skip looks at every step and makes no update in one that spikes; for that the ranks sum its loss, and the host reads loss and norm, before each update.")
     max_skips: int = key(10, "Steps that on_nonfinite and on_spike may skip among any 1,000; one more ends the run with status 76: a few bad rows pass, a diverged run does not.", minimum=0)

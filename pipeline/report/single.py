@@ -10,6 +10,7 @@ from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmark_rows import suite_of
 from pipeline.report.benchmarks import benchmarks_text
+from pipeline.report.energy import energy_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
 from pipeline.report.tables import code, date, number, percent, spread, svg_curves, table
@@ -37,6 +38,7 @@ def report(data: RunData) -> str:
         _section("Results", _results(data)),
         _section("Data", _data(data)),
         _section("Training", _training(data)),
+        _section("GPUs and energy", energy_text(data)),
         _section("Bits per byte", _bpb(data)),
         _section("Benchmarks", benchmarks_text(data)),
         _section("Other evaluations", _other_results(data)),

@@ -161,6 +161,10 @@ WRONG = {
     # types
     "a number for files": (changed("texts/*.parquet", "3"), ["7: data.sources.0.files: is 3; it must be text or a list of text or null."]),
     "a text for a source": (changed("- files: texts/*.parquet", "- texts/*.parquet"), ["7: data.sources.0: holds the text 'texts/*.parquet'; it must be keys with values."]),
+    "one step to profile": (GOOD + "monitor:\n  profile_steps: [10]\n", ["19: monitor.profile_steps: is [10]; it must be the first and the last step. Write [10, 12]."]),
+    "profiled steps backwards": (GOOD + "monitor:\n  profile_steps: [12, 10]\n", ["19: monitor.profile_steps: is [12, 10]; it must be"]),
+    "a profiled step after the last": (GOOD + "monitor:\n  profile_steps: [98, 100]\n", ["19: monitor.profile_steps: ends with step 100, and the last step of this run is 99"]),
+    "more samples than a hundred a second": (GOOD + "monitor:\n  gpu_hz: 1000\n", ["19: monitor.gpu_hz: is 1000"]),
     "an unknown tracker": (GOOD + "monitor:\n  trackers: [wand]\n", ["19: monitor.trackers.0: is the text 'wand'", "Did you mean wandb?"]),
     "an unknown dtype": (GOOD + "hub:\n  dtype: fp16\n", ["19: hub.dtype: is the text 'fp16'; it must be float32 | bfloat16 | float16."]),
     "an unknown preset": (in_model("preset: moderne"), ["14: model.preset: is the text 'moderne'", "Did you mean modern?"]),

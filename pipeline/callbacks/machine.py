@@ -1,0 +1,84 @@
+"""The machine's numbers in the logged row: GPUs from a process that samples them, the host's own, and energy."""
+
+import os
+import socket
+import time
+
+import torch
+from transformers import TrainerCallback
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.monitor.beside import GpuMonitor
+from pipeline.monitor.energy import kwh
+from pipeline.monitor.host import HostSampler
+from pipeline.training.trainer import TandemTrainer
+
+HOST_EVERY_S = 1.0  # reading the counters takes most of a millisecond; rows logged more often go without
+
+
+class Machine(TrainerCallback):
+    """Samples on the first rank of every host; its numbers join the row that the trainer logs.
+
+    gpu/* are means over this host's GPUs of the run and all samples since the last row that has them, so a row logged sooner
+    than the next sample has none. perf/energy_* stand in runs on one host only: rank 0 knows no other host's.
+    """
+
+    def __init__(self, trainer: TandemTrainer, run: RunDirectory, *, attempt: int, gpu_hz: float):
+        self.trainer, self.run, self.attempt, self.gpu_hz = trainer, run, attempt, gpu_hz
+        self.gpus: GpuMonitor | None = None
+        self.host = HostSampler(run.path)
+        self.host_due_s = 0.0
+        self.one_host = trainer.args.world_size <= _local_ranks()
+        self.meter_before: tuple[float, int] | None = None
+        if trainer.args.local_process_index == 0:
+            trainer.interval_numbers.append(self.numbers)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if args.local_process_index != 0:
+            return
+        self.host.sample()  # rates begin here
+        if self.gpu_hz:
+            output = self.run.gpu_samples(socket.gethostname())
+            self.gpus = GpuMonitor(output, attempt=self.attempt, hz=self.gpu_hz, gpus=gpus_of_this_host())
+            if self.gpus.why_none:
+                print(self.gpus.why_none, flush=True)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.gpus is not None:
+            self.gpus.stop()
+
+    def numbers(self) -> dict[str, float]:
+        """By the names of docs/metrics.md; asked for once a logged step, after the meter was read."""
+        row: dict[str, float] = {}
+        if (now := time.monotonic()) >= self.host_due_s:
+            self.host_due_s = now + HOST_EVERY_S
+            row |= self.host.sample()
+        if self.gpus is not None:
+            row |= self._gpu_numbers(self.gpus.read())
+        return row
+
+    def _gpu_numbers(self, found: dict[str, float]) -> dict[str, float]:
+        energy_j, gpus = found.pop("energy_j", None), found.pop("gpus", 0)
+        if not found or energy_j is None or not self.one_host:
+            return found
+        meter = self.trainer.meter
+        before, self.meter_before = self.meter_before, (meter.total_s, self.trainer.state.global_step)
+        found["perf/energy_kwh"] = kwh(energy_j)
+        if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
+            # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
+            step_s = (self.meter_before[0] - before[0]) / (self.meter_before[1] - before[1])
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * step_s / meter.batch_tokens
+        return found
+
+
+def gpus_of_this_host() -> list[str]:
+    """The run's GPUs as their driver names them; none named, which means all of the host, where it trains on something else or
+    each rank sees its own GPU only."""
+    ranks = _local_ranks()
+    if not torch.cuda.is_available() or torch.cuda.device_count() < ranks:
+        return []
+    return [f"GPU-{torch.cuda.get_device_properties(n).uuid}" for n in range(ranks)]
+
+
+def _local_ranks() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -1,0 +1,127 @@
+"""The samples as CSV: one row for each GPU and sample, the host's numbers beside them; appended over attempts."""
+
+import csv
+import os
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import Any, TextIO
+
+GPU_COLUMNS = ["index", "name", "util_pct", "mem_busy_pct", "mem_used_gib", "mem_total_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "throttle", "energy_j"]  # fmt: skip
+HOST_COLUMNS = ["host/cpu_pct", "mem/host_used_pct", "disk/read_mb_s", "disk/write_mb_s", "net/sent_mb_s", "net/received_mb_s"]  # fmt: skip
+COLUMNS = ["time", "attempt", "host", *(f"gpu/{name}" for name in GPU_COLUMNS), *HOST_COLUMNS]
+FLUSH_S = 1.0
+LONGEST_ROW = 1 << 16  # bytes, far above what a row can have
+# Of GPU_COLUMNS, what is a number that changes.
+NUMBERS = ["util_pct", "mem_busy_pct", "mem_used_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "energy_j"]  # fmt: skip
+
+
+class SampleTable:
+    """Writes samples; what was written stands in the file at most FLUSH_S later. attempt: None outside of a run."""
+
+    def __init__(self, output: TextIO, *, host: str, attempt: int | None, header: bool = True):
+        self.output, self.host, self.attempt = output, host, attempt
+        self.rows = csv.writer(output, lineterminator="\n")
+        self.flushed = 0.0
+        if header:
+            self.rows.writerow(COLUMNS)
+
+    @classmethod
+    def appended(cls, path: Path, *, host: str, attempt: int) -> "SampleTable":
+        """Behind what earlier attempts wrote; a last line torn by a crash is cut off."""
+        file = open(path, "a", newline="")  # noqa: SIM115 - written to as long as it is sampled
+        whole = _whole_bytes(path)
+        file.truncate(whole)
+        return cls(file, host=host, attempt=attempt, header=whole == 0)
+
+    def write(self, time_s: float, gpus: list[dict[str, Any]], host: dict[str, float]) -> None:
+        """One sample of all GPUs; without a GPU one row of the host's numbers."""
+        common = {"time": f"{time_s:.4f}", "attempt": self.attempt, "host": self.host} | host
+        for gpu in gpus or [{}]:
+            row = common | {f"gpu/{name}": value for name, value in gpu.items()}
+            self.rows.writerow([_text(row.get(name)) for name in COLUMNS])
+        if (now := time.monotonic()) - self.flushed >= FLUSH_S:
+            self.output.flush()
+            self.flushed = now
+
+    def close(self) -> None:
+        self.output.flush()
+
+
+def _whole_bytes(path: Path) -> int:
+    """Bytes of the file up to the end of its last whole line."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - LONGEST_ROW, 0))
+        tail = file.read()
+    return size - len(tail) + tail.rfind(b"\n") + 1
+
+
+def _text(value: Any) -> Any:
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+
+
+def read_samples(path: str | Path) -> Iterator[dict[str, str]]:
+    """The rows that are whole, by column, what was not told left out. A line torn by a crash is left out; an absent file
+    has no rows."""
+    lines = _whole_lines(path)
+    columns = next(lines, [])
+    for cells in lines:
+        yield {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
+
+
+def _whole_lines(path: str | Path) -> Iterator[list[str]]:
+    """The cells of every line, the header first; of lines as long as it."""
+    try:
+        file = open(path, newline="", errors="replace")  # noqa: SIM115 - closed below
+    except FileNotFoundError:
+        return
+    with file:
+        lines = csv.reader(line for line in file if line.endswith("\n"))
+        columns = next(lines, [])
+        yield columns
+        yield from (cells for cells in lines if len(cells) == len(columns))
+
+
+@dataclass(kw_only=True)
+class GpuSeries:
+    """All samples of one GPU in one attempt. numbers: by name, as long as times (seconds since 1970), NaN where it did not
+    tell; reasons: how many samples had which throttle reasons."""
+
+    attempt: int
+    index: int
+    name: str
+    times: array = field(default_factory=lambda: array("d"))
+    numbers: dict[str, array] = field(default_factory=lambda: {name: array("d") for name in NUMBERS})
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def told(self, name: str) -> list[float]:
+        return [value for value in self.numbers[name] if not isnan(value)]
+
+
+def read_gpus(path: str | Path) -> list[GpuSeries]:
+    """The GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a million rows."""
+    lines = _whole_lines(path)
+    place = {name: n for n, name in enumerate(next(lines, []))}
+    found: dict[tuple[str, str], GpuSeries] = {}
+    if not place:
+        return []
+    moment, attempt, index, throttle = (place[name] for name in ("time", "attempt", "gpu/index", "gpu/throttle"))
+    numbers = [(name, place[f"gpu/{name}"]) for name in NUMBERS]
+    for cells in lines:
+        if not cells[index]:
+            continue
+        key = cells[attempt] or "1", cells[index]
+        series = found.get(key)
+        if series is None:
+            series = found[key] = GpuSeries(attempt=int(key[0]), index=int(key[1]), name=cells[place["gpu/name"]])
+        series.times.append(float(cells[moment]))
+        for name, n in numbers:
+            series.numbers[name].append(float(cells[n] or "nan"))
+        if cells[throttle]:
+            series.reasons[cells[throttle]] += 1
+    return list(found.values())

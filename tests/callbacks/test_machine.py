@@ -1,0 +1,81 @@
+"""The machine's numbers in the logged row: what they are means of, and which stand there when."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.callbacks.machine import Machine
+
+HOST = {"mem/host_rss_gib", "mem/host_used_pct", "disk/free_gib"}
+
+
+class Readings:
+    """What a GpuMonitor reads, one after the other."""
+
+    def __init__(self, *readings):
+        self.readings = list(readings)
+
+    def read(self):
+        return dict(self.readings.pop(0))
+
+
+def machine(tmp_path, monkeypatch, *, world_size=1, local_ranks=1):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_ranks))
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(world_size=world_size, local_process_index=0),
+        meter=SimpleNamespace(total_s=0.0, batch_tokens=1000),
+        state=SimpleNamespace(global_step=0),
+        interval_numbers=[],
+    )
+    made = Machine(trainer, RunDirectory(tmp_path), attempt=1, gpu_hz=0)
+    made.on_train_begin(trainer.args, trainer.state, None)
+    return made, trainer
+
+
+def after(trainer, *, steps, seconds):
+    trainer.state.global_step += steps
+    trainer.meter.total_s += seconds
+
+
+def reading(joules):
+    return {"gpu/power_w": 300.0, "energy_j": joules, "gpus": 2}
+
+
+def test_energy_per_token_is_power_times_the_time_of_a_step_over_its_tokens(tmp_path, monkeypatch):
+    callback, trainer = machine(tmp_path, monkeypatch)
+    callback.gpus = Readings(reading(3.6e6), {}, reading(7.2e6))
+    first = trainer.interval_numbers[0]()
+    assert first["perf/energy_kwh"] == 1
+    assert "perf/energy_j_per_token" not in first  # its interval is open: it holds the start
+    after(trainer, steps=2, seconds=3.0)
+    assert "perf/energy_kwh" not in callback.numbers()  # no sample since
+    after(trainer, steps=2, seconds=1.0)
+    row = callback.numbers()
+    assert row["perf/energy_kwh"] == 2
+    assert row["perf/energy_j_per_token"] == pytest.approx(2 * 300 * 1.0 / 1000)
+    assert not {"energy_j", "gpus"} & row.keys()
+
+
+def test_a_run_on_several_hosts_has_the_gpus_of_this_one_and_no_energy(tmp_path, monkeypatch):
+    callback, trainer = machine(tmp_path, monkeypatch, world_size=16, local_ranks=8)
+    callback.gpus = Readings(reading(3.6e6), reading(7.2e6))
+    callback.numbers()
+    after(trainer, steps=2, seconds=3.0)
+    row = callback.numbers()
+    assert row["gpu/power_w"] == 300
+    assert not any(name.startswith("perf/") for name in row)
+
+
+def test_energy_that_is_not_known_is_left_out(tmp_path, monkeypatch):
+    callback, _ = machine(tmp_path, monkeypatch)
+    callback.gpus = Readings({"gpu/temp_c": 60.0, "gpus": 2})
+    assert {name for name in callback.numbers() if name.startswith(("gpu", "perf", "energy"))} == {"gpu/temp_c"}
+
+
+def test_the_hosts_numbers_stand_in_the_first_row_and_then_once_a_second(tmp_path, monkeypatch):
+    callback, _ = machine(tmp_path, monkeypatch)
+    assert set(callback.numbers()) >= HOST | {"host/cpu_pct"}
+    assert callback.numbers() == {}
+    callback.host_due_s = 0.0
+    assert set(callback.numbers()) >= HOST
