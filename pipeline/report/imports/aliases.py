@@ -36,6 +36,13 @@ NEMO = [
     Alias(ours="mem/allocated_gib", theirs="memory_allocated", factor=1 / GIB),
     Alias(ours="mem/run_peak_allocated_gib", theirs="peak_memory_usage", factor=1 / GIB),
     Alias(ours="data/samples", theirs="consumed_samples"),
+    # Megatron-LM's own names, which Megatron-Bridge keeps.
+    Alias(ours="train/loss", theirs="lm loss"),
+    Alias(ours="optim/lr", theirs="learning-rate"),
+    Alias(ours="optim/grad_norm", theirs="grad-norm"),
+    Alias(ours="optim/num_zeros_in_grad", theirs="num-zeros"),
+    Alias(ours="optim/param_norm", theirs="params-norm"),
+    Alias(ours="perf/tflops_per_gpu", theirs="tflops_per_sec_per_gpu", meaning=FULL_ATTENTION),
 ]
 
 # The fields of nanochat's and picoLLM's console lines; older ones say mfu and grad norm.

@@ -165,6 +165,8 @@ def _finish(log: Log) -> None:
     """What only the whole log can tell: whose it is, and the tokens of a step."""
     if log.program == "tandem":
         log.meanings = {}
+    last = max(row["step"] for row in log.rows)
+    log.finished = log.finished or last == log.inputs.get("max_steps")
     if log.stage == "sft" and log.program != "tandem":  # there it is measured on what the assistant writes
         for row in log.rows:
             if "val/bpb" in row:
