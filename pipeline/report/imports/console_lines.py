@@ -17,7 +17,8 @@ HEAD = re.compile(r"\bstep\s+(\d+)(?:/(\d+))?\s*(?:\([\d.]+%\)\s*)?\|", re.IGNOR
 # for a mark such as "[rank0]:" or a time stamp.
 LOOKS = re.compile(r"^(?:\W|\d|\[[^\]]*\])*step\s+\d{5,}", re.IGNORECASE)
 VALUE = r"-?(?:[\d,]*\.?\d+(?:e[+-]?\d+)?|nan|inf)|n/a"
-FIELD = re.compile(rf"([A-Za-z][\w/ ]*?)\s*:\s*({VALUE})", re.IGNORECASE)
+UNIT = r"(?:ms|m|s|%)?(?=[\s|,]|$)"  # nothing else may follow a number: it was written over by another process
+FIELD = re.compile(rf"([A-Za-z][\w/ ]*?)\s*:\s*({VALUE}){UNIT}", re.IGNORECASE)
 NAMED = re.compile(r"(?:^|\|)\s*([A-Za-z][\w/ ]*?)\s*:")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 OWN = re.compile(r"(val|sft|core|core_partial|chat)/\w+")
@@ -136,12 +137,12 @@ def _is_torn(line: Line, before: Line) -> bool:
 
 
 def _is_another_run(line: Line, last: Line | None, log: Log) -> bool:
-    """Whether steps that begin again are the next stage or run, not a restart of this one."""
-    return last is None or log.finished or (line.planned, *_losses(line)) != (last.planned, *_losses(last))
+    """Whether steps that begin again are the next stage or run, whose lines have other fields, not a restart of this one."""
+    return last is None or log.finished or _kind(line) != _kind(last)
 
 
-def _losses(line: Line) -> list[str]:
-    return [name for name in LOSSES if name in line.fields]
+def _kind(line: Line) -> tuple[int | None, set[str]]:
+    return line.planned, line.fields.keys() - {"eta"}
 
 
 def _add(log: Log, line: Line, attempt: int) -> None:
