@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
 from pipeline.report.comparison_pictures import draw
@@ -38,7 +39,11 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(runs: list[RunData], folder: Path | None) -> None:
-    pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
+    pictures = []
+    try:
+        pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
+    except InputMissingError as missing:  # the page tells all without it
+        print(missing, file=sys.stderr)
     text = comparison(runs, pictures=pictures)
     if folder:
         write_text(folder / "comparison.md", text)

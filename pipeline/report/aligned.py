@@ -37,7 +37,7 @@ def curves_of(
 def positions(data: RunData, x: str) -> dict[int, float]:
     """Where each step lies on the axis."""
     if x == "step":
-        return {row["step"]: float(row["step"]) for row in data.rows if "step" in row}
+        return {step: float(step) for step, _ in data.series("step")}
     if x == "time":  # without evaluations and saves; a row of an evaluation alone lies where its step ended
         timed = data.series("perf/total_s")
         if not timed:
@@ -45,7 +45,7 @@ def positions(data: RunData, x: str) -> dict[int, float]:
         steps, seconds = zip(*timed, strict=True)
         start = [(0, 0.0)] if steps[0] > 0 else []
         return {step: float(s) / 60 for step, s in (*start, *zip(steps, seconds, strict=True))}
-    tokens = {row["step"]: float(row["tokens"]) for row in data.rows if "tokens" in row and "step" in row}
+    tokens = {step: float(count) for step, count in data.series("tokens")}
     if x == "tokens":
         return tokens
     flops = flops_per_token(data)

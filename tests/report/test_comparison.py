@@ -1,6 +1,7 @@
 """The comparison says what differs, puts curves on common axes, and calls a difference real only beyond seed noise."""
 
 import csv
+import sys
 
 import pytest
 import yaml
@@ -211,3 +212,11 @@ def test_the_command_writes_page_picture_and_table_and_reads_the_table_back(tmp_
 def test_two_runs_of_one_name_are_told_apart(tmp_path):
     names = [str(write_run(tmp_path / part / "same").run.path) for part in ("x", "y")]
     assert [data.name for data in read_runs(names)] == ["same", "same #2"]
+
+
+def test_without_matplotlib_the_page_is_written_and_the_missing_picture_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    names = [str(write_run(tmp_path / name).run.path) for name in ("a", "b")]
+    assert main([*names, "--output", str(tmp_path / "out")]) == 0
+    assert "matplotlib, which is not installed" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["comparison.md"]
