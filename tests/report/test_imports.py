@@ -10,7 +10,6 @@ import pytest
 
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.rows import append_row
-from pipeline.callbacks.console import step_line
 from pipeline.report.__main__ import main
 from pipeline.report.imports.imported_run import lost_lines, meaning_of
 from pipeline.report.imports.logs import read_log, read_runs
@@ -201,6 +200,8 @@ def test_the_dev_logs_columns_and_figures_are_those_that_are_read(tmp_path):
 
 @pytest.mark.parametrize("mfu", [None, 41.0])
 def test_our_own_console_line_comes_back_as_the_row_that_it_was_made_of(tmp_path, mfu):
+    from pipeline.callbacks.console import step_line  # which takes transformers
+
     row = {
         "train/loss_ema": 2.336916, "optim/lrm": 0.05, "perf/step_s": 0.9974, "perf/tok_per_s": 1051311.2, "data/epoch": 1, "data/pq": 122,
         "data/rg": 80, "perf/total_s": 5547.6, "perf/eta_s": 6.0,

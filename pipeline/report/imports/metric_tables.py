@@ -76,7 +76,7 @@ def _json_cells(text: str) -> list[tuple[int, Cells]]:
 
 def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[int, Cells]]]:
     """A chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
-    names = {name for _, cells in table for name in cells}
+    names = dict.fromkeys(name for _, cells in table for name in cells)
     charts = {name: tuple(name.rsplit(" - ", 1)) for name in names if " - " in name}
     if charts:
         step = next((name for name in names if name.lower() in STEPS), None)
