@@ -47,14 +47,16 @@ def write_run(
         },
     )  # fmt: skip
     append_row(run.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 1.0})
+    append_row(run.metrics, {"step": 0, "attempt": 1, "time": 1.5, "tokens": 0, "val/bpb": bpb + 1})
     for step in range(1, steps + 1):
+        rate = batch / step_s / (10 if step == 1 else 1)  # the first interval holds compilation
         numbers = {
             "train/loss": loss - step / 10,
             "train/loss_ema": loss - step / 20,
-            "perf/step_s": step_s,
+            "perf/step_s": batch / rate,
             "perf/total_s": step * step_s,
         }
-        numbers |= {"perf/tok_per_s": batch / step_s, "perf/tok_per_s_per_gpu": batch / step_s / 8, "perf/tflops_per_gpu": 6e6 * batch / step_s / 8 / 1e12, "mem/peak_allocated_gib": memory}  # fmt: skip
+        numbers |= {"perf/tok_per_s": rate, "perf/tok_per_s_per_gpu": rate / 8, "perf/tflops_per_gpu": 6e6 * rate / 8 / 1e12, "mem/peak_allocated_gib": memory}  # fmt: skip
         append_row(run.metrics, {"step": step, "attempt": 1, "time": 2.0 + step, "tokens": step * batch, **numbers})
     append_row(run.metrics, {"step": steps, "attempt": 1, "time": 99.0, "tokens": steps * batch, "val/bpb": bpb})
     return read_run(str(folder))
@@ -114,7 +116,7 @@ def test_curves_lie_on_steps_tokens_minutes_and_flops_under_legends_with_dtype_a
         curve = curves_of(runs, x)[legend]
         assert curve[-1] == (pytest.approx(last), pytest.approx(5.0))
         assert len(curve) == 40
-    assert curves_of(runs, "tokens", "val/bpb")[legend] == [(80_000, 1.0)]
+    assert curves_of(runs, "tokens", "val/bpb")[legend] == [(0, 2.0), (80_000, 1.0)]
 
 
 def test_losses_stand_side_by_side_at_common_points_of_the_axis(tmp_path):
@@ -203,7 +205,7 @@ def test_the_command_writes_page_picture_and_table_and_reads_the_table_back(tmp_
     assert "![curves.png](curves.png)" in (out / "comparison.md").read_text()
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     with open(table) as file:
-        assert len(list(csv.DictReader(file))) == 82
+        assert len(list(csv.DictReader(file))) == 84
     for data, again in zip(read_runs(names), read_runs([str(table)]), strict=True):
         assert again.name == data.name
         assert again.rows == [row for row in data.rows if "event" not in row]
