@@ -99,6 +99,11 @@ def test_lines_of_older_shapes_are_read_with_gradient_norm_and_mfu(tmp_path):
     assert len(data.series("train/loss_ema")) == 9
 
 
+def test_an_mfu_of_zero_is_one_that_was_not_known(tmp_path):
+    data = one(write(tmp_path / "cpu.log", base_line(0).replace("bf16_mfu: 43.21", "bf16_mfu: 0.00")))
+    assert "perf/bf16_mfu_pct" not in data.rows[0]
+
+
 def test_sft_and_mid_training_count_steps_from_one_and_sft_bpb_is_the_assistants(tmp_path):
     text = "".join(sft_line(step) for step in range(1, 8)) + "Step 00007 | Validation bpb: 0.5123\n"
     text += "Step 00007 | ChatCORE: 0.1000 | ChatCORE_cat: 0.0900\n"

@@ -48,7 +48,7 @@ class Line:
         """By our names, in our units; a number that is not finite is left in."""
         found = {}
         for name, text in self.fields.items():
-            if text.lower() == "n/a":
+            if text.lower() == "n/a" or (name in UNKNOWN_AT_ZERO and float(text) == 0):
                 continue
             alias = ALIASES.get(name)
             value = float(text.replace(",", ""))
@@ -56,6 +56,7 @@ class Line:
         return {name: int(v) if name in WHOLE and math.isfinite(v) else v for name, v in found.items()}
 
 
+UNKNOWN_AT_ZERO = {"bf16_mfu", "mfu"}  # nanochat prints 0.00 on a device whose peak it does not know
 WHOLE = {"data/epoch", "data/pq", "data/rg"}
 
 
