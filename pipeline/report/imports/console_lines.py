@@ -76,9 +76,10 @@ def read_console(text: str) -> list[Log]:
                 lost.append((number, line.strip()))
             elif logs and (end := END.match(line)):
                 memory = ALIASES["peak memory usage"]
-                logs[-1].rows.append(
-                    {"step": _made(last), "attempt": attempt, memory.ours: float(end[1]) * memory.factor}
-                )
+                if float(end[1]):  # 0 where there is no CUDA device
+                    logs[-1].rows.append(
+                        {"step": _made(last), "attempt": attempt, memory.ours: float(end[1]) * memory.factor}
+                    )
                 logs[-1].finished = True
             head.append(line)
             continue
