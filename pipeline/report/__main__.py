@@ -1,25 +1,72 @@
-"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison."""
+"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison. A RUN may be a log."""
 
 import argparse
+import sys
+from pathlib import Path
 
+from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
-from pipeline.report.run_data import read_run
-from pipeline.report.single import write_report
+from pipeline.report.comparison_pictures import draw
+from pipeline.report.imports.imported_run import is_imported, lost_lines
+from pipeline.report.imports.logs import read_runs
+from pipeline.report.rows_csv import write_csv
+from pipeline.report.run_data import RunData
+from pipeline.report.single import report, write_report
+
+PICTURE = "curves.png"
 
 
 def main(argv: list[str]) -> int:
+    options = _options(argv)
+    runs = read_runs(options.runs)
+    for data in runs:
+        for number, line in lost_lines(data):
+            print(
+                f"{data.run.path}:{number}: looks like a measured step and cannot be read: {line[:120]!r}",
+                file=sys.stderr,
+            )
+    if options.csv:
+        write_csv(runs, options.csv)
+    if len(runs) > 1:
+        _compare(runs, options.output)
+    elif is_imported(runs[0]):
+        print(report(runs[0]), end="")  # a log has no directory of its own to write into
+    else:
+        print(write_report(runs[0].run))
+    return 0
+
+
+def _compare(runs: list[RunData], folder: Path | None) -> None:
+    pictures = []
+    try:
+        pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
+    except InputMissingError as missing:  # the page tells all without it
+        print(missing, file=sys.stderr)
+    text = comparison(runs, pictures=pictures)
+    if folder:
+        write_text(folder / "comparison.md", text)
+    print(text, end="")
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.report",
-        description="One run: write report/report.md into its directory. Several: print a comparison as a Markdown table.",
+        description="One run: write report/report.md into its directory. Several: print a comparison in Markdown.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or the name of one under runs/")
-    runs = [read_run(name) for name in parser.parse_args(argv).runs]
-    if len(runs) > 1:
-        print(comparison(runs), end="")
-        return 0
-    print(write_report(runs[0].run))
-    return 0
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, "
+        "a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="of a comparison: write comparison.md and curves.png there"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,14 @@ class RunData:
         series = self.series(name)
         return series[-1][1] if series else None
 
+    def loss_name(self) -> str:
+        """The training loss that the rows hold: a console log has only the smoothed one."""
+        return "train/loss" if self.last("train/loss") is not None else "train/loss_ema"
+
     def step(self) -> int:
         """Optimizer steps that count."""
-        return max((row["step"] for row in self.rows if "train/loss" in row), default=0)
+        losses = self.series(self.loss_name())
+        return losses[-1][0] if losses else 0
 
     def tokens(self) -> int:
         return max((row.get("tokens", 0) for row in self.rows), default=0)

@@ -64,7 +64,6 @@ class TandemTrainer(Trainer):
         self.guard = StepGuard(run, recipe.monitor)
         self.benchmarks_are_due: Callable[[], bool] = lambda: False
         self.score_benchmarks: Callable[..., None] = lambda *, last: None  # after each step's save and evaluation
-        self.interval_numbers: list[Callable[[], dict[str, float]]] = []  # asked once a logged step
         self.start_step = 0
         self.recorded_evaluations: set[int] = set()
         keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}

@@ -1,0 +1,128 @@
+"""Runs on a common axis: by step, tokens, time or FLOPs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.report.imports.imported_run import meaning_of
+from pipeline.report.run_data import RunData
+from pipeline.report.tables import number, table
+
+POINTS = 8  # rows of a table
+COMPARED_BPB = ("val/bpb_documents", "val/bpb", "sft/assistant_bpb")
+AXES = {
+    "step": "optimizer step",
+    "tokens": "tokens (row positions)",
+    "time": "minutes in steps",
+    "flops": "training FLOPs",
+}
+
+
+def curves_of(
+    runs: Sequence[RunData], x: str = "tokens", name: str | None = None
+) -> dict[str, list[tuple[float, float]]]:
+    """{legend: [(x, y)]} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
+
+    name: default the training loss under the name that each run has it by. The legend carries dtype and hardware.
+    """
+    found = {}
+    for label, data in zip(legends(runs), runs, strict=True):
+        places = positions(data, x)
+        points = [(places[step], value) for step, value in data.series(name or data.loss_name()) if step in places]
+        if points:
+            found[label] = sorted(points)
+    return found
+
+
+def positions(data: RunData, x: str) -> dict[int, float]:
+    """Where each step lies on the axis."""
+    if x == "step":
+        return {step: float(step) for step, _ in data.series("step")}
+    if x == "time":  # without evaluations and saves; a row of an evaluation alone lies where its step ended
+        timed = data.series("perf/total_s")
+        if not timed:
+            return {}
+        steps, seconds = zip(*timed, strict=True)
+        start = [(0, 0.0)] if steps[0] > 0 else []
+        return {step: float(s) / 60 for step, s in (*start, *zip(steps, seconds, strict=True))}
+    tokens = {step: float(count) for step, count in data.series("tokens")}
+    if x == "tokens":
+        return tokens
+    flops = flops_per_token(data)
+    return {step: count * flops for step, count in tokens.items()} if flops else {}
+
+
+def flops_per_token(data: RunData) -> float | None:
+    """By our formula (exact matmuls, causal attention once) of a run of ours; as an imported log tells it."""
+    rates = dict(data.series("perf/tok_per_s_per_gpu"))
+    if meaning_of(data, "perf/tflops_per_gpu") is None:
+        for step, tflops in data.series("perf/tflops_per_gpu"):
+            if rates.get(step):
+                return tflops * 1e12 / rates[step]
+    plan = data.manifest.get("plan") or {}
+    if isinstance(plan.get("flops"), (int, float)) and plan.get("tokens"):
+        return plan["flops"] / plan["tokens"]
+    return (data.manifest.get("imported") or {}).get("flops_per_token")
+
+
+def legends(runs: Sequence[RunData]) -> list[str]:
+    """Name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
+    return [f"{data.name} ({told})" if (told := trained_on(data)) else data.name for data in runs]
+
+
+def trained_on(data: RunData) -> str | None:
+    """dtype and hardware, as far as they are told."""
+    shape = data.manifest.get("shape") or {}
+    count, device = shape.get("processes"), shape.get("device")
+    facts = [shape.get("dtype"), f"{count} x {device}" if device and count else device]
+    return ", ".join(str(fact) for fact in facts if fact) or None
+
+
+def aligned_text(runs: Sequence[RunData]) -> str:
+    """Tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
+    parts = [table_of(runs, x, name) for name in _losses(runs) for x in AXES]
+    parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
+    tokenizers = {((data.manifest.get("inputs") or {}).get("tokenizer") or {}).get("identity") for data in runs}
+    if len(tokenizers - {None}) > 1:
+        parts.append(
+            "The tokenizers differ: a loss per token is not the same measure in these runs; bits per byte of whole documents are.\n"
+        )
+    return "\n".join(part for part in parts if part)
+
+
+def one_protocol(runs: Sequence[RunData], name: str) -> bool:
+    """Whether all runs that have the metric were scored on the same, and say so."""
+    protocols = {data.protocol(name) for data in runs if data.series(name)}
+    return len(protocols) == 1 and None not in protocols
+
+
+def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
+    """ "" when fewer than two of the runs have the metric on a common stretch of the axis."""
+    curves = {data.name: c for data in runs for c in curves_of([data], x, name).values() if len(c) > 1}
+    if len(curves) < 2:
+        return ""
+    start, end = max(c[0][0] for c in curves.values()), min(c[-1][0] for c in curves.values())
+    if start >= end:
+        return ""
+    places = np.linspace(start, end, POINTS)
+    if x == "step":
+        places = np.unique(np.round(places))
+    values = [np.interp(places, [x for x, _ in curve], [y for _, y in curve]) for curve in curves.values()]
+    rows = [
+        [_place(place), *(f"{v[i]:.4f}" for v in values), *(f"{v[i] - values[0][i]:+.4f}" for v in values[1:])]
+        for i, place in enumerate(places.tolist())
+    ]
+    names = list(curves)
+    head = [AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    return f"### {name} by {AXES[x]}\n\n" + table(head, rows)
+
+
+def _losses(runs: Sequence[RunData]) -> list[str]:
+    """The losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
+    names = [data.loss_name() for data in runs]
+    several = [name for name in dict.fromkeys(names) if sum(bool(data.series(name)) for data in runs) > 1]
+    return sorted(several)
+
+
+def _place(value: float) -> str | None:
+    return f"{value:.3e}" if value >= 1e10 else number(round(value) if value >= 100 else round(value, 2))

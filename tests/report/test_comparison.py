@@ -1,0 +1,224 @@
+"""The comparison says what differs, puts curves on common axes, and calls a difference real only beyond seed noise."""
+
+import csv
+import sys
+
+import pytest
+import yaml
+
+from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.rows import append_row
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.report.__main__ import main
+from pipeline.report.aligned import curves_of, flops_per_token
+from pipeline.report.comparison import comparison
+from pipeline.report.differences import differing_majors
+from pipeline.report.imports.logs import read_runs
+from pipeline.report.run_data import read_run
+from pipeline.report.seed_noise import repeats, two_sided, verdict
+
+SHAPE = {"device": "NVIDIA H100 80GB HBM3", "processes": 8, "dtype": "bfloat16", "compiled": True, "attention": "sdpa", "micro_batch": 16}  # fmt: skip
+
+
+def write_run(
+    folder, *, bpb=1.0, step_s=2.0, memory=40.0, batch=1000, steps=40, recipe=None, shape=None, files=("aa", "bb"), tokenizer="feed",
+    commit="abc", protocol="p1", loss=9.0, stage="pretrain",
+):  # fmt: skip
+    run = RunDirectory(folder)
+    keys = {"train.seed": 1, "train.max_steps": steps, "train.bf16": True, "data.packing": "concat", "model.n_layer": 4, "optimizer.rate_scale": 1.0}  # fmt: skip
+    nested: dict = {}
+    for key, value in (keys | (recipe or {})).items():
+        section, name = key.split(".", 1)
+        nested.setdefault(section, {})[name] = value
+    nested.setdefault("data", {})["sources"] = [{"files": f"{folder}/*.txt", "at_end": "repeat"}]
+    write_text(run.recipe, yaml.safe_dump(nested))
+    run.update_manifest(
+        name=folder.name,
+        stage=stage,
+        status="finished",
+        git={"commit": commit, "changed_files": 0},
+        shape=SHAPE | (shape or {}),
+        inputs={
+            "protocols": {"val/bpb": protocol},
+            "tokenizer": {"identity": tokenizer, "size": 512},
+            "sources": [{"name": "a", "fingerprint": "".join(files), "files": [{"label": f, "sha256": f * 32} for f in files]}],
+            "batch_tokens": batch,
+            "max_steps": steps,
+        },
+    )  # fmt: skip
+    append_row(run.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 1.0})
+    append_row(run.metrics, {"step": 0, "attempt": 1, "time": 1.5, "tokens": 0, "val/bpb": bpb + 1})
+    for step in range(1, steps + 1):
+        rate = batch / step_s / (10 if step == 1 else 1)  # the first interval holds compilation
+        numbers = {
+            "train/loss": loss - step / 10,
+            "train/loss_ema": loss - step / 20,
+            "perf/step_s": batch / rate,
+            "perf/total_s": step * step_s,
+        }
+        numbers |= {"perf/tok_per_s": rate, "perf/tok_per_s_per_gpu": rate / 8, "perf/tflops_per_gpu": 6e6 * rate / 8 / 1e12, "mem/peak_allocated_gib": memory}  # fmt: skip
+        append_row(run.metrics, {"step": step, "attempt": 1, "time": 2.0 + step, "tokens": step * batch, **numbers})
+    append_row(run.metrics, {"step": steps, "attempt": 1, "time": 99.0, "tokens": steps * batch, "val/bpb": bpb})
+    return read_run(str(folder))
+
+
+def cells(text, first):
+    return next(line for line in text.splitlines() if line.startswith(f"| {first} | ")).strip("| ").split(" | ")[1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "group"),
+    [
+        ({"files": ("aa", "cc")}, "data"),
+        ({"tokenizer": "beef"}, "tokenizer"),
+        ({"recipe": {"model.n_layer": 5}}, "model shape"),
+        ({"batch": 2000}, "batch and horizon"),
+        ({"steps": 41}, "batch and horizon"),
+        ({"recipe": {"optimizer.rate_scale": 0.5}}, "optimizer and rates"),
+        ({"recipe": {"train.max_grad_norm": 1.0}}, "optimizer and rates"),
+        ({"shape": {"dtype": "float8"}}, "precision and kernels"),
+        ({"shape": {"device": "NVIDIA A100"}}, "hardware"),
+        ({"recipe": {"train.seed": 2}}, "seed"),
+        ({"recipe": {"train.save_steps": 5, "monitor.project": "x"}}, None),
+        ({"files": ("bb", "aa")}, None),  # the seed orders them
+        ({"commit": "def"}, None),
+    ],
+)
+def test_each_major_variable_is_found_and_nothing_else_is_one(tmp_path, change, group):
+    runs = write_run(tmp_path / "a"), write_run(tmp_path / "b", **change)
+    assert differing_majors(*runs) == ([group] if group else [])
+
+
+def test_a_tokenizer_that_another_seed_trained_is_no_variable_of_its_own(tmp_path):
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", tokenizer="beef", recipe={"train.seed": 2})
+    assert differing_majors(a, b) == ["seed"]
+
+
+def test_more_than_one_major_variable_is_warned_of_and_one_is_not(tmp_path):
+    a = write_run(tmp_path / "a")
+    b = write_run(tmp_path / "b", recipe={"model.n_layer": 5}, batch=2000)
+    text = comparison([a, b])
+    assert "**Warning: more than one major variable differs from a** (b: batch and horizon, model shape)" in text
+    assert "### Differs: model shape\n\n|  | a | b |\n| --- | --- | --- |\n| model.n_layer | 4 | 5 |" in text
+    assert cells(text, "tokens of a step") == ["1000", "2000"]
+    text = comparison([a, write_run(tmp_path / "c", recipe={"model.n_layer": 5}, commit="def")])
+    assert "Warning" not in text
+    assert "One major variable differs from a (c: model shape)" in text
+    assert cells(text, "git.commit") == ["abc", "def"]
+    assert "No major variable differs" in comparison([a, a])
+
+
+def test_curves_lie_on_steps_tokens_minutes_and_flops_under_legends_with_dtype_and_hardware(tmp_path):
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", batch=2000, step_s=3.0)]
+    legend = "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)"
+    assert flops_per_token(runs[1]) == pytest.approx(6e6)
+    for x, last in (("step", 40), ("tokens", 80_000), ("time", 2.0), ("flops", 80_000 * 6e6)):
+        curve = curves_of(runs, x)[legend]
+        assert curve[-1] == (pytest.approx(last), pytest.approx(5.0))
+        assert len(curve) == 40
+    assert curves_of(runs, "tokens", "val/bpb")[legend] == [(0, 2.0), (80_000, 1.0)]
+
+
+def test_losses_stand_side_by_side_at_common_points_of_the_axis(tmp_path):
+    text = comparison([write_run(tmp_path / "a"), write_run(tmp_path / "b", batch=2000)])
+    table = text.split("### train/loss by tokens (row positions)\n")[1].split("###")[0]
+    assert cells(table, "2,000") == ["8.8000", "8.9000", "+0.1000"]
+    assert cells(table, "40,000") == ["5.0000", "7.0000", "+2.0000"]
+    assert cells(text.split("### train/loss by optimizer step\n")[1], "40") == ["5.0000", "5.0000", "+0.0000"]
+
+
+def test_speed_and_memory_are_ratios_to_the_first_run(tmp_path):
+    text = comparison([write_run(tmp_path / "a"), write_run(tmp_path / "b", step_s=1.0, memory=30.0)])
+    assert cells(text, "perf/tok_per_s") == ["median", "500", "1,000", "2.000"]
+    assert cells(text, "mem/peak_allocated_gib") == ["largest", "40", "30", "0.750"]
+
+
+def test_no_ratio_is_made_of_numbers_that_only_share_a_name(tmp_path):
+    write_run(tmp_path / "a")
+    rows = "".join(f"{step},12.0,625.0\n" for step in range(5))
+    (tmp_path / "fp8.csv").write_text("global_step,train_step_timing in s,TFLOPS_per_GPU\n" + rows)
+    text = comparison(read_runs([str(tmp_path / "a"), str(tmp_path / "fp8.csv")]))
+    assert cells(text, "perf/tflops_per_gpu")[2:] == ["625 *", "-"]
+    assert cells(text, "perf/step_s")[1:] == ["2", "12", "6.000"]
+    assert "- perf/tflops_per_gpu: attention counted in full, not causally." in text
+    assert "Imported: fp8. What their logs do not tell stands as - and counts as equal." in text
+
+
+def test_repeats_are_runs_that_differ_in_nothing_but_the_seed(tmp_path):
+    runs = [
+        write_run(tmp_path / "a1"),
+        write_run(tmp_path / "b1", recipe={"model.n_layer": 5}),
+        write_run(tmp_path / "a2", recipe={"train.seed": 2}),
+        write_run(tmp_path / "a2_again", recipe={"train.seed": 2}),
+        write_run(tmp_path / "other_code", recipe={"train.seed": 3}, commit="def"),
+    ]
+    assert [[data.name for data in group] for group in repeats(runs)] == [["a1", "a2"], ["b1"], ["other_code"]]
+
+
+def test_a_difference_is_judged_by_welchs_test(tmp_path):
+    # t = 8.2 / 0.9798, 7.95 degrees of freedom by hand; p from tables of Student's distribution.
+    assert "-0.300000, 3.67 standard errors (Welch, 4.0 degrees of freedom, p = 0.021): more than seed noise" in verdict([1.0, 1.1, 1.2], [0.7, 0.8, 0.9])  # fmt: skip
+    assert "within seed noise" in verdict([1.0, 1.1, 1.2], [1.05, 1.15, 1.0])
+    assert "one run against the spread of the other's repeats, 2.0 degrees of freedom" in verdict(
+        [1.0, 1.1, 1.2], [3.0]
+    )
+    assert "cannot be told" in verdict([1.0], [0.9])
+    assert "do not differ at all" in verdict([1.0, 1.0], [0.9, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "chance"),
+    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (3.250, 9, 0.01), (2.042, 30, 0.05), (0.0, 3, 1.0), (1.96, float("inf"), 0.05)],
+)  # fmt: skip
+def test_chances_are_those_of_the_tables_of_students_distribution(t, freedom, chance):
+    assert two_sided(t, freedom) == pytest.approx(chance, rel=2e-3)
+
+
+def test_bpb_of_repeats_is_compared_with_its_spread_and_single_runs_are_told_what_to_do(tmp_path):
+    groups = {"a": [1.00, 1.01, 1.02], "b": [0.90, 0.91, 0.92]}
+    runs = [
+        write_run(tmp_path / f"{name}{seed}", bpb=bpb, recipe={"train.seed": seed, "model.n_layer": len(name + str(values[0]))})
+        for name, values in groups.items()
+        for seed, bpb in enumerate(values)
+    ]  # fmt: skip
+    for data in runs[3:]:
+        data.recipe["model"]["n_layer"] = 6
+    text = comparison(runs)
+    line = next(line for line in text.splitlines() if "| b0, b1, b2 | 3 |" in line)
+    assert "0.910000 | 0.010000 | -0.100000, 12.25 standard errors (Welch, 4.0 degrees of freedom" in line
+    assert line.endswith("more than seed noise |")
+    text = comparison([runs[0], runs[3]])
+    assert "one run each: cannot be told from seed noise" in text
+    assert "Run each recipe at least three times with other seeds (train.seed=1, 2, 3)" in text
+
+
+def test_curves_of_bpb_are_put_side_by_side_only_under_one_protocol(tmp_path):
+    other = write_run(tmp_path / "b", protocol="p2", bpb=1.25)
+    assert "1.25" not in comparison([write_run(tmp_path / "a"), other])
+
+
+def test_the_command_writes_page_picture_and_table_and_reads_the_table_back(tmp_path, capsys):
+    names = [str(write_run(tmp_path / name).run.path) for name in ("a", "b")]
+    out, table = tmp_path / "out", tmp_path / "rows.csv"
+    assert main([*names, "--output", str(out), "--csv", str(table)]) == 0
+    assert (out / "comparison.md").read_text() == capsys.readouterr().out
+    assert "![curves.png](curves.png)" in (out / "comparison.md").read_text()
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    with open(table) as file:
+        assert len(list(csv.DictReader(file))) == 84
+    for data, again in zip(read_runs(names), read_runs([str(table)]), strict=True):
+        assert again.name == data.name
+        assert again.rows == [row for row in data.rows if "event" not in row]
+
+
+def test_two_runs_of_one_name_are_told_apart(tmp_path):
+    names = [str(write_run(tmp_path / part / "same").run.path) for part in ("x", "y")]
+    assert [data.name for data in read_runs(names)] == ["same", "same #2"]
+
+
+def test_without_matplotlib_the_page_is_written_and_the_missing_picture_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    names = [str(write_run(tmp_path / name).run.path) for name in ("a", "b")]
+    assert main([*names, "--output", str(tmp_path / "out")]) == 0
+    assert "matplotlib, which is not installed" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["comparison.md"]
