@@ -1,6 +1,7 @@
 """Which curves a run has, thinned for drawing: panels of the sections, and one x axis by step, tokens or time."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,10 +22,11 @@ class Kind:
     unit: str
     names: tuple[str, ...]
     log: bool = False
+    enough: tuple[str, ...] = ()  # where names were found up to one of these, the rest is not looked for
 
 
 KINDS = (
-    Kind("Learning rate", "Learning rate", "rate", ("optim/lr", "optim/lr/*")),
+    Kind("Learning rate", "Learning rate", "", ("optim/lr/*", "optim/lr"), enough=("optim/lr/*",)),
     Kind("Losses and validation", "Loss", "nats per token", ("train/loss", "train/loss_ema", "val/loss")),
     Kind(
         "Losses and validation",
@@ -57,7 +59,7 @@ KINDS = (
         ("gpu/util_pct", "gpu/mem_busy_pct", "gpu/power_pct", "gpu/throttled_pct", "host/cpu_pct", "mem/host_used_pct"),
     ),
     Kind("System", "Temperature", "degrees Celsius", ("gpu/temp_c", "gpu/temp_c/*")),
-    Kind("Benchmarks", "Benchmarks", "score", (*MEANS, "core/*", "chat/*")),
+    Kind("Benchmarks", "Benchmarks", "score", (*MEANS, "core/*", "chat/*"), enough=MEANS[-1:]),
 )
 POINTWISE = ("val/", "sft/", "core", "chat/")  # measured now and then: each point is shown
 NO_CURVE = ("core/eval_s", "chat/eval_s")
@@ -103,14 +105,19 @@ def panels_of(data: RunData) -> list[Panel]:
 
 
 def _names(data: RunData, kind: Kind) -> list[str]:
+    """What the run has of the kind's names."""
     there = [name for name in data.columns.names() if name not in NO_CURVE]
-    found: dict[str, None] = {}
-    for name in kind.names:
-        if kind.section == "Benchmarks" and name.endswith("/*") and found:
-            break  # the means tell it
-        prefix = name.removesuffix("*")
-        found |= dict.fromkeys(n for n in there if (n.startswith(prefix) if name.endswith("*") else n == name))
-    return list(found)[:CURVES_OF_A_PANEL]
+    found: list[str] = []
+    for wanted in kind.names:
+        prefix = wanted.removesuffix("*")
+        found += [
+            name
+            for name in there
+            if name not in found and (name == wanted or (wanted != prefix and name.startswith(prefix)))
+        ]
+        if found and wanted in kind.enough:
+            break
+    return found[:CURVES_OF_A_PANEL]
 
 
 def _finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -119,9 +126,7 @@ def _finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
     return steps[known], values[known]
 
 
-def _drawn(
-    data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: int
-) -> tuple[bool, list[Curve]]:
+def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: int) -> tuple[bool, list[Curve]]:
     curves = []
     for name in names:
         steps, values = thin(*_finite(data, name), points)
@@ -141,7 +146,7 @@ def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
     if len(x) <= count:
         return x, y
     edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
-    stretches = zip(edges[:-1], edges[1:], strict=True)
+    stretches = pairwise(edges)
     kept = {place for a, b in stretches for place in (a + y[a:b].argmin(), a + y[a:b].argmax())}
     places = np.array(sorted(kept | {0, len(x) - 1}))
     return x[places], y[places]

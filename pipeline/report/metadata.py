@@ -67,7 +67,9 @@ def links_text(data: RunData) -> str:
     rows: list[list[Any]] = []
     if repository := (data.recipe.get("hub") or {}).get("id"):
         rows.append(["Hub", repository])
-    rows += [["W&B " + key, data.manifest[f"wandb_{key}"]] for key in ("id", "url") if data.manifest.get(f"wandb_{key}")]
+    rows += [
+        ["W&B " + key, data.manifest[f"wandb_{key}"]] for key in ("id", "url") if data.manifest.get(f"wandb_{key}")
+    ]
     if data.run.tensorboard.is_dir():
         rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"])
     return table(["where", "what"], rows) if rows else ""

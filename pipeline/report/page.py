@@ -49,7 +49,14 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
         for curve in panel.curves
         if curve.style != "level"
     )
-    return {"section": panel.section, "title": panel.title, "unit": panel.unit, "place": place, "curves": curves, "told": told}
+    return {
+        "section": panel.section,
+        "title": panel.title,
+        "unit": panel.unit,
+        "place": place,
+        "curves": curves,
+        "told": told,
+    }
 
 
 def _section(title: str, html: str) -> dict[str, Any]:

@@ -16,14 +16,22 @@ DOTS_PER_INCH = 110
 def picture(panels: list[Panel], *, title: str) -> bytes:
     """A PNG of all panels over the optimizer steps."""
     rows = -(-len(panels) // COLUMNS)
-    with matplotlib.rc_context({"text.usetex": False, "text.parse_math": False, "font.size": 8}):
-        whole = Figure(figsize=(10, 2.6 * rows + 0.4), layout="constrained", dpi=DOTS_PER_INCH)
-        whole.suptitle(title[:80])
+    with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
+        height = 2.6 * rows + 0.4
+        whole = Figure(figsize=(10, height), dpi=DOTS_PER_INCH)
+        # Margins by hand, in inches: working them out costs matplotlib as much as drawing.
+        whole.subplots_adjust(0.07, 0.5 / height, 0.98, 1 - 0.6 / height, wspace=0.2, hspace=0.45)
+        whole.suptitle(_plain(title[:80]), y=1 - 0.2 / height)
         for n, panel in enumerate(panels):
             _draw(panel, whole.add_subplot(rows, COLUMNS, n + 1))
         file = io.BytesIO()
         FigureCanvasAgg(whole).print_png(file, metadata={"Software": None})
     return file.getvalue()
+
+
+def _plain(text: str) -> str:
+    """The text without formulas in it."""
+    return text.replace("$", "\\$")
 
 
 def _draw(panel: Panel, axes) -> None:
@@ -41,7 +49,7 @@ def _draw(panel: Panel, axes) -> None:
             marker="o" if curve.style == "points" else None,
             markersize=3,
             linewidth=1.1,
-            label=curve.name.removeprefix("_"),  # matplotlib hides what begins with one
+            label=_plain(curve.name).removeprefix("_"),  # matplotlib hides what begins with one
         )
     if panel.log:
         axes.set_yscale("log")

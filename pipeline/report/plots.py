@@ -36,9 +36,10 @@ def plots_of(panels: list[Panel]) -> Plots:
     cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
     document = Document()
     roots: list[Model] = [_plot(panel, shared, cursor, axes) for panel in panels]
-    for root in roots:
-        document.add_root(root)
-    text = json.dumps(document.to_json(), separators=(",", ":"))
+    with document.models.freeze():  # else every root has all models collected anew
+        for root in roots:
+            document.add_root(root)
+    text = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
     return Plots(text, [root.id for root in roots], axes)
 
 
@@ -75,9 +76,10 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         outline_line_alpha=0.3,
         outline_line_color=INK,
         min_border_left=8,
-        x_axis_label=axes[0]["label"],
-        y_axis_label=panel.unit,
+        y_axis_label=panel.unit or None,
     )
+    plot.xaxis.axis_label = None  # the page says over what all are drawn
+    plot.y_range.only_visible = True  # a curve that is switched off gives its room to the others
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
     for axis in plot.axis:
@@ -105,7 +107,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
             plot.scatter(size=6, fill_color=colour, line_color=colour, **how)
         if curve.style != "level":
             told = [(axis["name"], f"@{axis['name']}{{0,0.[00]}}") for axis in axes]
-            tips = [("", "$name"), (panel.unit, "@y{0.[000000]}"), *told]
+            tips = [("", "$name"), (panel.unit or "value", "@y{0.[000000]}"), *told]
             plot.add_tools(HoverTool(renderers=[line], tooltips=tips, mode="vline", visible=False))
     plot.add_tools(CrosshairTool(overlay=cursor, dimensions="height", visible=False))
     return plot

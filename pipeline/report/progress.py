@@ -12,14 +12,15 @@ ROWS_OF_A_TABLE = 16
 
 def learning_rate_text(data: RunData) -> str:
     """Peak and last rate of each group, and where the peak was reached."""
-    names = [name for name in data.columns.names() if name == "optim/lr" or name.startswith("optim/lr/")]
+    names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
+    names = [name for name in names if len(data.curve(name)[0])]
     if not names:
         return ""
     rows = []
     for name in names:
         steps, rates = data.curve(name)
         highest = int(rates.argmax())
-        group = name.removeprefix("optim/lr").strip("/") or "first group"
+        group = name.removeprefix("optim/lr").strip("/") or "all parameters"
         rows.append([group, f"{rates[highest]:.3g}", number(steps[highest].item()), f"{rates[-1]:.3g}"])
     return table(["learning rate of", "peak", "first at step", "last"], rows)
 
@@ -39,7 +40,10 @@ def losses_text(data: RunData) -> str:
         at, values = data.curve(name)
         if len(at):
             facts.append(
-                [f"{name}, first, lowest, last", f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}"]
+                [
+                    f"{name}, first, lowest, last",
+                    f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}",
+                ]
             )
     return "\n".join(part for part in (table(["what", "value"], facts), _history(data), _bpb(data)) if part)
 
@@ -76,7 +80,10 @@ def gradient_norm_text(data: RunData) -> str:
         return ""
     highest = int(norms.argmax())
     rows: list[list[Any]] = [
-        ["gradient norm before clipping: median, largest", f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})"]
+        [
+            "gradient norm before clipping: median, largest",
+            f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})",
+        ]
     ]
     limit = (data.recipe.get("train") or {}).get("max_grad_norm")
     if limit:

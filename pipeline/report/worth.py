@@ -20,7 +20,11 @@ def worth_text(data: RunData) -> str:
         rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
         if price := (data.recipe.get("run") or {}).get("gpu_hour_cost"):
             rows.append(["cost (device hours x run.gpu_hour_cost)", number(price * devices * running_s / 3600)])
-    for name, what in (("perf/energy_kwh", "energy, kWh"), ("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
+    for name, what in (
+        ("perf/energy_kwh", "energy, kWh"),
+        ("perf/goodput_pct", "goodput, %"),
+        ("perf/lost_steps", "steps lost"),
+    ):
         if (value := data.last(name)) is not None:
             rows.append([what, number(value)])
     if data.tokens():
