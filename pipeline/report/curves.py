@@ -61,7 +61,8 @@ KINDS = (
     Kind("System", "Temperature", "degrees Celsius", ("gpu/temp_c", "gpu/temp_c/*")),
     Kind("Benchmarks", "Benchmarks", "score", (*MEANS, "core/*", "chat/*"), enough=MEANS[-1:]),
 )
-POINTWISE = ("val/", "sft/", "core", "chat/")  # measured now and then: each point is shown
+POINTWISE = ("val/", "sft/", "core", "chat/")  # measured now and then: where they are few, each point is shown
+SHOWN_POINTS = 60
 NO_CURVE = ("core/eval_s", "chat/eval_s")
 
 
@@ -130,7 +131,8 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
     curves = []
     for name in names:
         steps, values = thin(*_finite(data, name), points)
-        style = "points" if name.startswith(POINTWISE) or len(steps) == 1 else "line"
+        few = len(steps) == 1 or (name.startswith(POINTWISE) and len(steps) <= SHOWN_POINTS)
+        style = "points" if few else "line"
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, style))

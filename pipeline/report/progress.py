@@ -70,7 +70,7 @@ def _bpb(data: RunData) -> str:
         for score in spread(group, ROWS_OF_A_TABLE)
     ]
     note = "### Bits per byte\n\nTwo figures compare only when their protocol is the same: it names the text that was scored.\n\n"
-    return note + table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+    return note + filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
 
 
 def gradient_norm_text(data: RunData) -> str:

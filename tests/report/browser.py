@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def opened(file: Path, *, width: int = 1280, height: int = 900, dark: bool = Fal
     assert CHROMIUM
     to_browser, from_us = map(_high, os.pipe())
     to_us, from_browser = map(_high, os.pipe())
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"]
         options += ["--disable-background-networking", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
         # The browser reads its orders from descriptor 3 and answers on 4.
@@ -118,6 +118,11 @@ def opened(file: Path, *, width: int = 1280, height: int = 900, dark: bool = Fal
             page.until("document.readyState === 'complete' && location.protocol === 'file:'")
             yield page
         finally:
+            with suppress(OSError, AssertionError):
+                page.session = None
+                page.send("Browser.close")  # its children with it
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
             process.kill()
             process.wait()
             os.close(from_us)
