@@ -37,7 +37,9 @@ def main() -> None:
         cpu = after.children_user + after.children_system - before.children_user - before.children_system
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
         page = (run / "report" / "report.html").stat().st_size
-    print(f"{arguments.rows:,} rows, {size / 2**20:,.0f} MiB of metrics.jsonl: {seconds:.1f} s ({cpu:.1f} s of processor)")
+    print(
+        f"{arguments.rows:,} rows, {size / 2**20:,.0f} MiB of metrics.jsonl: {seconds:.1f} s ({cpu:.1f} s of processor)"
+    )
     print(f"peak memory {peak:.2f} GiB, report.html {page / 1e6:.2f} MB")
     sys.exit(seconds > arguments.limit_s or page > 2e6)
 

@@ -94,9 +94,11 @@ class Columns(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         places = range(self._count)[index]
-        return [self._dicts(place, place + 1)[0] for place in places] if isinstance(places, range) else self._dicts(
-            places, places + 1
-        )[0]
+        return (
+            [self._dicts(place, place + 1)[0] for place in places]
+            if isinstance(places, range)
+            else self._dicts(places, places + 1)[0]
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for start in range(0, self._count, ROWS_AT_ONCE):

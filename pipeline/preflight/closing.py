@@ -88,5 +88,8 @@ def _report(directory: RunDirectory) -> None:
     except Exception:
         traceback.print_exc()
         path = shlex.quote(str(directory.path))
-        print(f"{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
-              f"To try again: {_python()} -m pipeline.report {path}", file=sys.stderr)
+        print(
+            f"{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
+            f"To try again: {_python()} -m pipeline.report {path}",
+            file=sys.stderr,
+        )

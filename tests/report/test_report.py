@@ -90,9 +90,7 @@ def test_report_tells_metadata_losses_rates_bpb_samples_checkpoints_and_attempts
 
 
 def test_learning_rate_peak_and_last_are_those_of_the_rows(tmp_path):
-    assert "| all parameters | 0.008 | 40 | 0.008 |" in report(
-        read_run(str(write_run(tmp_path / "a")))
-    )
+    assert "| all parameters | 0.008 | 40 | 0.008 |" in report(read_run(str(write_run(tmp_path / "a"))))
 
 
 def test_report_of_a_crashed_run_names_the_failure_and_needs_no_other_file(tmp_path):
