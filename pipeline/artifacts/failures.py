@@ -27,7 +27,7 @@ from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
-REPORT_S = 30.0  # longest time that an end by failure waits for its report; two or three seconds are usual
+REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
 def record_failures_in(run: RunDirectory) -> None:
@@ -135,7 +135,7 @@ def _tell(error: BaseException, status: int, message: str) -> None:
     else:
         traceback.print_exception(error)
     sys.stderr.flush()
-    if failed:
+    if failed and _current_run is not None and _current_run.failure.exists():
         _write_report()  # last: nobody waits for it to learn what happened
 
 
