@@ -189,9 +189,8 @@ def _write_report() -> None:
     assert _current_run is not None
     command = [sys.executable, "-m", "pipeline.report", str(_current_run.path.resolve())]
     root = Path(__file__).parents[2]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with suppress(OSError, subprocess.SubprocessError):  # the command can be run again at any time
-        subprocess.run(command, cwd=root, timeout=REPORT_S, check=False, **quiet)
+        subprocess.run(command, cwd=root, timeout=REPORT_S, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from bokeh.document import Document
 from bokeh.model import Model
-from bokeh.models import ColumnDataSource, CrosshairTool, HoverTool, NumeralTickFormatter, Range1d, Span
+from bokeh.models import ColumnDataSource, CrosshairTool, DataRange1d, HoverTool, NumeralTickFormatter, Range1d
+from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
@@ -32,7 +33,7 @@ class Plots:
 
 def plots_of(panels: list[Panel]) -> Plots:
     axes = _axes(panels)
-    shared = Range1d(*axes[0]["range"], bounds=None)
+    shared = Range1d(start=axes[0]["range"][0], end=axes[0]["range"][1])
     cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
     document = Document()
     roots: list[Model] = [_plot(panel, shared, cursor, axes) for panel in panels]
@@ -66,6 +67,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         height=HEIGHT,
         sizing_mode="stretch_width",
         x_range=x_range,
+        y_range=DataRange1d(only_visible=True),  # a curve that is switched off gives its room to the others
         y_axis_type="log" if panel.log else "linear",
         tools="xbox_zoom,xpan,xwheel_zoom,reset,save",
         active_drag="xbox_zoom",
@@ -79,7 +81,6 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         y_axis_label=panel.unit or None,
     )
     plot.xaxis.axis_label = None  # the page says over what all are drawn
-    plot.y_range.only_visible = True  # a curve that is switched off gives its room to the others
     plot.toolbar.logo = None
     plot.toolbar.autohide = True
     for axis in plot.axis:

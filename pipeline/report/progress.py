@@ -51,10 +51,14 @@ def losses_text(data: RunData) -> str:
 def _history(data: RunData) -> str:
     """Some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
-    curves = {name: dict(zip(*map(np.ndarray.tolist, data.curve(name)), strict=True)) for name in names}
-    steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
-    rows = [[step, *(number(curves[name].get(step), 5) for name in names)] for step in steps]
+    steps = spread(data.curve("train/loss")[0], ROWS_OF_A_TABLE)
+    rows = [[int(step), *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
     return filled_table(["step", *names], rows)
+
+
+def _at(step: int, steps: np.ndarray, values: np.ndarray) -> float | None:
+    place = np.searchsorted(steps, step)
+    return values[place].item() if place < len(steps) and steps[place] == step else None
 
 
 def _bpb(data: RunData) -> str:

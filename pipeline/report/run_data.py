@@ -68,6 +68,10 @@ class RunData:
     def _curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {}
 
+    @cached_property
+    def _steps(self) -> dict[int, np.ndarray]:
+        return {}
+
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """(steps, values) of a metric in the order of the steps; a step measured twice keeps the last value."""
         if name not in self._curves:
@@ -76,7 +80,11 @@ class RunData:
 
     def _curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         rows, values = self.columns.column(name)
-        steps = self.columns.beside("step", rows, missing=-1)
+        if id(rows) not in self._steps:  # many names stand in the same rows
+            self._steps[id(rows)] = self.columns.beside("step", rows, missing=-1)
+        steps = self._steps[id(rows)]
+        if len(steps) and steps[0] >= 0 and (steps[1:] > steps[:-1]).all():
+            return steps, values
         order = np.argsort(steps, kind="stable")
         order = order[steps[order] >= 0]
         steps, values = steps[order], values[order]
