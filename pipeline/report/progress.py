@@ -51,8 +51,8 @@ def losses_text(data: RunData) -> str:
 def _history(data: RunData) -> str:
     """Some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
-    steps = spread(data.curve("train/loss")[0], ROWS_OF_A_TABLE)
-    rows = [[int(step), *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
+    steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
+    rows = [[step, *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
     return filled_table(["step", *names], rows)
 
 
