@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from pipeline.artifacts.secrets import redact_output, redacted
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
+REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
 def record_failures_in(run: RunDirectory) -> None:
@@ -120,7 +122,8 @@ def _tell(error: BaseException, status: int, message: str) -> None:
     """On stderr, and in failure.json."""
     if isinstance(error, SystemExit):
         return
-    if _current_run is not None and status not in (0, 75, 130) and not _current_run.failure.exists():
+    failed = _current_run is not None and status not in (0, 75, 130) and not _current_run.failure.exists()
+    if failed:
         _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
@@ -131,6 +134,9 @@ def _tell(error: BaseException, status: int, message: str) -> None:
         print(message, file=sys.stderr)
     else:
         traceback.print_exception(error)
+    sys.stderr.flush()
+    if failed and _current_run is not None and _current_run.failure.exists():
+        _write_report()  # last: nobody waits for it to learn what happened
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
@@ -176,6 +182,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The beginning of an error's text: torch appends advice and C++ frames."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _write_report() -> None:
+    """What the run has to tell, by a process of its own: this one may be out of memory, or hang in any import."""
+    assert _current_run is not None
+    command = [sys.executable, "-m", "pipeline.report", str(_current_run.path.resolve())]
+    root = Path(__file__).parents[2]
+    with suppress(OSError, subprocess.SubprocessError):  # the command can be run again at any time
+        subprocess.run(command, cwd=root, timeout=REPORT_S, stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:

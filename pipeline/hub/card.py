@@ -27,17 +27,22 @@ def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: 
         f"# {repo_id.split('/')[-1]}\n",
         _about(data, config),
         "## Use\n\n" + _use(data, repo_id, own_code),
-        "## Training\n\n" + table(["what", "value"], _training(data, step)),
+        "## Training\n\n" + table(["what", "value"], _training(data, step)) + _picture(data),
         _scores(data),
         benchmarks_section(benchmarks, repo_id=repo_id),
         "## Files\n\n`recipe.yaml` is the resolved recipe of the run and can be run again; `run_manifest.json` holds versions, "
         "code state, data and tokenizer identities"
         + ("; `evals.json` holds every evaluation" if data.evals else "")
-        + ("; `report.md` tells the run.\n" if (data.run.report / "report.md").exists() else ".\n"),
+        + ("; `report.md` and `report.html` tell the run.\n" if (data.run.report / "report.md").exists() else ".\n"),
         "## Limits\n\nA small language model trained on the text named above: it states falsehoods fluently, repeats the biases "
         "of its text, and was not made safe for any use with consequences for people.\n",
     ]
     return "\n".join(section for section in sections if section)
+
+
+def _picture(data: RunData) -> str:
+    there = (data.run.report / "curves.png").exists()
+    return "\n![the run's curves over its steps](curves.png)\n" if there else ""
 
 
 def _metadata(data: RunData, repo_id: str, own_code: bool, results: list[dict[str, Any]]) -> dict[str, Any]:

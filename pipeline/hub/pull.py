@@ -61,7 +61,7 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
     for name, target in (
         ("recipe.yaml", run.recipe),
         ("run_manifest.json", run.manifest),
-        ("report.md", run.report / "report.md"),
+        *((name, run.report / name) for name in ("report.md", "report.html", "curves.png")),
         ("evals.json", run.evals),
     ):
         if (snapshot / name).exists():

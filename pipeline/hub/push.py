@@ -114,7 +114,8 @@ def collect(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path
             f"{model}: the model is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training command again: it writes it anew."
         )
     files = {str(p.relative_to(model)): p for p in sorted(model.rglob("*")) if p.is_file()}
-    for path in (data.run.recipe, data.run.manifest, data.run.report / "report.md", data.run.evals):
+    report = [data.run.report / name for name in ("report.md", "report.html", "curves.png")]
+    for path in (data.run.recipe, data.run.manifest, *report, data.run.evals):
         if path.exists():
             # A copy: a report or evaluation written meanwhile must not change what was hashed.
             files[path.name] = Path(shutil.copy2(path, folder / path.name))

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from pipeline.artifacts.rows import last_attempts, read_rows
@@ -79,6 +80,16 @@ def _python() -> str:
 
 
 def _report(directory: RunDirectory) -> None:
+    """Write the report. What it stumbles over is told: the run is whole without it."""
     from pipeline.report.single import write_report
 
-    write_report(directory)
+    try:
+        write_report(directory)
+    except Exception:
+        traceback.print_exc()
+        path = shlex.quote(str(directory.path))
+        print(
+            f"{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
+            f"To try again: {_python()} -m pipeline.report {path}",
+            file=sys.stderr,
+        )

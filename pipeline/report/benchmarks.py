@@ -225,10 +225,6 @@ SPENT = {
 
 
 def _failures(data: RunData) -> str:
-    told = [
-        (row.get("step"), row.get("name"), row.get("reason"))
-        for row in data.rows
-        if row.get("event") == "evaluation_failed"
-    ]
+    told = [(row.get("step"), row.get("name"), row.get("reason")) for row in data.events("evaluation_failed")]
     rows = [list(row) for row in dict.fromkeys(told)]  # several ranks may have met the same
     return "Not scored, and the training went on:\n\n" + table(["step", "benchmark", "reason"], rows) if rows else ""

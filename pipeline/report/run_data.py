@@ -1,15 +1,19 @@
 """Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from pipeline.artifacts.atomic import folder_bytes, read_json
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
+from pipeline.artifacts.columns import Columns, read_columns
 from pipeline.artifacts.errors import InputMissingError
-from pipeline.artifacts.rows import counts_beside, last_attempts, read_rows
+from pipeline.artifacts.rows import counts_beside, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
 
@@ -32,13 +36,16 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run as its files tell it. rows, samples: those that count (the last attempt's); all_rows: every row written."""
+    """A run as its files tell it. rows, samples: those that count (the last attempt's); all_rows: every row written.
+
+    A section asks for series: going through the rows of a long run one by one takes seconds.
+    """
 
     run: RunDirectory
     recipe: dict[str, Any]
     manifest: dict[str, Any]
-    rows: list[dict[str, Any]]
-    all_rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]
+    all_rows: Sequence[dict[str, Any]]
     samples: list[dict[str, Any]]
     evals: list[dict[str, Any]]
     failure: dict[str, Any] | None
@@ -52,13 +59,50 @@ class RunData:
     def stage(self) -> str | None:
         return self.manifest.get("stage") or self.recipe.get("stage")
 
+    @cached_property
+    def columns(self) -> Columns:
+        """The rows that count, by name."""
+        return Columns.of(self.rows)
+
+    @cached_property
+    def _curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        return {}
+
+    @cached_property
+    def _steps(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, values) of a metric in the order of the steps; a step measured twice keeps the last value."""
+        if name not in self._curves:
+            self._curves[name] = self._curve(name)
+        return self._curves[name]
+
+    def _curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        rows, values = self.columns.column(name)
+        if id(rows) not in self._steps:  # many names stand in the same rows
+            self._steps[id(rows)] = self.columns.beside("step", rows, missing=-1)
+        steps = self._steps[id(rows)]
+        if len(steps) and steps[0] >= 0 and (steps[1:] > steps[:-1]).all():
+            return steps, values
+        order = np.argsort(steps, kind="stable")
+        order = order[steps[order] >= 0]
+        steps, values = steps[order], values[order]
+        last = np.append(steps[1:] != steps[:-1], True)[: len(steps)]
+        return steps[last], values[last]
+
     def series(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of a metric in the order of the steps; a step measured twice keeps the last value."""
-        return sorted({row["step"]: row[name] for row in self.rows if "step" in row and name in row}.items())
+        """curve() as pairs."""
+        steps, values = self.curve(name)
+        return list(zip(steps.tolist(), values.tolist(), strict=True))
 
     def last(self, name: str) -> float | None:
-        series = self.series(name)
-        return series[-1][1] if series else None
+        values = self.curve(name)[1]
+        return values[-1].item() if len(values) else None
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of an event that count: attempt, spike, nonfinite ..."""
+        return [row for _, row in self.columns.events(kind)]
 
     def loss_name(self) -> str:
         """The training loss that the rows hold: a console log has only the smoothed one."""
@@ -66,11 +110,21 @@ class RunData:
 
     def step(self) -> int:
         """Optimizer steps that count."""
-        losses = self.series(self.loss_name())
-        return losses[-1][0] if losses else 0
+        steps = self.curve(self.loss_name())[0]
+        return steps[-1].item() if len(steps) else 0
 
     def tokens(self) -> int:
-        return max((row.get("tokens", 0) for row in self.rows), default=0)
+        tokens = self.columns.column("tokens")[1]
+        return tokens.max().item() if len(tokens) else 0
+
+    @cached_property
+    def running(self) -> list[tuple[int, float, float]]:
+        """(attempt, began, last sign of life) in seconds since 1970; from its first row to its last one."""
+        written = Columns.of(self.all_rows)
+        rows, times = written.column("time")
+        attempts = written.beside("attempt", rows, missing=0)
+        spans = ((n, times[attempts == n]) for n in np.unique(attempts))
+        return [(int(n), float(own.min()), float(own.max())) for n, own in spans]
 
     def status(self) -> str:
         """One sentence on how the run stands."""
@@ -149,13 +203,13 @@ def read_run(name: str) -> RunData:
             f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to report. "
             "Give the path of a run directory, such as runs/<name>."
         )
-    rows, samples = read_rows(run.metrics), read_rows(run.samples)
-    attempts = [row for row in rows if row.get("event") == "attempt"]
+    rows, samples = read_columns(run.metrics), read_rows(run.samples)
+    attempts = [row for _, row in rows.events("attempt")]
     return RunData(
         run=run,
         recipe=_yaml(run.recipe),
         manifest=_json(run.manifest) or {},
-        rows=last_attempts(rows),
+        rows=rows.that_count(),
         all_rows=rows,
         samples=_samples_that_count(samples, attempts),
         evals=_entries_that_count(_json(run.evals), attempts),

@@ -1,26 +1,71 @@
-"""Texts that the model wrote: while training, and by command."""
+"""Texts that the model wrote: before its fine-tuning where there was one, while training, and by command."""
 
+from pathlib import Path
 from typing import Any
 
-from pipeline.report.run_data import RunData
-from pipeline.report.tables import number, table
+from pipeline.artifacts.atomic import read_json
+from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.report.run_data import RunData, read_run
+from pipeline.report.tables import filled_table, number, table
+
+SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
 
 def samples_text(data: RunData) -> str:
     """Each prompt with its first and its last text of the training; then the newest texts by command of each model."""
-    return "\n".join(part for part in (_while_training(data.samples), *_by_command(data.evals)) if part)
+    return "\n".join(part for part in (_while_training(data), *_by_command(data.evals)) if part)
 
 
-def _while_training(samples: list[dict[str, Any]]) -> str:
-    if not samples:
+def _while_training(data: RunData) -> str:
+    if not data.samples:
         return ""
-    first, last = samples[0]["step"], samples[-1]["step"]
+    first, last = data.samples[0]["step"], data.samples[-1]["step"]
     texts: dict[str, dict[int, str]] = {}
-    for row in samples:
+    for row in data.samples:
         texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
     steps = [first] if first == last else [first, last]
-    rows = [[prompt, *(by_step.get(step) for step in steps)] for prompt, by_step in texts.items()]
-    return table(["prompt", *(f"step {step}" for step in steps)], rows)
+    parent = parent_of(data)
+    before = {} if parent is None else _last_texts(parent)
+    head = f"{parent.name}, before this run" if parent else "before"
+    rows = [
+        [prompt, _shown(before.get(prompt)), *(_shown(by_step.get(step)) for step in steps)]
+        for prompt, by_step in texts.items()
+    ]
+    return filled_table(["prompt", head, *(f"step {step}" for step in steps)], rows)
+
+
+def parent_of(data: RunData) -> RunData | None:
+    """The run whose model this one began with, where it still lies and its model has the recorded hash."""
+    begun_with = (data.manifest.get("inputs") or {}).get("start_from") or {}
+    if not begun_with.get("from"):
+        return None
+    model = Path(begun_with["from"])
+    here = data.run.path.resolve().parent
+    # As it was named, or beside this run: of runs/<name>/model or runs/<name>/checkpoints/checkpoint-<step> the run.
+    for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
+        weights = {k: v for k, v in begun_with.items() if k.endswith(".safetensors")}
+        if weights and _has_weights(candidate, weights):
+            run = candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent
+            try:
+                return read_run(str(run))
+            except InputMissingError:
+                continue
+    return None
+
+
+def _has_weights(model: Path, hashes: dict[str, str]) -> bool:
+    try:
+        files = read_json(model / SEAL)["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all((files.get(name) or {}).get("sha256") == digest for name, digest in hashes.items())
+
+
+def _last_texts(data: RunData) -> dict[str, str]:
+    """The newest text of each prompt, while training or by command."""
+    by_command = [row for entry in data.evals for row in entry.get("samples") or []]
+    return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}
 
 
 def _by_command(entries: list[dict[str, Any]]) -> list[str]:
@@ -28,9 +73,15 @@ def _by_command(entries: list[dict[str, Any]]) -> list[str]:
     parts = []
     for subject, entry in newest.items():
         step = "" if entry.get("step") is None else f", step {number(entry['step'])}"
-        rows = [[row.get("prompt"), _how(row), row.get("text")] for row in entry["samples"]]
+        rows = [[row.get("prompt"), _how(row), _shown(row.get("text"))] for row in entry["samples"]]
         parts.append(f"By command, {subject}{step}:\n\n" + table(["prompt", "chosen", "text"], rows))
     return parts
+
+
+def _shown(text: str | None) -> str | None:
+    if text is None or len(text) <= SHOWN_CHARS:
+        return text
+    return f"{text[:SHOWN_CHARS]} [... {len(text) - SHOWN_CHARS:,} characters more]"
 
 
 def _how(row: dict[str, Any]) -> str | None:

@@ -1,9 +1,8 @@
-"""Markdown tables, numbers for people, and a curve as an SVG file."""
+"""Markdown tables, and numbers for people."""
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -20,16 +19,20 @@ def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def cell(value: Any) -> str:
+    """The value as text that means itself: neither Markdown nor HTML in it is taken for such."""
     if value is None:
         return "-"
     text = (
         str(value)
         .replace("\\", "\\\\")
-        .replace("|", "\\|")
+        .replace("&", "&amp;")
         .replace("<", "&lt;")
+        .replace("|", "\\|")
+        .replace("](", "]\\(")
         .replace("\r", " ")
         .replace("\n", "<br>")
     )
+    text = re.sub(r"[*`~]|(?<![A-Za-z0-9_])_", r"\\\g<0>", text)
     # Control characters, which an untrained byte-level model writes, are shown by their code.
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\\\x{ord(match[0]):02x}", text)
 
@@ -67,36 +70,3 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
-
-
-def svg_curves(curves: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x_name: str) -> str:
-    """Curves over one x axis as an SVG picture; every curve has its points as (x, y)."""
-    width, height, left, top, bottom = 720, 320, 60, 30, 40
-    points = [point for curve in curves.values() for point in curve]
-    (x0, x1), (y0, y1) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-    x1, y1 = (x1 if x1 > x0 else x0 + 1), (y1 if y1 > y0 else y0 + 1)
-
-    def place(point: tuple[float, float]) -> tuple[float, float]:
-        x = left + (point[0] - x0) / (x1 - x0) * (width - left - 20)
-        return x, height - bottom - (point[1] - y0) / (y1 - y0) * (height - top - bottom)
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/><text x="{left}" y="18">{escape(title)}</text>',
-        f'<text x="{width - 20}" y="{height - 8}" text-anchor="end">{escape(x_name)}</text>',
-    ]
-    for i in range(5):
-        y_value, x_value = y0 + (y1 - y0) * i / 4, x0 + (x1 - x0) * i / 4
-        x, y = place((x_value, y_value))
-        parts.append(f'<line x1="{left}" x2="{width - 20}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{y_value:.3g}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{height - bottom + 16}" text-anchor="middle">{x_value:,.0f}</text>')
-    colors = ["#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e"]
-    for i, (name, curve) in enumerate(curves.items()):
-        color = colors[i % len(colors)]
-        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, curve))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        parts.append(
-            f'<text x="{width - 24}" y="{top + 14 * i}" text-anchor="end" fill="{color}">{escape(name)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,0 +1,193 @@
+"""Which curves a run has, thinned for drawing: panels of the sections, and one x axis by step, tokens or time."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from pipeline.report.benchmark_rows import MEANS
+from pipeline.report.run_data import RunData
+
+POINTS = 800  # of a curve; its lowest and highest value in each of half as many stretches
+POINTS_OF_ALL = 16_000  # of all curves together, so that the page stays small however many there are
+CURVES_OF_A_PANEL = 8
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A panel that a run may have: its section, its y axis, and the names it draws ("x/*": every name under x)."""
+
+    section: str
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    log: bool = False
+    enough: tuple[str, ...] = ()  # where names were found up to one of these, the rest is not looked for
+
+
+KINDS = (
+    Kind("Learning rate", "Learning rate", "", ("optim/lr/*", "optim/lr"), enough=("optim/lr/*",)),
+    Kind("Losses and validation", "Loss", "nats per token", ("train/loss", "train/loss_ema", "val/loss")),
+    Kind(
+        "Losses and validation",
+        "Bits per byte",
+        "bits per byte",
+        ("train/bpb", "val/bpb", "val/bpb_documents", "sft/assistant_bpb"),
+    ),
+    Kind("Gradient norm", "Gradient norm before clipping", "L2 norm", ("optim/grad_norm",), log=True),
+    Kind("System", "Throughput", "tokens/s", ("perf/tok_per_s",)),
+    Kind("System", "Step time", "s", ("perf/step_s", "data/wait_s")),
+    Kind("System", "Share of the peak FLOP/s", "%", ("perf/mfu_pct", "perf/bf16_mfu_pct")),
+    Kind(
+        "System",
+        "Memory",
+        "GiB",
+        (
+            "mem/allocated_gib",
+            "mem/reserved_gib",
+            "mem/peak_allocated_gib",
+            "mem/run_peak_allocated_gib",
+            "mem/device_used_gib",
+            "mem/host_rss_gib",
+        ),
+    ),
+    Kind("System", "Power", "W", ("gpu/power_w", "gpu/power_w/*")),
+    Kind(
+        "System",
+        "Utilisation",
+        "%",
+        ("gpu/util_pct", "gpu/mem_busy_pct", "gpu/power_pct", "gpu/throttled_pct", "host/cpu_pct", "mem/host_used_pct"),
+    ),
+    Kind("System", "Temperature", "degrees Celsius", ("gpu/temp_c", "gpu/temp_c/*")),
+    Kind("Benchmarks", "Benchmarks", "score", (*MEANS, "core/*", "chat/*"), enough=MEANS[-1:]),
+)
+POINTWISE = ("val/", "sft/", "core", "chat/")  # measured now and then: where they are few, each point is shown
+SHOWN_POINTS = 60
+NO_CURVE = ("core/eval_s", "chat/eval_s")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """x: the position of each point on each axis of the panel's run, by the axis's name."""
+
+    name: str
+    x: dict[str, np.ndarray]
+    y: np.ndarray
+    style: str = "line"  # line, light (a raw number behind its mean), points, level
+
+
+@dataclass(frozen=True)
+class Panel:
+    """marks: where the run was restarted and where it spiked, by the axis's name."""
+
+    section: str
+    title: str
+    unit: str
+    log: bool
+    curves: list[Curve]
+    marks: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+
+AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "hours running, all attempts"}
+
+
+def panels_of(data: RunData) -> list[Panel]:
+    """The panels for which the run has at least one curve of two points."""
+    found = [(kind, [name for name in _names(data, kind) if len(_finite(data, name)[0])]) for kind in KINDS]
+    found = [(kind, names) for kind, names in found if any(len(_finite(data, name)[0]) > 1 for name in names)]
+    count = sum(len(names) for _, names in found)
+    points = min(POINTS, POINTS_OF_ALL // max(count, 1))
+    axes = _Axes(data)
+    marks = {kind: axes.of(steps) for kind, steps in _marks(data).items()}
+    return [
+        Panel(kind.section, kind.title, kind.unit, *_drawn(data, kind, names, axes, points), marks)
+        for kind, names in found
+    ]
+
+
+def _names(data: RunData, kind: Kind) -> list[str]:
+    """What the run has of the kind's names."""
+    there = [name for name in data.columns.names() if name not in NO_CURVE]
+    found: list[str] = []
+    for wanted in kind.names:
+        prefix = wanted.removesuffix("*")
+        found += [
+            name
+            for name in there
+            if name not in found and (name == wanted or (wanted != prefix and name.startswith(prefix)))
+        ]
+        if found and wanted in kind.enough:
+            break
+    return found[:CURVES_OF_A_PANEL]
+
+
+def _finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
+    steps, values = data.curve(name)
+    known = np.isfinite(values)
+    return steps[known], values[known]
+
+
+def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: int) -> tuple[bool, list[Curve]]:
+    curves = []
+    for name in names:
+        steps, values = thin(*_finite(data, name), points)
+        few = len(steps) == 1 or (name.startswith(POINTWISE) and len(steps) <= SHOWN_POINTS)
+        style = "points" if few else "line"
+        if name == "train/loss" and "train/loss_ema" in names:
+            style = "light"
+        curves.append(Curve(name, axes.of(steps), values, style))
+    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    if kind.section == "Gradient norm" and isinstance(limit, (int, float)) and limit > 0:
+        ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
+        curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), "level"))
+    return kind.log and all((curve.y > 0).all() for curve in curves), curves
+
+
+def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and both ends."""
+    if len(x) <= count:
+        return x, y
+    edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
+    stretches = pairwise(edges)
+    kept = {place for a, b in stretches for place in (a + y[a:b].argmin(), a + y[a:b].argmax())}
+    places = np.array(sorted(kept | {0, len(x) - 1}))
+    return x[places], y[places]
+
+
+def _marks(data: RunData) -> dict[str, np.ndarray]:
+    """Steps of the run's restarts, spikes and steps that were not finite."""
+    found = {
+        "restart": [row["step"] for row in data.events("attempt") if row.get("step")],
+        "spike": [row["step"] for row in data.events("spike") if "step" in row],
+        "not finite": [row["step"] for row in data.events("nonfinite") if "step" in row],
+    }
+    return {name: thin(np.array(steps), np.array(steps), 100)[0] for name, steps in found.items() if steps}
+
+
+class _Axes:
+    """Where a step lies by tokens and by time. An axis that the rows do not tell is left out."""
+
+    def __init__(self, data: RunData) -> None:
+        self.known = {"tokens": data.curve("tokens"), "hours": _hours(data)}
+
+    def of(self, steps: np.ndarray) -> dict[str, np.ndarray]:
+        found = {"step": steps}
+        for name, (at, values) in self.known.items():
+            if len(at):
+                found[name] = np.interp(steps, at, values)
+        return found
+
+
+def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, hours): time at work, waits between attempts left out. What an attempt lost has taken its time too."""
+    steps, times = data.curve("time")
+    attempts = data.curve("attempt")
+    if not len(steps) or not data.running:
+        return np.empty(0), np.empty(0)
+    of = np.interp(steps, *attempts).round() if len(attempts[0]) else np.zeros(len(steps))
+    hours, before = np.zeros(len(steps)), 0.0
+    for attempt, began, last in data.running:
+        own = of == attempt
+        hours[own] = before + (times[own] - began) / 3600
+        before += (last - began) / 3600
+    return steps, np.maximum.accumulate(hours)

@@ -1,0 +1,122 @@
+"""report.html: the sections of report.md and the plots in one file that opens without a network and asks for nothing."""
+
+import base64
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markdown_it import MarkdownIt
+from markdown_it.rules_inline import StateInline
+from markupsafe import Markup
+
+from pipeline.report.curves import Panel
+from pipeline.report.plots import COLOURS, MARKS, bokeh_script, plots_of
+from pipeline.report.run_data import RunData
+
+PAGE_BYTES = 2_000_000
+CUT = "\n\nThe rest is left out here for its length; report.md has it whole.\n"
+
+
+def page(data: RunData, sections: dict[str, str], *, panels: list[Panel], picture: bytes | None) -> str:
+    """The whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more."""
+    plots = plots_of(panels) if panels else None
+    titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
+    shown: dict[str, Any] = {
+        "name": data.name,
+        "status": data.status(),
+        "panels": [_panel(panel, place) for place, panel in enumerate(panels)],
+        "marks": {kind: colour for kind, colour in MARKS.items() if any(kind in panel.marks for panel in panels)},
+        "plots": plots,
+        "document": Markup((plots.document if plots else "null").replace("<", "\\u003c")),
+        "bokeh": bokeh_script() if plots else "",
+        "picture": base64.b64encode(picture).decode() if picture else "",
+    }
+    template = _environment().get_template("page.html.jinja")
+    empty = template.render(shown, sections=[_section(title, "") for title in titles])
+    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode()))
+    return template.render(shown, sections=[_section(title, htmls.get(title, "")) for title in titles])
+
+
+def _panel(panel: Panel, place: int) -> dict[str, Any]:
+    curves = [
+        {"name": curve.name, "colour": COLOURS[n % len(COLOURS)], "style": curve.style}
+        for n, curve in enumerate(panel.curves)
+    ]
+    told = "; ".join(
+        f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest {curve.y.max():.4g}"
+        for curve in panel.curves
+        if curve.style != "level"
+    )
+    return {
+        "section": panel.section,
+        "title": panel.title,
+        "unit": panel.unit,
+        "place": place,
+        "curves": curves,
+        "told": told,
+    }
+
+
+def _section(title: str, html: str) -> dict[str, Any]:
+    return {"title": title, "id": re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), "html": Markup(html)}
+
+
+def _fitted(sections: dict[str, str], room: int) -> dict[str, str]:
+    """Every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
+    htmls = {title: html_of(text) for title, text in sections.items()}
+    sizes = {title: len(html.encode()) for title, html in htmls.items()}
+    share = room
+    while sum(min(size, share) for size in sizes.values()) > room:
+        share = int(share * 0.9)
+    for title, text in sections.items():
+        lines = text.splitlines(keepends=True)
+        while sizes[title] > share and lines:
+            lines = lines[: int(len(lines) * min(0.9, share / sizes[title]))]
+            htmls[title] = html_of("".join(lines) + _fence(lines) + CUT)
+            sizes[title] = len(htmls[title].encode())
+    return htmls
+
+
+def _fence(lines: list[str]) -> str:
+    """What closes a block of code that was cut."""
+    opened = ""
+    for line in lines:
+        fence = re.match(r"`{3,}", line)
+        if fence and not opened:
+            opened = fence[0]
+        elif opened and line.strip() == opened:
+            opened = ""
+    return f"\n{opened}\n" if opened else ""
+
+
+def html_of(markdown: str) -> str:
+    """Markdown as HTML. HTML in it stays text, pictures are not loaded, wide tables scroll inside their box."""
+    html = _markdown().render(markdown)
+    # The section's own title is an h2, so its parts begin at h3 as they do in report.md.
+    return html.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    renderer = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    renderer.inline.ruler.before("html_inline", "line_break", _line_break)
+    return renderer
+
+
+def _line_break(state: StateInline, silent: bool) -> bool:
+    """<br>, which a table's cell writes for a new line: a < of a text is never written bare."""
+    if not state.src.startswith("<br>", state.pos):
+        return False
+    if not silent:
+        state.push("hardbreak", "br", 0)
+    state.pos += len("<br>")
+    return True
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
