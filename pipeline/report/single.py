@@ -10,6 +10,7 @@ from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmark_rows import suite_of
 from pipeline.report.benchmarks import benchmarks_text
+from pipeline.report.diagnosis import diagnosis_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
 from pipeline.report.tables import code, date, number, percent, spread, svg_curves, table
@@ -34,6 +35,7 @@ def report(data: RunData) -> str:
     sections = [
         f"# {data.name}\n\nStatus: {data.status()}.\n",
         _section("Metadata", table(["what", "value"], _metadata(data))),
+        _section("Diagnosis", diagnosis_text(data)),
         _section("Results", _results(data)),
         _section("Data", _data(data)),
         _section("Training", _training(data)),
