@@ -6,13 +6,13 @@ import numpy as np
 
 from pipeline.report.diagnosis.figures import Figures, Series
 from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
-from pipeline.report.diagnosis.robust import median
+from pipeline.report.diagnosis.robust import error_of_difference, median
 
 EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
 GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
 SETTLED = 0.25  # of the run: before it the loss falls so fast that training, logged a moment earlier, lies above
-LOGGED_BESIDE = 3  # training losses before an evaluation that are compared with it
+BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
 NO_GAP, PASSES = 0.02, 4
 LOWEST_BPB = 0.5
@@ -33,13 +33,18 @@ def held_out(figures: Figures) -> tuple[str, Series] | None:
     return max(found, key=lambda pair: len(pair[1])) if found else None
 
 
+def beside(training: Series) -> int:
+    """How many logged losses before an evaluation stand for the training there: few are noisy, many are old."""
+    return max(BESIDE, int(BESIDE_SHARE * len(training)))
+
+
 def beside_training(figures: Figures) -> Pairs:
     """val/loss and the median of the training losses logged just before it."""
     validation, training = figures.series("val/loss"), figures.series("train/loss")
-    pairs = []
+    length, pairs = beside(training), []
     for step, value in zip(validation.steps, validation.values, strict=True):
-        before = training.values[training.steps <= step][-LOGGED_BESIDE:]
-        if step >= SETTLED * figures.data.step() and before.size == LOGGED_BESIDE:
+        before = training.values[training.steps <= step][-length:]
+        if step >= SETTLED * figures.data.step() and before.size == length:
             pairs.append((step, value, median(before)))
     return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
 
@@ -89,8 +94,8 @@ def validation_falls(figures: Figures) -> Verdict | None:
 @rule(
     "validation stays beside training",
     needs=f"{EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
-    threshold=f"val/loss - train/loss widened by less than {GAP_NOTE:.0%} (note) or {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest",
-    reason="a gap that stays is the difference of two texts; one that widens is memory. Medians of three logged losses move by 1 to 2 %",
+    threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
+    reason="a gap that stays is the difference of two texts; one that widens is memory. Means of the texts differ by a percent or two between evaluations",
     advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
 )
 def gap_stays(figures: Figures) -> Verdict | None:
@@ -100,8 +105,10 @@ def gap_stays(figures: Figures) -> Verdict | None:
     gap = pairs.validation - pairs.training
     least = int(gap.argmin())
     widened = (gap[-1] - gap[least]) / abs(pairs.validation[-1])
+    training = figures.series("train/loss")
+    certain = gap[-1] - gap[least] > 3 * error_of_difference(training.values, beside(training))
     return graded(
-        widened,
+        widened if certain else 0.0,
         note=GAP_NOTE,
         trouble=GAP_TROUBLE,
         titles=("validation follows training", "validation moves away from training"),
@@ -125,12 +132,12 @@ def gap_stays(figures: Figures) -> Verdict | None:
 )
 def is_no_leak(figures: Figures) -> Verdict | None:
     bpb, pairs = figures.last("val/bpb"), beside_training(figures)
-    overlap = figures.manifest("inputs.overlap.found")
+    overlap = figures.manifest("overlap.found")
     if bpb is None and not pairs.steps.size and overlap is None:
         return None
     suspicions: list[tuple[str, str]] = []
     if overlap:
-        suspicions.append(("trouble", f"{overlap:,} of {figures.manifest('inputs.overlap.documents'):,} validation documents stand in the training text"))  # fmt: skip
+        suspicions.append(("trouble", f"{overlap:,} of {figures.manifest('overlap.documents'):,} validation documents stand in the training text"))  # fmt: skip
     if bpb is not None and bpb < LOWEST_BPB:
         suspicions.append(("trouble", f"val/bpb {bpb:.4g}"))
     if pairs.steps.size >= 2:
@@ -157,7 +164,7 @@ def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]
     if passes < PASSES or abs(gap) > NO_GAP:
         return []
     second_pass = loss.values[loss.steps >= epoch.steps[epoch.values >= 2][0]]
-    if pairs.training[-1] > 0.9 * median(second_pass[:LOGGED_BESIDE]):
+    if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
         return []  # nothing was learnt in the repeated passes, by heart or otherwise
     tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
     told = f"val/loss {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of train/loss {pairs.training[-1]:.4g} after {passes:.0f} passes"
