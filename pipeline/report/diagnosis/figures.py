@@ -8,6 +8,8 @@ import numpy as np
 
 from pipeline.report.run_data import RunData
 
+OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
+
 
 @dataclass(frozen=True)
 class Series:
@@ -29,14 +31,41 @@ class Figures:
     def __init__(self, data: RunData):
         self.data = data
         self._series: dict[str, Series] = {}
+        self._wild: dict[str, np.ndarray] = {}
+        self._events: list[dict[str, Any]] | None = None
 
     def series(self, name: str) -> Series:
         """The finite values of a metric."""
         if name not in self._series:
-            points = [(step, value) for step, value in self.data.series(name) if is_finite(value)]
+            points = [point for point in self.data.series(name) if is_number(point[1])]
             steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
-            self._series[name] = Series(steps, values)
+            finite = np.isfinite(values)
+            self._series[name], self._wild[name] = Series(steps[finite], values[finite]), steps[~finite]
         return self._series[name]
+
+    def wild(self, name: str) -> list[int]:
+        """Steps at which the metric is NaN or infinite."""
+        self.series(name)
+        return [int(step) for step in self._wild[name]]
+
+    def loss(self) -> Series:
+        """train/loss; of imported lines, which have no other, the smoothed one."""
+        return self.series("train/loss") if len(self.series("train/loss")) else self.series("train/loss_ema")
+
+    def rate(self) -> Series:
+        """The learning rate, else its multiplier."""
+        return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
+
+    def step(self) -> int:
+        """Optimizer steps that count; an export may hold everything but the loss."""
+        return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
+
+    def passes(self) -> Series:
+        """Whole passes over the data before each step."""
+        epoch = self.series("data/epoch")
+        # Ours and nanochat's counts from one; the Trainer's is the fraction that was read.
+        is_fraction = self.manifest("imported.program") == "Trainer"
+        return Series(epoch.steps, epoch.values if is_fraction else epoch.values - 1)
 
     def timed(self, name: str) -> Series:
         """The same without the first logged value of each start, which holds compilation and cold caches."""
@@ -57,7 +86,7 @@ class Figures:
         """Seconds in steps over all attempts that count; None when nobody measured them."""
         total = self.last("perf/total_s")
         if total is None and len(self.timed("perf/step_s")):
-            total = float(np.median(self.timed("perf/step_s").values)) * self.data.step()
+            total = float(np.median(self.timed("perf/step_s").values)) * self.step()
         return total
 
     def recipe(self, path: str, default: Any = None) -> Any:
@@ -68,11 +97,24 @@ class Figures:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """Rows of that event, as far as they count."""
-        return [row for row in self.data.rows if row.get("event") == name]
+        if self._events is None:
+            self._events = [row for row in self.data.rows if "event" in row]
+        return [row for row in self._events if row["event"] == name]
 
-    def is_recorded_by_us(self) -> bool:
-        """Whether the rows are of this program, whose alarms look at every logged value as it comes."""
-        return any(row.get("event") == "attempt" for row in self.data.all_rows)
+    def is_watched(self) -> bool:
+        """Whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
+        return not self.manifest("imported") and bool(self.events("attempt"))
+
+    def restarts(self) -> tuple[int, int]:
+        """(restarts, optimizer steps that were made again after them)."""
+        last = lost = reached = 0
+        for row in self.data.all_rows:
+            if row.get("event") == "attempt":
+                lost, reached = lost + max(reached - row["step"], 0), row["step"]
+            elif "train/loss" in row or "train/loss_ema" in row:
+                reached = max(reached, row["step"])
+            last = max(last, row.get("attempt", 1))
+        return max(last - 1, 0), lost
 
     def starts_trained(self) -> bool:
         """Whether the weights were trained before the first step."""
@@ -89,8 +131,8 @@ class Figures:
         return None if steps is None else math.ceil(warmup * steps)
 
 
-def is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _at(tree: Any, path: str, default: Any) -> Any:

@@ -30,7 +30,7 @@ LONG_WARMUP = 0.2
     advice="Look for a resume that restarted the schedule, or a callback that sets rates.",
 )
 def learning_rate_follows(figures: Figures) -> Verdict | None:
-    multiplier, rate, steps = figures.series("optim/lrm"), figures.series("optim/lr"), figures.data.max_steps()
+    multiplier, rate, steps = figures.series("optim/lrm"), figures.rate(), figures.data.max_steps()
     settings = figures.recipe("optimizer.schedule")
     if len(multiplier) >= 5 and settings and steps and figures.recipe("optimizer.type", "trainer") != "trainer":
         schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
@@ -42,7 +42,6 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
         if away[worst] <= RATE_TOLERANCE or figures.last("optim/skipped_steps"):
             return Verdict("healthy", "the rate follows the recipe's schedule", evidence)
         return Verdict("trouble", "the learning rate is not the schedule's", evidence)
-    rate = rate if len(rate) >= 5 else multiplier
     if len(rate) < 5 or rate.values.max() <= 0:
         return None
     # The lowest so far, from the first peak on: what stands above it has risen again.
@@ -63,8 +62,8 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
     advice="Lower warmup_steps to a tenth of the steps that will be made, or train longer; compare such runs only with each other.",
 )
 def beyond_warmup(figures: Figures) -> Verdict | None:
-    step, planned, warmup = figures.data.step(), figures.data.max_steps(), figures.warmup_steps()
-    rate = figures.series("optim/lr") if len(figures.series("optim/lr")) else figures.series("optim/lrm")
+    step, planned, warmup = figures.step(), figures.data.max_steps(), figures.warmup_steps()
+    rate = figures.rate()
     if warmup is not None and step:
         evidence = f"{step:,} steps made, {warmup:,} of warm-up"
         if step <= warmup and warmup > 0:
@@ -92,7 +91,7 @@ def beyond_warmup(figures: Figures) -> Verdict | None:
     advice="Check that the rate is not near 0 and that parameters require gradients; overfit a single batch; raise the rate tenfold in a short run.",
 )
 def loss_falls(figures: Figures) -> Verdict | None:
-    loss = figures.series("train/loss")
+    loss = figures.loss()
     if len(loss) < LOGGED or loss.steps[-1] - loss.steps[0] < STEPS - 1:
         return None
     length = max(3, len(loss) // 10)
@@ -115,7 +114,7 @@ def loss_falls(figures: Figures) -> Verdict | None:
     advice="The learning rate is too high or the warm-up too short: try a third of the rate, or a longer warm-up.",
 )
 def loss_below_start(figures: Figures) -> Verdict | None:
-    loss = figures.series("train/loss")
+    loss = figures.loss()
     if len(loss) < 5:
         return None
     first = loss.values[0]
@@ -136,7 +135,7 @@ def loss_below_start(figures: Figures) -> Verdict | None:
     advice="Look at rate, data order and source shares around the lowest window; go back to a checkpoint before it (run.fork_from) with a lower rate.",
 )
 def loss_does_not_rise(figures: Figures) -> Verdict | None:
-    loss = figures.series("train/loss")
+    loss = figures.loss()
     if len(loss) < 15:
         return None
     count = min(WINDOWS, len(loss) // 3)
@@ -158,7 +157,7 @@ def loss_does_not_rise(figures: Figures) -> Verdict | None:
     advice="If the rate is high, let it fall now or lower it; otherwise the model is as good as its size and data allow.",
 )
 def loss_keeps_falling(figures: Figures) -> Verdict | None:
-    loss = figures.series("train/loss")
+    loss = figures.loss()
     if len(loss) < STALL_LOGGED or loss.steps[-1] - loss.steps[0] < STALL_STEPS - 1:
         return None
     level = windows(loss.values, WINDOWS)
@@ -166,7 +165,7 @@ def loss_keeps_falling(figures: Figures) -> Verdict | None:
     evidence = f"{middle:.4g} in the middle, {end:.4g} at the end"
     if middle - end >= STALLED_FALL * abs(middle):
         return Verdict("healthy", "the loss still fell in the second half", evidence)
-    rate = figures.series("optim/lr") if len(figures.series("optim/lr")) else figures.series("optim/lrm")
+    rate = figures.rate()
     second = rate.values[rate.steps >= loss.steps[len(loss) // 2]]
     if second.size and median(second) > HIGH_RATE * rate.values.max():
         return Verdict("trouble", "the loss stands still while the rate is high", evidence)

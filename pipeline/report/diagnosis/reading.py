@@ -23,7 +23,7 @@ def reading_text(data: RunData) -> str:
 
 def _samples(figures: Figures) -> str | None:
     """A sample is a row; how many positions and targets that are."""
-    samples, row, step = figures.last("data/samples"), figures.recipe("data.row_tokens"), figures.data.step()
+    samples, row, step = figures.last("data/samples"), figures.recipe("data.row_tokens"), figures.step()
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     if not samples or not row:
         return None
@@ -42,13 +42,12 @@ def _memory(figures: Figures) -> str | None:
     if not known:
         return None
     text = "**Memory has four levels**: " + "; ".join(f"{name} {gib:.2f} GiB ({what})" for name, what, gib in known)
-    by_name = {name: gib for name, _, gib in known}
-    if {"allocated", "peak allocated"} <= by_name.keys():
-        transient = by_name["peak allocated"] - by_name["allocated"]
-        text += f". The peak does not show in the allocated memory because that is looked at between two steps: {transient:.2f} GiB came and went within a step"
-    run_peak = figures.last("mem/run_peak_allocated_gib")
+    allocated, run_peak = figures.last("mem/allocated_gib"), figures.last("mem/run_peak_allocated_gib")
+    peak = figures.last("mem/peak_allocated_gib") or run_peak
     if run_peak is not None:
-        text += f". The highest peak of this start is {run_peak:.2f} GiB"
+        text += f"; the highest peak of the run {run_peak:.2f} GiB"
+    if allocated is not None and peak is not None:
+        text += f". The peak does not show in the allocated memory because that is looked at between two steps: {peak - allocated:.2f} GiB came and went within a step"
     return f"{text}. What decides whether a larger batch fits is the peak against the device's memory."
 
 

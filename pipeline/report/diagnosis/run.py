@@ -4,7 +4,7 @@ from pipeline.report.diagnosis.figures import Figures
 from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
 
 PASSES_NOTE, PASSES_TROUBLE = 4, 16
-STARTS = 3
+RESTARTS = 3
 LOST_NOTE, LOST_TROUBLE = 0.02, 0.10
 GOODPUT_NOTE, GOODPUT_TROUBLE = 90.0, 70.0
 PADDED_NOTE, PADDED_TROUBLE = 0.05, 0.20
@@ -22,7 +22,7 @@ RETRIES_SHARE = 0.01  # of the steps
 )
 def reached_its_end(figures: Figures) -> Verdict | None:
     data = figures.data
-    step, planned = data.step(), data.max_steps()
+    step, planned = figures.step(), data.max_steps()
     of = f"step {step:,}" + (f" of {planned:,} ({step / planned:.1%})" if planned else "")
     if data.failure and data.failure.get("status") in (75, 130):
         return Verdict("note", "the run was interrupted and can go on", f"{of}: status {data.failure['status']}")
@@ -44,7 +44,7 @@ def reached_its_end(figures: Figures) -> Verdict | None:
 )
 def can_be_resumed(figures: Figures) -> Verdict | None:
     data = figures.data
-    step, sealed = data.step(), [step for step, _, whole in data.checkpoints if whole]
+    step, sealed = figures.step(), [step for step, _, whole in data.checkpoints if whole]
     if sealed:
         newest = max(sealed)
         return Verdict("healthy", "the run can be resumed", f"newest whole checkpoint at step {newest:,}, {max(step - newest, 0):,} steps before the last")  # fmt: skip
@@ -65,34 +65,26 @@ def can_be_resumed(figures: Figures) -> Verdict | None:
 
 @rule(
     "starts are few",
-    needs="rows of attempts, or perf/goodput_pct",
+    needs="a logged step",
     threshold=(
-        f"fewer than {STARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} (trouble) of those that count; "
+        f"fewer than {RESTARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} (trouble) of those that count; "
         f"goodput at least {GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
     ),
     reason="every restart repeats start-up and the steps since the last checkpoint; a tenth of the rent lost that way is worth an afternoon's search",
     advice="Read failure.json and the console around each end; save more often; move to steadier machines.",
 )
 def starts_are_few(figures: Figures) -> Verdict | None:
-    rows, goodput = figures.data.all_rows, figures.last("perf/goodput_pct")
-    starts = [row for row in rows if row.get("event") == "attempt"]
-    if not starts and goodput is None:
+    goodput, made = figures.last("perf/goodput_pct"), figures.step()
+    if not made:
         return None
-    made = max(figures.data.step(), 1)
-    lost, reached = 0, 0
-    for row in rows:
-        if row.get("event") == "attempt":
-            lost, reached = lost + max(reached - row["step"], 0), row["step"]
-        elif "train/loss" in row:
-            reached = max(reached, row["step"])
-    lost = int(figures.last("perf/lost_steps") or lost)
-    evidence = f"{max(len(starts) - 1, 0)} restarts, {lost:,} steps made twice ({lost / made:.1%})"
+    restarts, lost = figures.restarts()
+    evidence = f"{restarts} restarts, {lost:,} steps made twice ({lost / made:.1%})"
     if goodput is not None:
         evidence += f", goodput {goodput:.1f} %"
     low = goodput if goodput is not None else 100.0
     if lost >= LOST_TROUBLE * made or low < GOODPUT_TROUBLE:
         return Verdict("trouble", "much of the time was lost to restarts", evidence)
-    if lost >= LOST_NOTE * made or low < GOODPUT_NOTE or len(starts) > STARTS:
+    if lost >= LOST_NOTE * made or low < GOODPUT_NOTE or restarts >= RESTARTS:
         return Verdict("note", "restarts cost time", evidence)
     return Verdict("healthy", "hardly any step was made twice", evidence)
 
@@ -105,10 +97,10 @@ def starts_are_few(figures: Figures) -> Verdict | None:
     advice="More text, a shorter run, or a smaller share for the small source (data.sources weight or epochs); watch validation.",
 )
 def few_passes(figures: Figures) -> Verdict | None:
-    epoch = figures.series("data/epoch").values
-    if not epoch.size:
+    before = figures.passes().values
+    if not before.size:
         return None
-    passes = float(epoch.max()) - 1
+    passes = float(before.max())
     return graded(
         passes,
         note=PASSES_NOTE,
@@ -174,7 +166,7 @@ def no_retries(figures: Figures) -> Verdict | None:
         return None
     if not retries:
         return Verdict("healthy", "nothing had to be read twice", "0 retries")
-    made = max(figures.data.step(), 1)
+    made = max(figures.step(), 1)
     return graded(retries / made, note=0, trouble=RETRIES_SHARE, titles=("", "reading was retried"), evidence=f"{retries:.0f} retries in {made:,} steps")  # fmt: skip
 
 

@@ -1,8 +1,6 @@
 """Rules on stability: spikes, gradient norm, clipping, numbers that are not finite."""
 
-import numpy as np
-
-from pipeline.report.diagnosis.figures import Figures
+from pipeline.report.diagnosis.figures import Figures, Series
 from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
 from pipeline.report.diagnosis.robust import median, windows
 from pipeline.training.recent import DEVIATIONS, ENOUGH, WINDOW, RecentValues
@@ -13,11 +11,11 @@ CLIPPED_OFTEN, CLIPPED_LOGGED = 0.5, 10
 SKIPPED_SHARE = 0.01
 
 
-def spikes(figures: Figures, name: str) -> list[int]:
+def spikes(figures: Figures, name: str, series: Series) -> list[int]:
     """Steps of values far above their last ones. Of our own runs the alarm said so; of imported ones it is done here."""
-    if figures.is_recorded_by_us():
+    if figures.is_watched():
         return sorted({row["step"] for row in figures.events("spike") if row.get("name") == name})
-    recent, found, series = RecentValues(), [], figures.series(name)
+    recent, found = RecentValues(), []
     for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
         highest = recent.highest_usual()
         if highest is not None and value > highest:
@@ -26,11 +24,10 @@ def spikes(figures: Figures, name: str) -> list[int]:
     return found
 
 
-def _spiked(name: str, of: str, figures: Figures) -> Verdict | None:
-    series = figures.series(name)
+def _spiked(figures: Figures, name: str, series: Series, *, of: str) -> Verdict | None:
     if len(series) <= ENOUGH:
         return None
-    steps = spikes(figures, name)
+    steps = spikes(figures, name, series)
     if not steps:
         return Verdict("healthy", f"no {of} spiked", f"0 of {len(series)} logged values")
     listed = ", ".join(map(str, steps[:8])) + (" ..." if len(steps) > 8 else "")
@@ -54,7 +51,7 @@ SPIKE_REASON = "noise does not reach six standard deviations; one bad batch may,
     advice="Look at the rows of those steps; lower the rate or the clipping limit; monitor.on_spike: skip leaves such updates out.",
 )
 def loss_spikes(figures: Figures) -> Verdict | None:
-    return _spiked("train/loss", "loss", figures)
+    return _spiked(figures, "train/loss", figures.loss(), of="loss")
 
 
 @rule(
@@ -65,7 +62,7 @@ def loss_spikes(figures: Figures) -> Verdict | None:
     advice="Clip at about the usual norm (train.max_grad_norm); a norm that spikes before the loss does is an early warning.",
 )
 def gradient_spikes(figures: Figures) -> Verdict | None:
-    return _spiked("optim/grad_norm", "gradient norm", figures)
+    return _spiked(figures, "optim/grad_norm", figures.series("optim/grad_norm"), of="gradient norm")
 
 
 @rule(
@@ -124,30 +121,25 @@ def clipping(figures: Figures) -> Verdict | None:
     advice="Look at the tensor and the rows that the record names; lower the rate, prefer bf16 to fp16; monitor.on_nonfinite: skip leaves single bad steps out.",
 )
 def everything_finite(figures: Figures) -> Verdict | None:
-    loss, failure = figures.series("train/loss"), figures.data.failure or {}
+    failure, made = figures.data.failure or {}, figures.step()
     events = [row for row in figures.events("nonfinite") if row.get("action") != "warn"]
-    stopped = [row for row in events if row.get("action") == "stop"]
-    wild = [
-        row["step"] for row in figures.data.rows for name in ("train/loss", "optim/grad_norm")
-        if isinstance(row.get(name), float) and not np.isfinite(row[name])
-    ]  # fmt: skip
+    not_skipped = [row for row in events if row.get("action") != "skip"]
+    wild = figures.wild("train/loss") + figures.wild("train/loss_ema") + figures.wild("optim/grad_norm")
     steps = sorted({int(row["step"]) for row in events} | set(wild))
     skipped = max(figures.last("optim/skipped_steps") or 0, figures.last("optim/nonfinite_steps") or 0)
-    told = f"first at step {steps[0]}" if steps else ""
-    cause = next((f"{row['tensor']}" for row in stopped if row.get("tensor")), "")
-    if stopped or wild or (failure.get("status") == 76 and not figures.events("spike")):
-        what = ", ".join(part for part in (told, cause, str(failure.get("message", ""))[:200]) if part)
-        return Verdict("trouble", "a number is NaN or infinite", what)
+    told = [f"first at step {steps[0]}"] if steps else []
+    if not_skipped or wild or (failure.get("status") == 76 and not figures.events("spike")):
+        told += [str(row["tensor"]) for row in not_skipped[:1] if row.get("tensor")]
+        if not told:
+            told = [str(failure.get("message", ""))]
+        return Verdict("trouble", "a number is NaN or infinite", ", ".join(told))
     if skipped:
-        made = max(figures.data.step(), 1)
-        return graded(
-            skipped / made,
-            note=0,
-            trouble=SKIPPED_SHARE,
-            titles=("", "steps were left out"),
-            evidence=f"{skipped:.0f} of {made} steps" + (f", {told}" if told else ""),
-        )
-    return Verdict("healthy", "every logged number is finite", f"{len(loss)} logged values") if len(loss) else None
+        evidence = ", ".join([f"{skipped:.0f} of {made:,} steps", *told])
+        share = skipped / max(made, 1)
+        return graded(share, note=0, trouble=SKIPPED_SHARE, titles=("", "steps were left out"), evidence=evidence)
+    if not len(figures.loss()):
+        return None
+    return Verdict("healthy", "every logged number is finite", f"{len(figures.loss())} logged losses")
 
 
 RULES: list[Rule] = [loss_spikes, gradient_spikes, gradient_bounded, clipping, everything_finite]

@@ -40,11 +40,11 @@ def beside(training: Series) -> int:
 
 def beside_training(figures: Figures) -> Pairs:
     """val/loss and the median of the training losses logged just before it."""
-    validation, training = figures.series("val/loss"), figures.series("train/loss")
+    validation, training = figures.series("val/loss"), figures.loss()
     length, pairs = beside(training), []
     for step, value in zip(validation.steps, validation.values, strict=True):
         before = training.values[training.steps <= step][-length:]
-        if step >= SETTLED * figures.data.step() and before.size == length:
+        if step >= SETTLED * figures.step() and before.size == length:
             pairs.append((step, value, median(before)))
     return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
 
@@ -57,7 +57,7 @@ def beside_training(figures: Figures) -> Pairs:
     advice="Set data.validation and train.eval_steps, or score the checkpoints now: python -m pipeline.evals RUN bpb.",
 )
 def is_validated(figures: Figures) -> Verdict | None:
-    if not figures.data.step():
+    if not figures.step():
         return None
     after = {name: int((figures.series(name).steps > 0).sum()) for name in VALIDATION}
     measured = {name: count for name, count in after.items() if count}
@@ -65,7 +65,7 @@ def is_validated(figures: Figures) -> Verdict | None:
     if measured or later > 0:
         told = [f"{name} {count} times" for name, count in measured.items()]
         return Verdict("healthy", "validation was measured", ", ".join(told + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
-    return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.data.step():,} steps")
+    return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
 
 
 @rule(
@@ -105,7 +105,7 @@ def gap_stays(figures: Figures) -> Verdict | None:
     gap = pairs.validation - pairs.training
     least = int(gap.argmin())
     widened = (gap[-1] - gap[least]) / abs(pairs.validation[-1])
-    training = figures.series("train/loss")
+    training = figures.loss()
     certain = gap[-1] - gap[least] > 3 * error_of_difference(training.values, beside(training))
     return graded(
         widened if certain else 0.0,
@@ -158,12 +158,12 @@ def is_no_leak(figures: Figures) -> Verdict | None:
 
 
 def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]]:
-    epoch, loss = figures.series("data/epoch"), figures.series("train/loss")
-    passes = epoch.values[-1] - 1 if len(epoch) else 0
+    before, loss = figures.passes(), figures.loss()
+    passes = before.values[-1] if len(before) else 0
     gap = (pairs.validation[-1] - pairs.training[-1]) / pairs.training[-1]
     if passes < PASSES or abs(gap) > NO_GAP:
         return []
-    second_pass = loss.values[loss.steps >= epoch.steps[epoch.values >= 2][0]]
+    second_pass = loss.values[loss.steps >= before.steps[before.values >= 1][0]]
     if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
         return []  # nothing was learnt in the repeated passes, by heart or otherwise
     tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
