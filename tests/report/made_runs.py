@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.report.diagnosis import Finding, diagnose
+from pipeline.report.diagnosis import Finding
+from pipeline.report.diagnosis.figures import Figures
+from pipeline.report.diagnosis.rules import RULES
 from pipeline.report.run_data import RunData
 
 
@@ -47,7 +49,7 @@ def made_run(
 
 def found(data: RunData, rule: str) -> Finding:
     """What the rule of that name says of the run."""
-    return next(finding for finding in diagnose(data) if finding.rule == rule)
+    return next(one for one in RULES if one.name == rule).finding(Figures(data))
 
 
 def noisy(values: Any, *, share: float = 0.02, seed: int = 0) -> list[float]:
