@@ -9,6 +9,7 @@ MANY_SPIKES, SPIKES_SHARE = 3, 0.001
 GRADIENT_GROWTH, GRADIENT_COLLAPSE = 10.0, 100.0
 CLIPPED_OFTEN, CLIPPED_LOGGED = 0.5, 10
 SKIPPED_SHARE = 0.01
+SEARCHED = 20_000  # last values of an imported run that are searched for spikes: a second
 
 
 def spikes(figures: Figures, name: str, series: Series) -> list[int]:
@@ -16,7 +17,7 @@ def spikes(figures: Figures, name: str, series: Series) -> list[int]:
     if figures.is_watched():
         return sorted({row["step"] for row in figures.events("spike") if row.get("name") == name})
     recent, found = RecentValues(), []
-    for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+    for step, value in zip(series.steps[-SEARCHED:].tolist(), series.values[-SEARCHED:].tolist(), strict=True):
         highest = recent.highest_usual()
         if highest is not None and value > highest:
             found.append(int(step))
