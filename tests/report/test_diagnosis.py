@@ -261,6 +261,7 @@ CASES = {
     ],
     "validation text is not trained on": [
         (sound_run(**{"val/bpb": {N: 0.49}}), "trouble"),
+        (sound_run(**{"val/bpb": {200: 0.49, N: 0.6}}), "trouble"),  # reached, whatever came after
         (sound_run(**{"val/bpb": {N: 0.51}}), "healthy"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.69, N: 2.69}}), "trouble"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.71, N: 2.71}}), "note"),

@@ -4,6 +4,7 @@ The thresholds were fixed before the first of these runs. Slow: bash run_tests.s
 """
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +12,8 @@ from pipeline.report.diagnosis import diagnose
 from pipeline.report.diagnosis.section import verdict
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
-from tests.runner import Runner
+from tests.faults.warm_runs import WarmRuns
+from tests.runner import WarmRunner
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +27,13 @@ from transformers import TrainerCallback
 
 
 def slow_reader(row):
-    time.sleep(0.03)  # a document of a slow service
+    time.sleep(0.1)  # a document of a slow service
     return row["text"]
 
 
 class Poison(TrainerCallback):
     def on_step_begin(self, args, state, control, model=None, **kwargs):
-        if state.global_step == 150:
+        if state.global_step == 120:
             with torch.no_grad():
                 next(model.parameters())[0, 0] = float("nan")
 
@@ -44,16 +46,24 @@ class Hoard(TrainerCallback):
         self.kept.append(np.ones(2**18, dtype=np.float32))
         self.norms = [float(np.linalg.norm(one)) for one in self.kept]
 """
-STEPS = 300
-TRAIN = {"max_steps": STEPS, "per_device_train_batch_size": 8, "logging_steps": 2, "save_steps": 150, "eval_steps": 50}
-SMALL = {"preset": "modern", "n_layer": 4, "n_embd": 64, "n_head": 2, "options": {"window_pattern": "L"}}
-EVALS = {"bpb": {"tokens": 8192, "document_bytes": 4000}}
+STEPS = 240
+TRAIN = {"max_steps": STEPS, "per_device_train_batch_size": 8, "logging_steps": 2, "save_steps": 120, "eval_steps": 40}
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "options": NO_DROPOUT}
+EVALS = {"bpb": {"tokens": 4096, "document_bytes": 0}}
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Iterator[WarmRuns]:
+    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
+    yield runs
+    runs.close()
 
 
 @pytest.fixture
-def runner(tmp_path, text_files, chat_files) -> Runner:
+def runner(tmp_path, text_files, chat_files, cache, warm) -> WarmRunner:
     (tmp_path / "own_code.py").write_text(OWN_CODE)
-    return Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 def documents(runner, name, texts):
@@ -64,8 +74,8 @@ def documents(runner, name, texts):
 
 def diagnosed(runner, name, *, status=0, train=None, **sections):
     """Findings by rule of a training of that recipe."""
-    sections = {"model": SMALL, "optimizer": {"type": "muon_adamw"}, "evals": EVALS, **sections}
-    recipe = runner.recipe(name, "modern", train={**TRAIN, **(train or {})}, **sections)
+    sections = {"model": SMALL, "optimizer": {"type": "adamw"}, "evals": EVALS, **sections}
+    recipe = runner.recipe(name, "gpt2", train={**TRAIN, **(train or {})}, **sections)
     run = runner.train(recipe, status=status).directory
     findings = diagnose(read_run(str(run)))
     print(f"\n{name}: {verdict(findings)}")
@@ -86,19 +96,20 @@ def test_a_healthy_run_is_called_healthy(runner):
 
 
 def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
-    findings = diagnosed(runner, "high-rate", optimizer={"type": "muon_adamw", "rate_scale": 30.0})
+    findings = diagnosed(runner, "high-rate", optimizer={"type": "adamw", "rate_scale": 30.0})
     in_the_loss = {"loss falls", "loss stays below its start", "loss does not rise", "loss keeps falling", "loss does not spike"}  # fmt: skip
     assert troubles(findings) & in_the_loss
     assert troubles(findings) <= in_the_loss | {"gradient norm does not spike", "gradient norm stays bounded"}
 
 
 def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
-    path = documents(runner, "slow", docstrings(modules=60)[:400])
+    path = documents(runner, "slow", docstrings(modules=60)[::8])
     findings = diagnosed(
         runner,
         "stalled",
         tokenizer={"vocab_size": 512, "train_chars": 50_000},
         data={"sources": [{"files": path, "format": "own_code:slow_reader"}], "shard_rows": 16},
+        train={"max_steps": STEPS // 2},
     )
     assert "data does not stall the steps" in troubles(findings)
 
@@ -106,7 +117,7 @@ def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
 def test_a_parameter_that_becomes_nan_is_named_with_its_step(runner):
     findings = diagnosed(runner, "nan", status=76, run={"callbacks": ["own_code:Poison"]})
     assert troubles(findings) == {"every number is finite", "run reached its end"}
-    assert "step 15" in findings["every number is finite"].evidence
+    assert "step 12" in findings["every number is finite"].evidence
 
 
 def test_a_callback_that_keeps_memory_and_slows_the_steps_is_seen_as_drift(runner):

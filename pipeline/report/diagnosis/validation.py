@@ -120,7 +120,7 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss",
     threshold=(
-        f"none of: validation documents found in the training text; val/bpb below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"none of: validation documents found in the training text; val/bpb ever below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
         f"{BELOW_TROUBLE:.0%} (trouble) below train/loss; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
         "that fell on (note; trouble when the model has more parameters than different tokens)"
     ),
@@ -131,7 +131,8 @@ def gap_stays(figures: Figures) -> Verdict | None:
     advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold out other text. Source code and templates may honestly be this predictable.",
 )
 def is_no_leak(figures: Figures) -> Verdict | None:
-    bpb, pairs = figures.last("val/bpb"), beside_training(figures)
+    scores, pairs = figures.series("val/bpb").values, beside_training(figures)
+    bpb = float(scores.min()) if scores.size else None  # it was reached, whatever came after
     overlap = figures.manifest("overlap.found")
     if bpb is None and not pairs.steps.size and overlap is None:
         return None
@@ -139,7 +140,7 @@ def is_no_leak(figures: Figures) -> Verdict | None:
     if overlap:
         suspicions.append(("trouble", f"{overlap:,} of {figures.manifest('overlap.documents'):,} validation documents stand in the training text"))  # fmt: skip
     if bpb is not None and bpb < LOWEST_BPB:
-        suspicions.append(("trouble", f"val/bpb {bpb:.4g}"))
+        suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
     if pairs.steps.size >= 2:
         below = float(((pairs.training - pairs.validation) / pairs.training)[-2:].min())
         if below > BELOW_NOTE:
@@ -174,7 +175,7 @@ def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]
 
 
 def _beside(bpb: float | None, pairs: Pairs) -> str:
-    told = [f"val/bpb {bpb:.4g}"] if bpb is not None else []
+    told = [f"lowest val/bpb {bpb:.4g}"] if bpb is not None else []
     if pairs.steps.size:
         told.append(f"val/loss {pairs.validation[-1]:.4g} beside train/loss {pairs.training[-1]:.4g}")
     return ", ".join(told)
