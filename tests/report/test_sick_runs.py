@@ -103,7 +103,7 @@ def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
 
 
 def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
-    path = documents(runner, "slow", docstrings(modules=60)[::8])
+    path = documents(runner, "slow", docstrings(modules=60)[::2])
     findings = diagnosed(
         runner,
         "stalled",
