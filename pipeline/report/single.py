@@ -7,6 +7,7 @@ from pipeline.artifacts.atomic import write_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import panels_of
+from pipeline.report.diagnosis import diagnosis_text
 from pipeline.report.energy import energy_text
 from pipeline.report.evaluations import other_results_text
 from pipeline.report.inputs import data_shares_text, tokenizer_text
@@ -21,6 +22,7 @@ from pipeline.report.worth import worth_text
 # Each function gives Markdown, "" when there is nothing to say.
 SECTIONS: list[tuple[str, Callable[[RunData], str]]] = [
     ("Metadata", metadata_text),
+    ("Diagnosis", diagnosis_text),
     ("Learning rate", learning_rate_text),
     ("Losses and validation", losses_text),
     ("Gradient norm", gradient_norm_text),

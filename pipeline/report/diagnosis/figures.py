@@ -1,0 +1,141 @@
+"""A run's numbers in the form that rules read: finite values, each series read once."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.report.run_data import RunData
+
+OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by step, in the order of the steps."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return self.values.size
+
+    def where(self, kept: np.ndarray) -> "Series":
+        return Series(self.steps[kept], self.values[kept])
+
+
+class Figures:
+    """What rules may read of a run: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
+
+    def __init__(self, data: RunData):
+        self.data = data
+        self._series: dict[str, Series] = {}
+        self._wild: dict[str, np.ndarray] = {}
+        self._events: list[dict[str, Any]] | None = None
+
+    def series(self, name: str) -> Series:
+        """The finite values of a metric."""
+        if name not in self._series:
+            points = [point for point in self.data.series(name) if is_number(point[1])]
+            steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
+            finite = np.isfinite(values)
+            self._series[name], self._wild[name] = Series(steps[finite], values[finite]), steps[~finite]
+        return self._series[name]
+
+    def wild(self, name: str) -> list[int]:
+        """Steps at which the metric is NaN or infinite."""
+        self.series(name)
+        return [int(step) for step in self._wild[name]]
+
+    def loss(self) -> Series:
+        """train/loss; of imported lines, which have no other, the smoothed one."""
+        return self.series("train/loss") if len(self.series("train/loss")) else self.series("train/loss_ema")
+
+    def rate(self) -> Series:
+        """The learning rate, else its multiplier."""
+        return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
+
+    def step(self) -> int:
+        """Optimizer steps that count; an export may hold everything but the loss."""
+        return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
+
+    def passes(self) -> Series:
+        """Whole passes over the data before each step."""
+        epoch = self.series("data/epoch")
+        # Ours and nanochat's counts from one; the Trainer's is the fraction that was read.
+        is_fraction = self.manifest("imported.program") == "Trainer"
+        return Series(epoch.steps, epoch.values if is_fraction else epoch.values - 1)
+
+    def timed(self, name: str) -> Series:
+        """The same without the first logged value of each start, which holds compilation and cold caches."""
+        series, starts = self.series(name), self.series("perf/first_step_s").steps
+        kept = ~np.isin(series.steps, starts)
+        kept[:1] = False
+        return series.where(kept)
+
+    def last(self, name: str) -> float | None:
+        values = self.series(name).values
+        return float(values[-1]) if values.size else None
+
+    def total(self, *names: str) -> float:
+        """The sum of all values of these metrics."""
+        return float(sum(self.series(name).values.sum() for name in names))
+
+    def seconds(self) -> float | None:
+        """Seconds in steps over all attempts that count; None when nobody measured them."""
+        total = self.last("perf/total_s")
+        if total is None and len(self.timed("perf/step_s")):
+            total = float(np.median(self.timed("perf/step_s").values)) * self.step()
+        return total
+
+    def recipe(self, path: str, default: Any = None) -> Any:
+        return _at(self.data.recipe, path, default)
+
+    def manifest(self, path: str, default: Any = None) -> Any:
+        return _at(self.data.manifest, path, default)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Rows of that event, as far as they count."""
+        if self._events is None:
+            self._events = [row for row in self.data.rows if "event" in row]
+        return [row for row in self._events if row["event"] == name]
+
+    def is_watched(self) -> bool:
+        """Whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
+        return not self.manifest("imported") and bool(self.events("attempt"))
+
+    def restarts(self) -> tuple[int, int]:
+        """(restarts, optimizer steps that were made again after them)."""
+        last = lost = reached = 0
+        for row in self.data.all_rows:
+            if row.get("event") == "attempt":
+                lost, reached = lost + max(reached - row["step"], 0), row["step"]
+            elif "train/loss" in row or "train/loss_ema" in row:
+                reached = max(reached, row["step"])
+            last = max(last, row.get("attempt", 1))
+        return max(last - 1, 0), lost
+
+    def starts_trained(self) -> bool:
+        """Whether the weights were trained before the first step."""
+        return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
+
+    def warmup_steps(self) -> int | None:
+        """Steps of warm-up by the recipe, None when it does not say."""
+        if self.recipe("optimizer.type", "trainer") != "trainer":
+            return self.recipe("optimizer.schedule.warmup_steps")
+        warmup = self.recipe("train.warmup_steps")
+        if warmup is None or warmup >= 1:
+            return None if warmup is None else int(warmup)
+        steps = self.data.max_steps()
+        return None if steps is None else math.ceil(warmup * steps)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _at(tree: Any, path: str, default: Any) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return default if tree is None else tree

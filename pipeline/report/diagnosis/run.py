@@ -1,0 +1,181 @@
+"""Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
+
+from pipeline.report.diagnosis.figures import Figures
+from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+
+PASSES_NOTE, PASSES_TROUBLE = 4, 16
+RESTARTS = 3
+LOST_NOTE, LOST_TROUBLE = 0.02, 0.10
+GOODPUT_NOTE, GOODPUT_TROUBLE = 90.0, 70.0
+PADDED_NOTE, PADDED_TROUBLE = 0.05, 0.20
+CROPPED_NOTE, CROPPED_TROUBLE = 0.20, 0.50
+BAD_ROWS_SHARE = 0.001
+RETRIES_SHARE = 0.01  # of the steps
+
+
+@rule(
+    "run reached its end",
+    needs="a status in the manifest, or the number of planned steps",
+    threshold="the status is finished, or the last logged step is the last planned one",
+    reason="an unfinished run has not seen the low rates of its end, where much of the loss falls: its numbers are not those of the run that was planned",
+    advice="Run the same command again: it goes on from the newest whole checkpoint (or it is still running). Without one it starts anew.",
+)
+def reached_its_end(figures: Figures) -> Verdict | None:
+    data = figures.data
+    step, planned = figures.step(), data.max_steps()
+    of = f"step {step:,}" + (f" of {planned:,} ({step / planned:.1%})" if planned else "")
+    if data.failure and data.failure.get("status") in (75, 130):
+        return Verdict("note", "the run was interrupted and can go on", f"{of}: status {data.failure['status']}")
+    if data.failure:
+        return Verdict("trouble", "the run was stopped by a failure", f"{of}: status {data.failure.get('status')}, {data.failure.get('class')}")  # fmt: skip
+    if data.manifest.get("status") == "finished" or (planned and step >= planned):
+        return Verdict("healthy", "the run reached its end", of)
+    if planned:
+        return Verdict("trouble", "the run is unfinished", of)
+    return None
+
+
+@rule(
+    "run can be resumed",
+    needs="checkpoints, a finished model or the recipe's saving",
+    threshold="a whole checkpoint or a finished model is in the run directory",
+    reason="what is not saved is lost with the process, and with it every hour that was paid",
+    advice="Set train.save_steps so that a crash costs minutes (it is on by default here); an imported run: copy its checkpoints before anything else.",
+)
+def can_be_resumed(figures: Figures) -> Verdict | None:
+    data = figures.data
+    step, sealed = figures.step(), [step for step, _, whole in data.checkpoints if whole]
+    if sealed:
+        newest = max(sealed)
+        return Verdict("healthy", "the run can be resumed", f"newest whole checkpoint at step {newest:,}, {max(step - newest, 0):,} steps before the last")  # fmt: skip
+    if data.run.model.is_dir():
+        return Verdict("healthy", "the finished model is there", str(data.run.model.name))
+    seconds = figures.seconds()
+    lost = f"{step:,} steps" + (f", {seconds / 3600:.2g} h of steps" if seconds else "") + " cannot be continued"
+    strategy, every = figures.recipe("train.save_strategy"), figures.recipe("train.save_steps")
+    if strategy == "no":
+        return Verdict("trouble", "the run saves no checkpoint: it cannot be resumed", f"train.save_strategy is no; {lost}")  # fmt: skip
+    if len(figures.series("ckpt/save_s")) or figures.last("ckpt/last_good_step"):
+        return Verdict("note", "checkpoints were written and are not here any more", lost)
+    if not step or (every is None and data.manifest.get("status") == "finished"):
+        return None
+    is_late = isinstance(every, (int, float)) and every > step
+    return Verdict("trouble", "there is no checkpoint to resume from", (f"train.save_steps is {every:g}; " if is_late else "") + lost)  # fmt: skip
+
+
+@rule(
+    "starts are few",
+    needs="a logged step",
+    threshold=(
+        f"fewer than {RESTARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} (trouble) of those that count; "
+        f"goodput at least {GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
+    ),
+    reason="every restart repeats start-up and the steps since the last checkpoint; a tenth of the rent lost that way is worth an afternoon's search",
+    advice="Read failure.json and the console around each end; save more often; move to steadier machines.",
+)
+def starts_are_few(figures: Figures) -> Verdict | None:
+    goodput, made = figures.last("perf/goodput_pct"), figures.step()
+    if not made:
+        return None
+    restarts, lost = figures.restarts()
+    evidence = f"{restarts} restarts, {lost:,} steps made twice ({lost / made:.1%})"
+    if goodput is not None:
+        evidence += f", goodput {goodput:.1f} %"
+    low = goodput if goodput is not None else 100.0
+    if lost >= LOST_TROUBLE * made or low < GOODPUT_TROUBLE:
+        return Verdict("trouble", "much of the time was lost to restarts", evidence)
+    if lost >= LOST_NOTE * made or low < GOODPUT_NOTE or restarts >= RESTARTS:
+        return Verdict("note", "restarts cost time", evidence)
+    return Verdict("healthy", "hardly any step was made twice", evidence)
+
+
+@rule(
+    "text is not repeated too often",
+    needs="data/epoch",
+    threshold=f"fewer than {PASSES_NOTE} (note) or {PASSES_TROUBLE} (trouble) whole passes over a source",
+    reason="up to four passes teach nearly as much as new text, after about sixteen another one teaches nothing (Muennighoff et al. 2023)",
+    advice="More text, a shorter run, or a smaller share for the small source (data.sources weight or epochs); watch validation.",
+)
+def few_passes(figures: Figures) -> Verdict | None:
+    before = figures.passes().values
+    if not before.size:
+        return None
+    passes = float(before.max())
+    return graded(
+        passes,
+        note=PASSES_NOTE,
+        trouble=PASSES_TROUBLE,
+        titles=("the text was not repeated often", "the text was repeated often"),
+        evidence=f"{passes:.0f} whole passes",
+    )
+
+
+@rule(
+    "rows hold text",
+    needs="shares in the manifest, or data/pad_frac",
+    threshold=f"padding below {PADDED_NOTE:.0%} (note) or {PADDED_TROUBLE:.0%} (trouble) of the positions; cropped text below {CROPPED_NOTE:.0%} (note) or {CROPPED_TROUBLE:.0%} (trouble)",
+    reason="padding is computed and teaches nothing: 5 % is 5 % of the cost; cropped text is lost, and best_fit_crop loses about a third where documents are long",
+    advice="data.packing: cut_and_fit pads under 1 % and loses nothing; in SFT longer rows, or shorter conversations together.",
+)
+def rows_hold_text(figures: Figures) -> Verdict | None:
+    shares = {name: share.get("lost") or {} for name, share in (figures.manifest("shares") or {}).items()}
+    padded = max(
+        [lost["padded"] for lost in shares.values() if "padded" in lost], default=figures.last("data/pad_frac")
+    )
+    cropped = max((lost["cropped"] for lost in shares.values() if "cropped" in lost), default=None)
+    if padded is None and cropped is None:
+        return None
+    known = {"padded": padded, "cropped": cropped}
+    told = [f"{name} {share:.1%}" for name, share in known.items() if share is not None]
+    evidence, lost = ", ".join(told) + " (of the worst source)" * (len(shares) > 1), (padded or 0, cropped or 0)
+    if lost[0] >= PADDED_TROUBLE or lost[1] >= CROPPED_TROUBLE:
+        return Verdict("trouble", "much of the rows is padding, or much text is cropped", evidence)
+    if lost[0] >= PADDED_NOTE or lost[1] >= CROPPED_NOTE:
+        return Verdict("note", "rows are padded or text is cropped", evidence)
+    return Verdict("healthy", "rows are full of text", evidence)
+
+
+@rule(
+    "every row is readable",
+    needs="data/bad_rows",
+    threshold=f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on",
+    reason="a few bad lines pass unnoticed in any crawl; one in a thousand is a broken file or a wrong format",
+    advice="The run names each row: python -m pipeline.data RECIPE shows them; mend or leave out the file.",
+)
+def rows_are_readable(figures: Figures) -> Verdict | None:
+    bad = figures.last("data/bad_rows")
+    if bad is None:
+        return None
+    read = figures.last("data/documents") or figures.last("data/samples")
+    evidence = f"{bad:.0f} unreadable rows" + (f" beside {read:,.0f} that were read" if read else "")
+    if not bad:
+        return Verdict("healthy", "every row was readable", evidence)
+    return graded(bad / read if read else 0.0, note=0, trouble=BAD_ROWS_SHARE, titles=("", "rows are unreadable"), evidence=evidence)  # fmt: skip
+
+
+@rule(
+    "reading needs no retries",
+    needs="data/retries",
+    threshold=f"no retry; trouble from one in {1 / RETRIES_SHARE:.0f} steps on",
+    reason="now and then a service hiccups; retries that keep pace with the steps are a failing disk, network or quota",
+    advice="Copy the data to a local disk first; look at the quota of the Hub and at the network (net/received_mb_s).",
+)
+def no_retries(figures: Figures) -> Verdict | None:
+    retries = figures.last("data/retries")
+    if retries is None:
+        return None
+    if not retries:
+        return Verdict("healthy", "nothing had to be read twice", "0 retries")
+    made = max(figures.step(), 1)
+    return graded(retries / made, note=0, trouble=RETRIES_SHARE, titles=("", "reading was retried"), evidence=f"{retries:.0f} retries in {made:,} steps")  # fmt: skip
+
+
+RULES: list[Rule] = [
+    reached_its_end,
+    can_be_resumed,
+    starts_are_few,
+    few_passes,
+    rows_hold_text,
+    rows_are_readable,
+    no_retries,
+]

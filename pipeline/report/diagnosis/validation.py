@@ -1,0 +1,184 @@
+"""Rules on held-out text: validation beside training."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.report.diagnosis.figures import Figures, Series
+from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.robust import error_of_difference, median
+
+EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
+RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
+GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
+SETTLED = 0.25  # of the run: before it the loss falls so fast that training, logged a moment earlier, lies above
+BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
+BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
+NO_GAP, PASSES = 0.02, 4
+LOWEST_BPB = 0.5
+VALIDATION = ("val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb")
+
+
+class Pairs(NamedTuple):
+    """Validation and training loss at the evaluations after SETTLED of the run; nats."""
+
+    steps: np.ndarray
+    validation: np.ndarray
+    training: np.ndarray
+
+
+def held_out(figures: Figures) -> tuple[str, Series] | None:
+    """The validation number that was measured most often, and its values."""
+    found = [(name, figures.series(name)) for name in VALIDATION if len(figures.series(name))]
+    return max(found, key=lambda pair: len(pair[1])) if found else None
+
+
+def beside(training: Series) -> int:
+    """How many logged losses before an evaluation stand for the training there: few are noisy, many are old."""
+    return max(BESIDE, int(BESIDE_SHARE * len(training)))
+
+
+def beside_training(figures: Figures) -> Pairs:
+    """val/loss and the median of the training losses logged just before it."""
+    validation, training = figures.series("val/loss"), figures.loss()
+    length, pairs = beside(training), []
+    for step, value in zip(validation.steps, validation.values, strict=True):
+        before = training.values[training.steps <= step][-length:]
+        if step >= SETTLED * figures.step() and before.size == length:
+            pairs.append((step, value, median(before)))
+    return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
+
+
+@rule(
+    "something is held out",
+    needs="a logged step",
+    threshold="at least one validation number after step 0, of the run or of python -m pipeline.evals",
+    reason="training loss alone cannot tell learning from memorising, nor one run from another",
+    advice="Set data.validation and train.eval_steps, or score the checkpoints now: python -m pipeline.evals RUN bpb.",
+)
+def is_validated(figures: Figures) -> Verdict | None:
+    if not figures.step():
+        return None
+    after = {name: int((figures.series(name).steps > 0).sum()) for name in VALIDATION}
+    measured = {name: count for name, count in after.items() if count}
+    later = len(figures.data.scores()) - sum(len(figures.series(name)) for name in VALIDATION[1:])
+    if measured or later > 0:
+        told = [f"{name} {count} times" for name, count in measured.items()]
+        return Verdict("healthy", "validation was measured", ", ".join(told + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
+    return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
+
+
+@rule(
+    "validation keeps falling",
+    needs=f"{EVALUATIONS} evaluations",
+    threshold=f"the last value is less than {RISE_NOTE:.1%} (note) or {RISE_TROUBLE:.0%} (trouble) above the lowest",
+    reason="the same text is scored each time, so that differences of half a percent are no noise of the sample",
+    advice="The run memorises: stop at the lowest value (that checkpoint is kept), use more text, fewer passes, a smaller model or dropout.",
+)
+def validation_falls(figures: Figures) -> Verdict | None:
+    found = held_out(figures)
+    if found is None or len(found[1]) < EVALUATIONS:
+        return None
+    name, (steps, values) = found[0], (found[1].steps, found[1].values)
+    lowest = int(values.argmin())
+    rise = (values[-1] - values[lowest]) / abs(values[lowest]) if values[lowest] else 0.0
+    return graded(
+        rise,
+        note=RISE_NOTE,
+        trouble=RISE_TROUBLE,
+        titles=("validation falls to its end", "validation rises again"),
+        evidence=f"{name} lowest {values[lowest]:.4g} at step {steps[lowest]:.0f}, last {values[-1]:.4g} at step {steps[-1]:.0f} ({rise:+.1%})",
+    )
+
+
+@rule(
+    "validation stays beside training",
+    needs=f"{EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
+    threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
+    reason="a gap that stays is the difference of two texts; one that widens is memory. Means of the texts differ by a percent or two between evaluations",
+    advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
+)
+def gap_stays(figures: Figures) -> Verdict | None:
+    pairs = beside_training(figures)
+    if pairs.steps.size < EVALUATIONS:
+        return None
+    gap = pairs.validation - pairs.training
+    least = int(gap.argmin())
+    widened = (gap[-1] - gap[least]) / abs(pairs.validation[-1])
+    training = figures.loss()
+    certain = gap[-1] - gap[least] > 3 * error_of_difference(training.values, beside(training))
+    return graded(
+        widened if certain else 0.0,
+        note=GAP_NOTE,
+        trouble=GAP_TROUBLE,
+        titles=("validation follows training", "validation moves away from training"),
+        evidence=f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step {pairs.steps[-1]:.0f} (train {pairs.training[-1]:.4g}, val {pairs.validation[-1]:.4g})",
+    )
+
+
+@rule(
+    "validation text is not trained on",
+    needs="val/bpb, or val/loss with train/loss",
+    threshold=(
+        f"none of: validation documents found in the training text; val/bpb ever below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"{BELOW_TROUBLE:.0%} (trouble) below train/loss; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
+        "that fell on (note; trouble when the model has more parameters than different tokens)"
+    ),
+    reason=(
+        "the largest published models need 0.6 to 0.7 bits per byte of unseen prose; unseen text is not easier than learnt text, "
+        "and who has read a text four times knows it better than a new one"
+    ),
+    advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold out other text. Source code and templates may honestly be this predictable.",
+)
+def is_no_leak(figures: Figures) -> Verdict | None:
+    scores, pairs = figures.series("val/bpb").values, beside_training(figures)
+    bpb = float(scores.min()) if scores.size else None  # it was reached, whatever came after
+    overlap = figures.manifest("overlap.found")
+    if bpb is None and not pairs.steps.size and overlap is None:
+        return None
+    suspicions: list[tuple[str, str]] = []
+    if overlap:
+        suspicions.append(("trouble", f"{overlap:,} of {figures.manifest('overlap.documents'):,} validation documents stand in the training text"))  # fmt: skip
+    if bpb is not None and bpb < LOWEST_BPB:
+        suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
+    if pairs.steps.size >= 2:
+        below = float(((pairs.training - pairs.validation) / pairs.training)[-2:].min())
+        if below > BELOW_NOTE:
+            level = "trouble" if below > BELOW_TROUBLE else "note"
+            suspicions.append((level, f"val/loss {pairs.validation[-1]:.4g} is {below:.0%} below train/loss {pairs.training[-1]:.4g}"))  # fmt: skip
+    if pairs.steps.size:
+        suspicions += _no_gap_after_passes(figures, pairs)
+    if not suspicions:
+        return Verdict("healthy", "nothing says that validation text was trained on", _beside(bpb, pairs))
+    is_trouble = any(level == "trouble" for level, _ in suspicions)
+    return Verdict(
+        "trouble" if is_trouble else "note",
+        "validation text seems to be trained on" if is_trouble else "validation is suspiciously near to training",
+        "; ".join(told for _, told in suspicions),
+    )
+
+
+def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]]:
+    before, loss = figures.passes(), figures.loss()
+    passes = before.values[-1] if len(before) else 0
+    gap = (pairs.validation[-1] - pairs.training[-1]) / pairs.training[-1]
+    if passes < PASSES or abs(gap) > NO_GAP:
+        return []
+    second_pass = loss.values[loss.steps >= before.steps[before.values >= 1][0]]
+    if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
+        return []  # nothing was learnt in the repeated passes, by heart or otherwise
+    tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
+    told = f"val/loss {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of train/loss {pairs.training[-1]:.4g} after {passes:.0f} passes"
+    if isinstance(parameters, (int, float)) and parameters > tokens:
+        return [("trouble", f"{told} of {tokens:,.0f} tokens by {parameters:,.0f} parameters")]
+    return [("note", told)]
+
+
+def _beside(bpb: float | None, pairs: Pairs) -> str:
+    told = [f"lowest val/bpb {bpb:.4g}"] if bpb is not None else []
+    if pairs.steps.size:
+        told.append(f"val/loss {pairs.validation[-1]:.4g} beside train/loss {pairs.training[-1]:.4g}")
+    return ", ".join(told)
+
+
+RULES: list[Rule] = [is_validated, validation_falls, gap_stays, is_no_leak]

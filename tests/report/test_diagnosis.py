@@ -1,0 +1,430 @@
+"""Each rule of the diagnosis names its sign just beyond the threshold, and nothing just within it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.report.diagnosis import diagnose, diagnosis_text
+from pipeline.report.diagnosis.page import page
+from pipeline.report.diagnosis.rules import RULES
+from tests.report.made_runs import STARTED, falling, found, made_run, noisy, sound_run
+
+ROOT = Path(__file__).parents[2]
+N = 400
+
+
+def with_recipe(data, **sections):
+    return replace(data, recipe=data.recipe | {name: data.recipe.get(name, {}) | keys for name, keys in sections.items()})  # fmt: skip
+
+
+def with_manifest(data, **keys):
+    return replace(data, manifest=data.manifest | keys)
+
+
+def grown(by):
+    """Step times or memory that grow evenly, so that the last third (or window) stands `by` above the first."""
+    return noisy(np.linspace(1, 1 + by * 1.5, N), share=0.01)
+
+
+def jumping(share):
+    return noisy([0.5] * N, share=share, seed=1)
+
+
+def with_spikes(count, *, of=N):
+    events = [{"event": "spike", "step": 100 + i, "name": "train/loss", "value": 9.0} for i in range(count)]
+    data = sound_run(of)
+    return replace(data, rows=[*events, *data.rows])
+
+
+def imported_with_spike(height):
+    norms = noisy([1.0] * 100, share=0.05)
+    norms[60] = height
+    return made_run({"optim/grad_norm": norms})
+
+
+def restarted(back):
+    """A run of 400 steps that was cut at step 200 and went on `back` steps before that."""
+    data = sound_run(**{"perf/goodput_pct": None})
+    rows = [row for row in data.rows if "event" not in row]
+    later = {"event": "attempt", "attempt": 2, "step": 200 - back, "time": 1.0}
+    return replace(data, all_rows=[*STARTED, *rows[:200], later, *rows[200 - back :]])
+
+
+def validated(last, *, train=None):
+    """Evaluations that fall to 3.0 at step 300 and end at `last`."""
+    values = {100: 4.0, 200: 3.4, 300: 3.0, 400: last}
+    return sound_run(**{"val/loss": values, "val/bpb": None} | ({"train/loss": train} if train else {}))
+
+
+def gap(at_the_end, *, noise=0.001):
+    """Training stands at 3.0 from the first twentieth on; validation moves from 3.1 to 3.1 + at_the_end."""
+    train = noisy([8.0] * 20 + [3.0] * (N - 20), share=noise)
+    return sound_run(**{"train/loss": train, "val/bpb": None, "val/loss": {100: 3.1, 200: 3.1, 300: 3.1, 400: 3.1 + at_the_end}})  # fmt: skip
+
+
+def repeated(val, *, parameters=None, passes=5):
+    """Passes over the same text, the later ones of which take the training loss down to 2.03."""
+    data = sound_run(
+        **{
+            "train/loss": np.linspace(4.5, 2.0, N).tolist(),
+            "data/epoch": [1 + passes * step // N for step in range(1, N + 1)],
+            "val/loss": {300: 2.6, 400: val},
+            "val/bpb": None,
+        }
+    )
+    rows = [row | {"tokens": row["step"] * 2048} if "event" not in row else row for row in data.rows]
+    return with_manifest(replace(data, rows=rows), plan={"parameters": parameters} if parameters else {})
+
+
+def standing(fall, *, rate):
+    """A loss that falls fast, then by `fall` through the second half at that share of the peak rate."""
+    rates = [1.0] * 100 + [rate] * 300
+    loss = [*falling(150, end=3.1), *[3.1] * 50, *np.linspace(3.1, 3.1 * (1 - fall), 200)]
+    return sound_run(**{"train/loss": noisy(loss, share=0.001), "optim/lr": rates, "optim/lrm": None})
+
+
+def saved(seconds, *, of):
+    return sound_run(**{"ckpt/save_s": {N: seconds}, "perf/total_s": {N: of - seconds - 8}})  # 8 evaluations of 1 s
+
+
+def evaluated(seconds, *, of):
+    return sound_run(**{"perf/eval_s": {N: seconds}, "perf/total_s": {N: of - seconds - 0.4}})
+
+
+def restarts(count):
+    data = sound_run()
+    again = [{"event": "attempt", "attempt": n + 2, "step": N, "time": 1.0} for n in range(count)]
+    return replace(data, all_rows=[*data.all_rows, *again])
+
+
+def short(data, count):
+    """The run as it stood after that many logged steps."""
+    rows = [row for row in data.rows if "event" in row or row["step"] <= count]
+    return replace(data, rows=rows, all_rows=rows)
+
+
+def growing(to):
+    return np.linspace(1.0, to, N).tolist()
+
+
+# By rule: runs just beyond each threshold and just within it, with the level that they must get.
+CASES = {
+    "run reached its end": [
+        (with_recipe(with_manifest(sound_run(), status="training"), train={"max_steps": N + 1}), "trouble"),
+        (with_recipe(with_manifest(sound_run(), status="training"), train={"max_steps": N}), "healthy"),
+        (replace(sound_run(), failure={"status": 71, "class": "OutOfMemoryError"}), "trouble"),
+        (replace(sound_run(), failure={"status": 75, "class": "Preempted"}), "note"),
+    ],
+    "run can be resumed": [
+        (replace(sound_run(), checkpoints=[(N, 1000, False)]), "note"),  # saves were logged
+        (replace(sound_run(**{"ckpt/save_s": None}), checkpoints=[]), "trouble"),
+        (with_recipe(replace(sound_run(), checkpoints=[]), train={"save_strategy": "no"}), "trouble"),
+        (replace(sound_run(), checkpoints=[(N // 2, 1000, True), (N, 1000, False)]), "healthy"),
+    ],
+    "starts are few": [
+        (restarted(back=7), "healthy"),
+        (restarted(back=8), "note"),
+        (restarted(back=39), "note"),
+        (restarted(back=40), "trouble"),
+        (restarts(2), "healthy"),
+        (restarts(3), "note"),
+        (sound_run(**{"perf/goodput_pct": [90.0] * N}), "healthy"),
+        (sound_run(**{"perf/goodput_pct": [89.0] * N}), "note"),
+        (sound_run(**{"perf/goodput_pct": [71.0] * N}), "note"),
+        (sound_run(**{"perf/goodput_pct": [69.0] * N}), "trouble"),
+    ],
+    "text is not repeated too often": [
+        (sound_run(**{"data/epoch": {N: 4}}), "healthy"),
+        (sound_run(**{"data/epoch": {N: 5}}), "note"),
+        (sound_run(**{"data/epoch": {N: 16}}), "note"),
+        (sound_run(**{"data/epoch": {N: 17}}), "trouble"),
+        (with_manifest(sound_run(**{"data/epoch": {N: 3.9}}), imported={"program": "Trainer"}), "healthy"),
+        (with_manifest(sound_run(**{"data/epoch": {N: 4.0}}), imported={"program": "Trainer"}), "note"),
+    ],
+    "rows hold text": [
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.049, "cropped": 0.199}}}), "healthy"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.05}}, "b": {"lost": {}}}), "note"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.19, "cropped": 0.49}}}), "note"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.2, "cropped": 0.0}}}), "trouble"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.0, "cropped": 0.2}}}), "note"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.0, "cropped": 0.5}}}), "trouble"),
+    ],
+    "every row is readable": [
+        (sound_run(), "healthy"),
+        (sound_run(**{"data/bad_rows": {N: 3}}), "note"),  # of 3,200 rows
+        (sound_run(**{"data/bad_rows": {N: 4}}), "trouble"),
+    ],
+    "reading needs no retries": [
+        (sound_run(), "healthy"),
+        (sound_run(**{"data/retries": {N: 3}}), "note"),
+        (sound_run(**{"data/retries": {N: 4}}), "trouble"),
+    ],
+    "learning rate follows its schedule": [
+        (sound_run(**{"optim/lrm": {**dict.fromkeys(range(41, 100), 1.0), 100: 0.995}}), "healthy"),
+        (sound_run(**{"optim/lrm": {**dict.fromkeys(range(41, 100), 1.0), 100: 0.993}}), "trouble"),
+        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2, 0.24, 0.1]}), "healthy"),
+        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2, 0.26, 0.1]}), "note"),
+        (made_run({"optim/lr": [0.1, 1.0, 0.5, 0.2]}), "unknown"),
+    ],
+    "run goes on beyond its warm-up": [
+        (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N // 5}}), "healthy"),
+        (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N // 5 + 1}}), "note"),
+        (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N - 1}}), "note"),
+        (with_recipe(sound_run(), optimizer={"schedule": {"warmup_steps": N}}), "trouble"),
+        (made_run({"optim/lr": list(range(1, 13))}), "trouble"),
+        (made_run({"optim/lr": [*range(1, 12), 11]}), "healthy"),
+        (made_run({"optim/lr": list(range(1, 10))}), "unknown"),
+    ],
+    "loss falls": [
+        (sound_run(**{"train/loss": noisy(np.linspace(8.0, 7.62, N), share=0.001)}), "trouble"),
+        (sound_run(**{"train/loss": noisy(np.linspace(8.0, 7.5, N), share=0.001)}), "healthy"),
+        (with_recipe(sound_run(**{"train/loss": noisy([3.0] * N)}), model={"start_from": "x"}), "note"),
+        (with_recipe(sound_run(**{"train/loss": noisy(np.linspace(3.0, 2.95, N))}), model={"start_from": "x"}), "healthy"),
+        (made_run({"train/loss": [5.0] * 12}, steps=range(1, 61, 5)), "trouble"),
+        (made_run({"train/loss": [5.0] * 11}, steps=range(1, 111, 10)), "unknown"),
+        (made_run({"train/loss": [5.0] * 40}), "unknown"),
+        (made_run({"train/loss_ema": [5.0] * 50}), "trouble"),
+    ],
+    "loss stays below its start": [
+        (sound_run(**{"train/loss": [5.0, 5.3, 5.3, *np.linspace(5, 3, 97)]}), "trouble"),
+        (sound_run(**{"train/loss": [5.0, 5.3, 5.0, *np.linspace(5, 3, 97)]}), "healthy"),  # one value: a spike
+        (sound_run(**{"train/loss": [5.0, 5.2, 5.2, *np.linspace(5, 3, 97)]}), "healthy"),
+    ],
+    "loss does not rise": [
+        (sound_run(**{"train/loss": noisy([*falling(N - 60), *np.linspace(3.03, 3.3, 60)])}), "trouble"),
+        (sound_run(**{"train/loss": noisy([*falling(N - 60), *np.linspace(3.03, 3.14, 60)])}), "healthy"),
+        (made_run({"train/loss": [5.0] * 14}), "unknown"),
+    ],
+    "loss keeps falling": [
+        (standing(0.012, rate=1.0), "healthy"),
+        (standing(0.008, rate=1.0), "trouble"),
+        (standing(0.008, rate=0.55), "trouble"),
+        (standing(0.008, rate=0.45), "note"),
+        (short(standing(0.0, rate=1.0), 199), "unknown"),
+        (made_run({"train/loss": [5.0] * 29}, steps=range(1, 581, 20)), "unknown"),
+    ],
+    "loss does not spike": [
+        (with_spikes(0), "healthy"),
+        (with_spikes(2), "note"),
+        (with_spikes(3), "trouble"),
+        (with_spikes(3, of=4000), "note"),
+        (short(with_spikes(0), 20), "unknown"),
+    ],
+    "gradient norm does not spike": [
+        (imported_with_spike(1.25), "healthy"),
+        (imported_with_spike(1.45), "note"),
+    ],
+    "gradient norm stays bounded": [
+        (sound_run(**{"optim/grad_norm": [1.0] * 300 + [10.1] * 100}), "trouble"),
+        (sound_run(**{"optim/grad_norm": [1.0] * 300 + [9.9] * 100}), "healthy"),
+        (sound_run(**{"optim/grad_norm": [1.0] * 300 + [0.009] * 100}), "trouble"),
+        (sound_run(**{"optim/grad_norm": [1.0] * 300 + [0.011] * 100}), "healthy"),
+        (made_run({"optim/grad_norm": [1.0] * 15}), "unknown"),
+    ],
+    "clipping acts now and then": [
+        (sound_run(**{"optim/clip_frac": [0.0] * N}), "note"),
+        (sound_run(**{"optim/clip_frac": [0.0] * (N - 1) + [0.1]}), "healthy"),
+        (sound_run(**{"optim/clip_frac": [0.49] * N}), "healthy"),
+        (sound_run(**{"optim/clip_frac": [0.51] * N}), "note"),
+        (sound_run(**{"optim/clip_frac": None, "optim/grad_norm": [0.99] * N}), "note"),
+        (sound_run(**{"optim/clip_frac": None, "optim/grad_norm": [0.99] * (N - 1) + [1.01]}), "healthy"),
+        (short(sound_run(), 9), "unknown"),
+        (with_recipe(sound_run(), train={"max_grad_norm": 0}), "healthy"),
+    ],
+    "every number is finite": [
+        (sound_run(), "healthy"),
+        (sound_run(**{"optim/grad_norm": [1.0] * 99 + [float("nan")] + [1.0] * 300}), "trouble"),
+        (replace(sound_run(), failure={"status": 76, "message": "loss is nan"}), "trouble"),
+        (replace(sound_run(), rows=[*sound_run().rows, {"event": "nonfinite", "step": 9, "metrics": ["train/loss"]}]), "trouble"),
+        (sound_run(**{"optim/skipped_steps": {N: 4}}), "trouble"),
+        (sound_run(**{"optim/skipped_steps": {N: 3}}), "note"),
+    ],
+    "something is held out": [
+        (sound_run(**{"val/loss": {0: 8.0}, "val/bpb": {0: 3.0}}), "trouble"),
+        (sound_run(**{"val/loss": {0: 8.0, N: 3.0}, "val/bpb": None}), "healthy"),
+    ],
+    "validation keeps falling": [
+        (validated(3.01), "healthy"),
+        (validated(3.02), "note"),
+        (validated(3.055), "note"),
+        (validated(3.07), "trouble"),
+        (sound_run(**{"val/loss": {300: 3.0, 400: 4.0}, "val/bpb": None}), "unknown"),
+    ],
+    "validation stays beside training": [
+        (gap(0.1), "healthy"),
+        (gap(0.2), "note"),
+        (gap(0.5), "note"),
+        (gap(0.6), "trouble"),
+        (gap(0.6, noise=0.15), "healthy"),
+    ],
+    "validation text is not trained on": [
+        (sound_run(**{"val/bpb": {N: 0.49}}), "trouble"),
+        (sound_run(**{"val/bpb": {200: 0.49, N: 0.6}}), "trouble"),  # reached, whatever came after
+        (sound_run(**{"val/bpb": {N: 0.51}}), "healthy"),
+        (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.69, N: 2.69}}), "trouble"),
+        (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.71, N: 2.71}}), "note"),
+        (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.84, N: 2.84}}), "note"),
+        (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.86, N: 2.86}}), "healthy"),
+        (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.9, N: 2.69}}), "healthy"),  # one evaluation
+        (with_manifest(sound_run(), overlap={"found": 3, "documents": 100}), "trouble"),
+        (with_manifest(sound_run(), overlap={"found": 0, "documents": 100}), "healthy"),
+        (repeated(2.06), "note"),
+        (repeated(2.06, parameters=1_000_000), "trouble"),
+        (repeated(2.08, parameters=1_000_000), "healthy"),
+        (repeated(2.06, parameters=1_000_000, passes=3), "healthy"),
+    ],
+    "step time stays the same": [
+        (sound_run(**{"perf/step_s": grown(0.09)}), "healthy"),
+        (sound_run(**{"perf/step_s": grown(0.12)}), "note"),
+        (sound_run(**{"perf/step_s": grown(0.24)}), "note"),
+        (sound_run(**{"perf/step_s": grown(0.3)}), "trouble"),
+        (sound_run(**{"perf/step_s": [0.5] * 150 + [0.8] * 100 + [0.7] * 150}), "healthy"),  # it passes again
+        (sound_run(**{"perf/step_s": None, "perf/tok_per_s": [1 / t for t in grown(0.3)]}), "trouble"),
+        (made_run({"perf/step_s": np.linspace(1, 2, 15).tolist()}), "unknown"),
+    ],
+    "throughput is stable": [
+        (sound_run(**{"perf/step_s": jumping(0.08)}), "healthy"),
+        (sound_run(**{"perf/step_s": jumping(0.13)}), "note"),
+        (sound_run(**{"perf/step_s": jumping(0.25)}), "note"),
+        (sound_run(**{"perf/step_s": jumping(0.38)}), "trouble"),
+        (sound_run(**{"perf/step_s": [0.5, 0.5, 5.0, 0.5, 0.5, 0.5, 0.5, 0.5] * 50}), "healthy"),  # rare ones
+        (made_run({"perf/step_s": [1.0] * 15}), "unknown"),
+    ],
+    "the accelerator is used": [
+        (sound_run(**{"gpu/util_pct": [90.0] * N, "perf/mfu_pct": [30.0] * N}), "healthy"),
+        (sound_run(**{"gpu/util_pct": [89.0] * N}), "note"),
+        (sound_run(**{"gpu/util_pct": [51.0] * N}), "note"),
+        (sound_run(**{"gpu/util_pct": [49.0] * N}), "trouble"),
+        (sound_run(**{"gpu/util_pct": None, "perf/mfu_pct": None, "perf/bf16_mfu_pct": [29.0] * N}), "note"),
+        (sound_run(**{"gpu/util_pct": [100.0] * N, "perf/mfu_pct": [11.0] * N}), "note"),
+        (sound_run(**{"gpu/util_pct": [100.0] * N, "perf/mfu_pct": [9.9] * N}), "trouble"),
+    ],
+    "data does not stall the steps": [
+        (sound_run(**{"data/wait_frac": [1.0] + [0.02] * (N - 1)}), "healthy"),  # the first rows of a start
+        (sound_run(**{"data/wait_frac": [0.04] * N}), "note"),
+        (sound_run(**{"data/wait_frac": [0.09] * N}), "note"),
+        (sound_run(**{"data/wait_frac": [0.0, 0.0] + [0.9] * 50 + [0.0] * (N - 52)}), "trouble"),
+    ],
+    "no rank keeps the others waiting": [
+        (sound_run(**{"perf/slowest_rank": [1.1] * 300 + [3.0] * 100}), "healthy"),
+        (sound_run(**{"perf/slowest_rank": [1.2] * N}), "note"),
+        (sound_run(**{"perf/slowest_rank": [1.49] * N}), "note"),
+        (sound_run(**{"perf/slowest_rank": [1.51] * N}), "trouble"),
+    ],
+    "the GPU is not throttled": [
+        (sound_run(**{"gpu/throttled_pct": [0.9] * N}), "healthy"),
+        (sound_run(**{"gpu/throttled_pct": [1.1] * N}), "note"),
+        (sound_run(**{"gpu/throttled_pct": [9.0] * N}), "note"),
+        (sound_run(**{"gpu/throttled_pct": [11.0] * N}), "trouble"),
+    ],
+    "saves do not hold the training up": [
+        (saved(49.0, of=1000), "healthy"),
+        (saved(51.0, of=1000), "note"),
+        (saved(95.0, of=1000), "note"),
+        (saved(105.0, of=1000), "trouble"),
+        (saved(105.0, of=601), "trouble"),
+        (saved(105.0, of=599), "note"),  # a short run
+    ],
+    "evaluations leave time for training": [
+        (evaluated(190.0, of=1000), "healthy"),
+        (evaluated(210.0, of=1000), "note"),
+        (evaluated(490.0, of=1000), "note"),
+        (evaluated(510.0, of=1000), "trouble"),
+        (sound_run(**{"perf/eval_s": {N: 100.0}, "core/eval_s": {N: 300.0}, "perf/total_s": {N: 1000.0}}), "note"),
+    ],
+    "memory does not grow": [
+        (sound_run(**{"mem/host_rss_gib": growing(1.14)}), "healthy"),
+        (sound_run(**{"mem/allocated_gib": growing(1.18)}), "note"),
+        (sound_run(**{"mem/host_rss_gib": growing(1.3)}), "note"),
+        (sound_run(**{"mem/host_rss_gib": growing(1.38)}), "trouble"),
+        (sound_run(**{"mem/host_rss_gib": [1.0] * 70 + [3.0] * 330}), "healthy"),  # it fills, and stands
+    ],
+    "device memory has room": [
+        (sound_run(), "healthy"),
+        (sound_run(**{"mem/alloc_retries": {N: 1}}), "note"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within(name):
+    levels = [(finding := found(data, name)).level + ("" if finding.level == level else f" ({finding.evidence})") for data, level in CASES[name]]  # fmt: skip
+    assert levels == [level for _, level in CASES[name]]
+
+
+def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
+    assert [rule.name for rule in RULES] == sorted(CASES, key=[rule.name for rule in RULES].index)
+    for name, cases in CASES.items():
+        levels = {level for _, level in cases}
+        assert "healthy" in levels, name
+        assert levels & {"note", "trouble"}, name
+
+
+def test_a_sound_run_is_healthy_in_every_sign():
+    assert {finding.rule: finding.level for finding in diagnose(sound_run())} == dict.fromkeys(CASES, "healthy")
+    assert diagnosis_text(sound_run()).startswith("**Healthy**: 32 of 32 signs could be judged, none of them is one")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_alone_makes_no_trouble(seed):
+    data = sound_run(
+        **{
+            "train/loss": noisy(falling(N), share=0.05, seed=seed),
+            "perf/step_s": noisy([0.5] * N, share=0.08, seed=seed),
+            "optim/grad_norm": noisy([0.7] * N, share=0.3, seed=seed),
+        }
+    )
+    assert {finding.rule for finding in diagnose(data) if finding.level != "healthy"} == set()
+
+
+def test_without_numbers_every_rule_is_unknown_and_nothing_is_said():
+    empty = made_run({})
+    assert {finding.level for finding in diagnose(empty)} == {"unknown"}
+    assert diagnosis_text(empty) == ""
+
+
+def test_the_text_tells_trouble_with_evidence_threshold_and_advice_and_what_is_unknown():
+    data = sound_run(**{"perf/step_s": grown(0.3), "gpu/throttled_pct": None})
+    text = diagnosis_text(data)
+    drift = found(data, "step time stays the same")
+    assert "**1 sign of trouble** (the step time drifts upward)" in text
+    trouble = text.split("### Trouble")[1].split("###")[0]
+    assert all(part in trouble for part in (drift.title, drift.evidence, drift.threshold, drift.advice))
+    assert "Unknown, for want of numbers: the GPU is not throttled (gpu/throttled_pct: 5 logged values)." in text
+
+
+def test_every_threshold_of_the_code_stands_on_the_page():
+    assert (ROOT / "docs" / "diagnosis.md").read_text() == page(), "run python -m pipeline.report.diagnosis"
+
+
+def test_the_numbers_are_explained_with_the_runs_own_figures():
+    data = sound_run(
+        **{
+            "data/samples": {N: 3200},
+            "data/tokens": {N: 800_000},
+            "mem/allocated_gib": {N: 40.0},
+            "mem/peak_allocated_gib": {N: 60.5},
+            "mem/reserved_gib": {N: 64.0},
+            "mem/device_used_gib": {N: 70.0},
+            "perf/mfu_pct": [55.0] * N,
+            "perf/bf16_mfu_pct": [62.0] * N,
+            "perf/tflops_per_gpu": [544.0] * N,
+            "gpu/util_pct": [100.0] * N,
+            "gpu/mem_busy_pct": [42.0] * N,
+        }
+    )
+    text = diagnosis_text(with_manifest(data, shape={"device": "H100", "dtype": "bfloat16"}))
+    assert "3,200 samples x 256 positions = 819,200 tokens, which is 400 steps x 2,048 positions a step" in text
+    assert "800,000 of them were trained on" in text
+    assert "20.50 GiB came and went within a step" in text
+    assert "used on the device 70.00 GiB" in text
+    assert "over the peak of bfloat16 (544 of 989.1 TFLOP/s, H100)" in text
+    assert "**Utilisation is not efficiency**: 100 % beside an MFU of 55.0 %" in text
+    assert "median 42 %" in text
+
+
+def test_numbers_that_were_not_logged_are_not_explained():
+    text = diagnosis_text(made_run({"train/loss": [3.0] * 30}))
+    assert "How to read" not in text
