@@ -17,6 +17,7 @@ from pipeline.preflight.memory import (
     row_bytes,
 )
 from pipeline.preflight.micro_batch import planned_micro_batch
+from pipeline.preflight.probe import Probe, kept
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
@@ -42,6 +43,7 @@ class Plan:
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
+    probe: Probe | None = None  # measured on this machine
 
     @property
     def tokens(self) -> int | None:
@@ -70,7 +72,9 @@ class Plan:
 
     @property
     def training_s(self) -> float | None:
-        """Time in the steps alone, at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
+        """Time in the steps alone: as probed, else at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
+        if self.probe is not None and self.steps is not None:
+            return self.steps * self.probe.step_s
         peak = (self.device.peak_flops or {}).get(self.compute_format)
         if self.sizes is None or self.tokens is None or peak is None:
             return None
@@ -123,6 +127,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
         if sizes and checkpoint is not None and count
         else None,
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
+        probe=kept(recipe, device, processes=processes),
     )
 
 
