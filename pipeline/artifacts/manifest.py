@@ -196,7 +196,7 @@ def _walk(value: Any, node: dict[str, Any], name: str) -> list[tuple[str, bool]]
         return [line for i, v in enumerate(value) for line in _walk(v, node["[]"], f"{name}[{i}]")]
     if not isinstance(value, dict):
         return []
-    found = []
+    found: list[tuple[str, bool]] = []
     for part, child in value.items():
         dotted = f"{name}.{part}" if name else part
         below = node.get(part) or node.get("<>")

@@ -159,6 +159,11 @@ def _take_lock(path: Path) -> None:
     _locks.append(file)
 
 
+def fit_file(runs: Path, family: str) -> Path:
+    """What the runs of a family in that folder were fitted to (report/fit.py)."""
+    return runs / f"fit-{family}.json"
+
+
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
     """The run of that path or name, or None when there is no such run directory."""
     for path in (Path(name), Path(runs) / name):

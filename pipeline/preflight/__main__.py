@@ -8,6 +8,7 @@ from dataclasses import replace
 from pipeline.artifacts.errors import RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import duration, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
@@ -110,6 +111,9 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     from pipeline.preflight.checks import find_notes, find_problems
 
     recipe, notes = plan.recipe, find_notes(plan)
+    notes += (
+        [] if plan.steps is None else cadence_notes(recipe, plan.steps)
+    )  # a stage tells them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
     if not planned:
         from pipeline.preflight.services import service_findings

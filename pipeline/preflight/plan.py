@@ -22,6 +22,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
+from pipeline.report.fit import Expected, expected_bpb
 
 # Share of the dense peak that the plan's hours stand on. An assumption: what is reached shows in perf/mfu_pct.
 ASSUMED_MFU = 0.40
@@ -80,6 +81,11 @@ class Plan:
             return None
         flops = self.sizes.flops_per_token("exact_causal") * self.tokens / (1 - self.padding_share)
         return flops / (ASSUMED_MFU * peak * self.processes)
+
+    @property
+    def val_bpb(self) -> Expected | None:
+        """The last val/bpb, where fitted runs of this family let expect one."""
+        return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
     def device_hours(self) -> float | None:

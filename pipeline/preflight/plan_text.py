@@ -159,6 +159,14 @@ def probe_line(plan: Plan) -> str:
     )
 
 
+def _expected(plan: Plan) -> str:
+    expected = plan.val_bpb
+    if expected is None:
+        return ""
+    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
+
+
 def _number(name: str, shape: str) -> Callable[[Plan], str | None]:
     return lambda plan: None if getattr(plan, name) is None else shape.format(getattr(plan, name))
 
@@ -196,5 +204,6 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("time in steps, as probed", _time(probed=True)),
     ("accelerator hours", _number("device_hours", "{:,.1f}")),
     ("energy at rated power", _number("energy_kwh", "{:,.1f} kWh")),
+    ("final val/bpb, by fitted runs", _expected),
     ("cost (run.gpu_hour_cost)", _number("cost", "{:,.2f}")),
 ]

@@ -40,6 +40,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     memory = plan.memory
     parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "total")} if memory else {}  # fmt: skip
     parameters = plan.sizes.parameters() if plan.sizes else {}
+    expected = plan.val_bpb
     by_mfu = plan.probe is None and plan.training_s is not None
     return _known(
         {
@@ -58,6 +59,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             "cost": plan.cost,
             "energy_kwh": plan.energy_kwh,
             "probe": plan.probe.facts() if plan.probe else None,
+            "val_bpb": expected.facts() if expected else None,
         }
     )
 

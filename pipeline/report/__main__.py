@@ -4,6 +4,7 @@ import argparse
 
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
+from pipeline.report.fit import fit_runs
 from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
 
@@ -14,7 +15,13 @@ def main(argv: list[str]) -> int:
         description="One run: write report/report.md into its directory. Several: print a comparison as a Markdown table.",
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or the name of one under runs/")
-    runs = [read_run(name) for name in parser.parse_args(argv).runs]
+    parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
+    options = parser.parse_args(argv)
+    runs = [read_run(name) for name in options.runs]
+    if options.fit:
+        path, text = fit_runs(runs)
+        print(text, path, sep="\n")
+        return 0
     if len(runs) > 1:
         print(comparison(runs), end="")
         return 0

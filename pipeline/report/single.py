@@ -10,13 +10,26 @@ from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmark_rows import suite_of
 from pipeline.report.benchmarks import benchmarks_text
+from pipeline.report.outcome import outcome_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
 from pipeline.report.tables import code, date, number, percent, spread, svg_curves, table
 
 ROWS_OF_A_TABLE = 16
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
-TOLD_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "wandb_id", "name"}
+TOLD_ELSEWHERE = {
+    "must_match",
+    "results",
+    "versions",
+    "inputs",
+    "shares",
+    "forked_from",
+    "wandb_id",
+    "name",
+    "plan",
+    "model",
+    "peak_memory_bytes",
+}
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -37,6 +50,7 @@ def report(data: RunData) -> str:
         _section("Results", _results(data)),
         _section("Data", _data(data)),
         _section("Training", _training(data)),
+        _section("Plan against outcome", outcome_text(data)),
         _section("Bits per byte", _bpb(data)),
         _section("Benchmarks", benchmarks_text(data)),
         _section("Other evaluations", _other_results(data)),
