@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from pipeline.preflight.cadences import cadence_notes
 from pipeline.recipe import Recipe
 from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.problems import Problems
@@ -30,7 +29,6 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     """Steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
     lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
-    lines += [f"note: {note}" for note in cadence_notes(recipe, steps)]
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:

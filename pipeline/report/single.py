@@ -10,6 +10,7 @@ from pipeline.artifacts.atomic import folder_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmark_rows import suite_of
 from pipeline.report.benchmarks import benchmarks_text
+from pipeline.report.manifest_lines import manifest_text
 from pipeline.report.outcome import outcome_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
@@ -57,6 +58,7 @@ def report(data: RunData) -> str:
         _section("Samples", samples_text(data)),
         _section("Checkpoints", _checkpoints(data)),
         _section("Attempts", _attempts(data)),
+        _section("Manifest", manifest_text(data)),
         _section("Failure", code(json.dumps(data.failure, indent=2, ensure_ascii=False)) if data.failure else ""),
         _section(
             "Recipe",
