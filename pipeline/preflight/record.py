@@ -7,7 +7,6 @@ from pipeline.hardware.device import device_info
 from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.plan import ASSUMED_MFU, Plan, make_plan
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import KEY
 from pipeline.recipe.sizes import sizes_from_config
 
 
@@ -30,7 +29,7 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
     }
     if not (run.step and "plan" in run.directory.read_manifest()):
         settled = copy.deepcopy(recipe)  # make_plan fills what is open
-        settled.train[KEY] = trainer.args.per_device_train_batch_size
+        settled.train["per_device_train_batch_size"] = trainer.args.per_device_train_batch_size
         facts["plan"] = plan_facts(make_plan(settled, device_info(), processes=trainer.args.world_size))
     run.directory.update_manifest(**facts)
 
