@@ -98,6 +98,7 @@ KEYS = (
     Key("plan.flops", "number", "FLOPs", PLANNED, RECORD, "of the whole run, nanochat's formula"),
     Key("plan.memory_bytes", "object", "", PLANNED, RECORD, "of one process, by arithmetic; the framework is not in it"),
     Key("plan.memory_bytes.<part>", "integer", "bytes", PLANNED, RECORD, "weights, gradients, optimizer, activations, total"),
+    Key("plan.process_bytes", "integer", "bytes", PLANNED, RECORD, "the most memory of one process, as probed; on a CPU with a checkpoint's copy"),
     Key("plan.checkpoint_bytes", "integer", "bytes", PLANNED, RECORD, "weights and optimizer of one checkpoint"),
     Key("plan.run_disk_bytes", "integer", "bytes", PLANNED, RECORD, "checkpoints and model at the fullest moment"),
     Key("plan.assumed_mfu", "number", "share of the peak", PLANNED, RECORD, "what training_s stands on where nothing was measured"),

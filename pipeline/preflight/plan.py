@@ -83,6 +83,14 @@ class Plan:
         return flops / (ASSUMED_MFU * peak * self.processes)
 
     @property
+    def process_bytes(self) -> int | None:
+        """The most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
+        if self.probe is None:
+            return None
+        copied = self.device.kind == "cpu" and self.recipe.train["save_strategy"] != "no"
+        return self.probe.peak_bytes + ((self.checkpoint_bytes or 0) if copied else 0)
+
+    @property
     def val_bpb(self) -> Expected | None:
         """The last val/bpb, where fitted runs of this family let expect one."""
         return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)

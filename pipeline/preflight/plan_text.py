@@ -145,7 +145,7 @@ def _time(*, probed: bool) -> Callable[[Plan], str | None]:
 
 
 def _probed_memory(plan: Plan) -> str:
-    return "" if plan.probe is None else gibibytes(plan.probe.peak_bytes)
+    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
 
 
 def probe_line(plan: Plan) -> str:
@@ -155,7 +155,7 @@ def probe_line(plan: Plan) -> str:
     where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
     return (
         f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
-        f"{probe.first_step_s:.1f} s, which compiles; at most {gibibytes(probe.peak_bytes)} {where} a process"
+        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
     )
 
 

@@ -16,6 +16,10 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
+# What a stage imports and a probe does not need counts in its memory.
+import pipeline.callbacks.default
+import pipeline.preflight.closing
+import pipeline.preflight.preparing  # noqa: F401
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info

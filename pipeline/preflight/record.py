@@ -51,6 +51,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             "tokens": plan.tokens,
             "flops": plan.flops,
             "memory_bytes": _known(parts) or None,
+            "process_bytes": plan.process_bytes,
             "checkpoint_bytes": plan.checkpoint_bytes,
             "run_disk_bytes": plan.run_disk_bytes,
             "assumed_mfu": ASSUMED_MFU if by_mfu else None,
