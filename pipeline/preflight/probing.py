@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pipeline.callbacks.default
 import pipeline.preflight.closing
 import pipeline.preflight.preparing  # noqa: F401
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
 from pipeline.preflight.attention import choose_attention
@@ -31,6 +33,7 @@ from pipeline.recipe.batch import isolates_documents, rows_per_step
 from pipeline.tokenizer.ready import load_ready
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.build import build_from_recipe, build_trainer
+from pipeline.training.loader import on_device
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again
 MOST_STEPS = 200
@@ -65,10 +68,10 @@ class RandomRows:
 
 
 class Clock(TrainerCallback):
-    """Times the steps, and ends the process when enough were measured."""
+    """Times the steps, and ends the process when enough were measured. evaluate: done once then, for the memory it takes."""
 
-    def __init__(self, seconds: float):
-        self.seconds, self.ends = seconds, list[float]()
+    def __init__(self, seconds: float, evaluate: Callable[[], Any]):
+        self.seconds, self.evaluate, self.ends = seconds, evaluate, list[float]()
 
     def on_train_begin(self, args, state, control, **rest):
         self.ends = [time.perf_counter()]
@@ -81,6 +84,8 @@ class Clock(TrainerCallback):
         measured = taken[LEFT_OUT:]
         if not on_rank_0(lambda: bool(measured) and (sum(measured) >= self.seconds or len(taken) >= MOST_STEPS)):
             return
+        with torch.no_grad():
+            self.evaluate()
         if state.is_world_process_zero:
             result = {
                 "step_s": sum(measured) / len(measured),
@@ -110,7 +115,10 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder))
         trainer = build_trainer(recipe, run, model=model, tokenizer=tokenizer, rows=rows, validation=None)
-        trainer.add_callback(Clock(float(argv[0])))
+        scored = recipe.evals.bpb.batch_rows or trainer.args.per_device_eval_batch_size
+        batch = on_device(rows.micro_batch(0, 0, rank=0, world_size=1, rows=scored), trainer.args.device)
+        dtype = torch.bfloat16 if trainer.args.bf16 else torch.float16 if trainer.args.fp16 else None
+        trainer.add_callback(Clock(float(argv[0]), lambda: per_token_nll(model, batch, autocast_dtype=dtype)))
         trainer.resume(None)
 
 
