@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check lint test bench docs faults
+.PHONY: check lint test bench docs faults ladder
 
 check: lint test
 
@@ -38,3 +38,11 @@ faults:
 	$(PYTHON) -m tests.faults all --times $(N) --page
 	$(PYTHON) -m tests.faults.services
 	$(PYTHON) -m tests.faults.wrong_inputs
+
+# One family of runs at three depths and the power law through them, for the plans of the next depth (report/fit.py).
+# SET='run.tokens_per_param=0.2' changes all of them.
+DEPTHS ?= 4 6 8
+LADDER ?= recipes/ladder.yaml
+ladder:
+	for depth in $(DEPTHS); do bash run_pretrain.sh $(LADDER) model.depth=$$depth run.name=ladder-d$$depth $(SET) || exit 1; done
+	$(PYTHON) -m pipeline.report --fit $(addprefix runs/ladder-d,$(DEPTHS))

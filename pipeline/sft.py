@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     from pipeline.preflight.inputs import keep_revisions, record_inputs
     from pipeline.preflight.opening import evaluation_is_due, open_run
     from pipeline.preflight.preparing import open_rows
+    from pipeline.preflight.record import record_plan
     from pipeline.preflight.settling import settle_micro_batch
     from pipeline.preflight.shape import say_shape
     from pipeline.preflight.starting import start_process
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> int:
     trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)
     settle_micro_batch(recipe, run, trainer)
     say_shape(run, trainer)
+    record_plan(recipe, run, trainer)
     trainer.args.eval_on_start = evaluation_is_due(recipe, run)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
     publishing = Publishing(recipe, run.directory, start_step=run.step)

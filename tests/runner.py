@@ -12,7 +12,9 @@ import psutil
 import yaml
 
 from pipeline.artifacts.checkpoint_writer import take_lock
+from pipeline.artifacts.manifest import unknown_keys
 from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.artifacts.run_directory import RunDirectory
 from tests.faults.warm_runs import WarmRuns
 
 ROOT = Path(__file__).parents[1]
@@ -62,11 +64,20 @@ def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None
         time.sleep(0.002)
 
 
+def check_manifest(directory: Path) -> None:
+    """Whatever a run came to, its manifest is as documented."""
+    manifest = RunDirectory(directory).read_manifest()
+    assert not unknown_keys(manifest), f"document in pipeline/artifacts/manifest.py: {unknown_keys(manifest)}"
+
+
 @dataclass
 class Result:
     status: int
     output: str
     directory: Path
+
+    def __post_init__(self):
+        check_manifest(self.directory)
 
     def rows(self) -> list[dict]:
         return last_attempts(read_rows(self.directory / "metrics.jsonl"))
@@ -186,6 +197,7 @@ class Runner:
         process.communicate()
         take_lock(directory / "checkpoints", wait_s=60).close()
         assert not (directory / "model").exists()
+        check_manifest(directory)
         return directory
 
     def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:

@@ -3,13 +3,15 @@
 import fcntl
 import os
 import socket
+import warnings
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.checkpoints import SEAL, by_step, clean, newest_whole, problems, quarantined, step_of
-from pipeline.artifacts.errors import CannotWriteError
+from pipeline.artifacts.errors import CannotWriteError, DataError
+from pipeline.artifacts.manifest import manifest_problems, unknown_keys
 from pipeline.artifacts.rows import read_rows
 
 
@@ -76,9 +78,27 @@ class RunDirectory:
         ]
 
     def read_manifest(self) -> dict[str, Any]:
-        return read_json(self.manifest) if self.manifest.exists() else {}
+        """Its keys (artifacts/manifest.py); none where there is no manifest yet. Raises DataError when it is not what is written there."""
+        if not self.manifest.exists():
+            return {}
+        try:
+            manifest = read_json(self.manifest)
+        except ValueError as error:
+            manifest, found = {}, [f"it is no JSON ({error})"]
+        else:
+            found = manifest_problems(manifest)
+        if found:
+            lines = "\n  ".join(found)
+            raise DataError(
+                f"{self.manifest}: is not what a run writes, so nothing that it says of the run can be trusted:\n  {lines}\n"
+                "Put the file back as it was, or give this run another run.name."
+            )
+        return manifest
 
     def update_manifest(self, **values: Any) -> dict[str, Any]:
+        """Replace these keys. One that is not as documented is written too, with a warning: the run matters more."""
+        if found := [*manifest_problems(values), *unknown_keys(values)]:
+            warnings.warn(f"run_manifest.json: not as documented: {', '.join(found)}", stacklevel=2)
         manifest = {**self.read_manifest(), **values}
         write_json(self.manifest, manifest)
         return manifest
@@ -148,6 +168,11 @@ def _take_lock(path: Path) -> None:
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     _locks.append(file)
+
+
+def fit_file(runs: Path, family: str) -> Path:
+    """What the runs of a family in that folder were fitted to (report/fit.py)."""
+    return runs / f"fit-{family}.json"
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:

@@ -42,6 +42,21 @@ def available_bytes() -> int:
     return min(memory_bytes(), psutil.virtual_memory().available)
 
 
+def peak_bytes() -> int:
+    """The most resident memory that this process has had."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    import resource
+
+    # Of the whole life of the process, a part before exec included; macOS counts bytes, others KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     for line in _cpuinfo():

@@ -3,26 +3,38 @@
 import argparse
 import importlib.util
 import os
+from dataclasses import replace
 
 from pipeline.artifacts.errors import RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan
-from pipeline.preflight.plan_text import plan_table, why_unknown
+from pipeline.preflight.plan_text import duration, plan_table, probe_line, why_unknown
+from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.start_from import resolve_start, start_folder
+
+PROBE_S = 10.0
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.preflight",
-        usage="python -m pipeline.preflight RECIPE [section.key=value ...] [--depths 16,20,24]",
-        description="The plan of a run and every check that can be made before step 1; trains nothing, fetches nothing.",
+        usage="python -m pipeline.preflight RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
+        description="The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")
     parser.add_argument("overrides", metavar="section.key=value", nargs="*", help="values that replace the recipe's")
     parser.add_argument(
         "--depths", metavar="D,D,...", type=_depths, help="only plans, side by side, with model.depth at these values"
+    )
+    parser.add_argument(
+        "--probe",
+        metavar="SECONDS",
+        type=_seconds,
+        default=PROBE_S,
+        help=f"how long to measure real steps on this machine, beside their compilation (default {PROBE_S:.0f}; 0: not at all)",
     )
     options = parser.parse_intermixed_args(argv)
     given = [options.recipe, *options.overrides]
@@ -40,7 +52,32 @@ def main(argv: list[str]) -> int:
         print(f"  {line}")
     print(plan_table([plan]), flush=True)
     _report_checks(plan, planned=planned)
+    if options.probe and not planned:
+        _probe(plan, given, seconds=options.probe)
     return 0
+
+
+def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
+    """Measure steps, print what that says of the run, and keep it for the training's own plan."""
+    if not _has_torch() or "WORLD_SIZE" in os.environ:  # which a launcher sets: its processes are not ours to start
+        return
+    try:
+        probe = measure(given, plan.device, processes=plan.processes, seconds=seconds, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
+    except NotMeasured as reason:
+        print(f"probe: nothing was measured, since {reason}")
+        return
+    keep(probe, plan.recipe, plan.device, processes=plan.processes)
+    plan = replace(plan, probe=probe)
+    print(probe_line(plan))
+    if plan.training_s is not None:
+        print(f"probe: {duration(plan.training_s)} in steps; evaluations, saves and the start come on top")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if seconds < 0:
+        raise ValueError
+    return seconds
 
 
 def _depths(text: str) -> list[int]:
@@ -74,6 +111,9 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     from pipeline.preflight.checks import find_notes, find_problems
 
     recipe, notes = plan.recipe, find_notes(plan)
+    notes += (
+        [] if plan.steps is None else cadence_notes(recipe, plan.steps)
+    )  # a stage tells them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
     if not planned:
         from pipeline.preflight.services import service_findings

@@ -8,9 +8,12 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.show import table
+from pipeline.hardware.cpu import peak_bytes
 from pipeline.hub.beside import Publishing
 from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.settling import memory_hint
@@ -31,7 +34,11 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             step=trainer.state.global_step,
         )
         directory.update_manifest(
-            status="finished", ended=time.time(), results=results(directory), shares=trainer.rows.shares()
+            status="finished",
+            ended=time.time(),
+            results=results(directory),
+            shares=trainer.rows.shares(),
+            peak_memory_bytes=_peak_memory(trainer.args.device),
         )
         if hint := memory_hint(recipe, trainer):
             print(f"note: {hint}")
@@ -43,6 +50,11 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         publishing.finish()  # alone: no other rank waits for a service
         mark_finished(directory)  # last: a run cut off before this does its end again
         print(next_command(recipe, directory), flush=True)
+
+
+def _peak_memory(device: torch.device) -> dict[str, int]:
+    found = {"host": peak_bytes()}
+    return found | ({"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
 
 
 def results(directory: RunDirectory) -> dict[str, float]:

@@ -3,13 +3,12 @@
 from typing import Any
 
 from pipeline.recipe import Recipe
-from pipeline.recipe.checks import check_warmup, warmup_of
+from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Schedule
 from pipeline.sources.text_bytes import text_bytes
 
 MANY_EPOCHS = 4.0  # Up to about four, repeated text teaches nearly as much as new text (Muennighoff et al. 2023).
-LONG_WARMUP = 0.5
 
 
 def settle_warmup(recipe: Recipe) -> None:
@@ -30,9 +29,6 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     """Steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
     lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
-    name, warmup = warmup_of(recipe, steps)
-    if warmup > LONG_WARMUP * steps:
-        lines.append(f"note: {recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up.")
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:

@@ -17,10 +17,12 @@ from pipeline.preflight.memory import (
     row_bytes,
 )
 from pipeline.preflight.micro_batch import planned_micro_batch
+from pipeline.preflight.probe import Probe, kept
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
+from pipeline.report.fit import Expected, expected_bpb
 
 # Share of the dense peak that the plan's hours stand on. An assumption: what is reached shows in perf/mfu_pct.
 ASSUMED_MFU = 0.40
@@ -42,6 +44,7 @@ class Plan:
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
+    probe: Probe | None = None  # measured on this machine
 
     @property
     def tokens(self) -> int | None:
@@ -70,12 +73,27 @@ class Plan:
 
     @property
     def training_s(self) -> float | None:
-        """Time in the steps alone, at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
+        """Time in the steps alone: as probed, else at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
+        if self.probe is not None and self.steps is not None:
+            return self.steps * self.probe.step_s
         peak = (self.device.peak_flops or {}).get(self.compute_format)
         if self.sizes is None or self.tokens is None or peak is None:
             return None
         flops = self.sizes.flops_per_token("exact_causal") * self.tokens / (1 - self.padding_share)
         return flops / (ASSUMED_MFU * peak * self.processes)
+
+    @property
+    def process_bytes(self) -> int | None:
+        """The most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
+        if self.probe is None:
+            return None
+        copied = self.device.kind == "cpu" and self.recipe.train["save_strategy"] != "no"
+        return self.probe.peak_bytes + ((self.checkpoint_bytes or 0) if copied else 0)
+
+    @property
+    def val_bpb(self) -> Expected | None:
+        """The last val/bpb, where fitted runs of this family let expect one."""
+        return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
     def device_hours(self) -> float | None:
@@ -123,6 +141,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
         if sizes and checkpoint is not None and count
         else None,
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
+        probe=kept(recipe, device, processes=processes),
     )
 
 

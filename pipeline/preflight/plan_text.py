@@ -33,9 +33,9 @@ def why_unknown(plan: Plan) -> list[str]:
         reasons.append(
             "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
         )
-    if not (plan.device.peak_flops or {}).get(plan.compute_format):
+    if plan.probe is None and not (plan.device.peak_flops or {}).get(plan.compute_format):
         reasons.append(
-            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known; run.hardware=8xH100 plans for another device"
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
         )
     if plan.checkpoint_bytes is None and plan.sizes is not None:
         reasons.append(
@@ -133,8 +133,38 @@ def _bytes(name: str) -> Callable[[Plan], str | None]:
     return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
 
 
-def _time(plan: Plan) -> str | None:
-    return None if plan.training_s is None else duration(plan.training_s)
+def _time(*, probed: bool) -> Callable[[Plan], str | None]:
+    """The line of the one way that the plan's time was found; the other one's stays empty."""
+
+    def text(plan: Plan) -> str | None:
+        if (plan.probe is not None) != probed:
+            return ""
+        return None if plan.training_s is None else duration(plan.training_s)
+
+    return text
+
+
+def _probed_memory(plan: Plan) -> str:
+    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
+
+
+def probe_line(plan: Plan) -> str:
+    """What a probe measured, in a sentence."""
+    probe = plan.probe
+    assert probe is not None
+    where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
+    return (
+        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
+        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
+    )
+
+
+def _expected(plan: Plan) -> str:
+    expected = plan.val_bpb
+    if expected is None:
+        return ""
+    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
 
 
 def _number(name: str, shape: str) -> Callable[[Plan], str | None]:
@@ -165,12 +195,15 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  gradients", _memory("gradients")),
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
+    ("memory a process, as probed", _probed_memory),
     ("memory of the device", _device_memory),
     ("checkpoint", _checkpoint),
     ("disk for checkpoints and model", _bytes("run_disk_bytes")),
     ("disk for packed rows, at most", _bytes("shards_bytes")),
-    (f"time in steps at {ASSUMED_MFU:.0%} MFU (assumed)", _time),
+    (f"time in steps at {ASSUMED_MFU:.0%} MFU (assumed)", _time(probed=False)),
+    ("time in steps, as probed", _time(probed=True)),
     ("accelerator hours", _number("device_hours", "{:,.1f}")),
     ("energy at rated power", _number("energy_kwh", "{:,.1f} kWh")),
+    ("final val/bpb, by fitted runs", _expected),
     ("cost (run.gpu_hour_cost)", _number("cost", "{:,.2f}")),
 ]

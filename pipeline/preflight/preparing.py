@@ -10,6 +10,7 @@ from pipeline.data.validation import ValidationRows
 from pipeline.data.watchlist import id_of_file
 from pipeline.evals.benchmarks import benchmarks_of
 from pipeline.evals.watched import save_watchlist
+from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.fork import refuse_without_steps
 from pipeline.preflight.horizon import horizon_lines, settle_warmup
 from pipeline.preflight.opening import OpenRun
@@ -42,7 +43,8 @@ def open_rows(
         settle_warmup(recipe)
     if run.forks:
         refuse_without_steps(recipe, run.step)
-    on_rank_0(lambda: print(*horizon_lines(recipe, rows, sources[0]), sep="\n", flush=True))
+    notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+    on_rank_0(lambda: print(*horizon_lines(recipe, rows, sources[0]), *notes, sep="\n", flush=True))
     return rows, ValidationRows.open(preparation)
 
 

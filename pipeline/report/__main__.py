@@ -9,6 +9,7 @@ from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
 from pipeline.report.comparison_pictures import draw
+from pipeline.report.fit import fit_runs
 from pipeline.report.imports.imported_run import is_imported, lost_lines
 from pipeline.report.imports.logs import read_runs
 from pipeline.report.rows_csv import write_csv
@@ -29,7 +30,10 @@ def main(argv: list[str]) -> int:
             )
     if options.csv:
         write_csv(runs, options.csv)
-    if len(runs) > 1:
+    if options.fit:
+        path, text = fit_runs(runs)
+        print(text, path, sep="\n")
+    elif len(runs) > 1:
         _compare(runs, options.output)
     elif is_imported(runs[0]):
         print(report(runs[0]), end="")  # a log has no directory of its own to write into
@@ -53,7 +57,7 @@ def _compare(runs: list[RunData], folder: Path | None) -> None:
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.report",
-        description="One run: write report/report.md into its directory. Several: print a comparison in Markdown.",
+        description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown.",
     )
     parser.add_argument(
         "runs",
@@ -66,6 +70,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
         "--output", type=Path, metavar="FOLDER", help="of a comparison: write comparison.md and curves.png there"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
+    parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
     return parser.parse_args(argv)
 
 

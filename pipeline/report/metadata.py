@@ -13,7 +13,18 @@ from pipeline.report.tables import code, date, number, table
 HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
 TOLD_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
-TOLD_ELSEWHERE |= {"wandb_id", "wandb_url", "plan", "created", "ended", "finished", *HARDWARE}
+TOLD_ELSEWHERE |= {
+    "wandb_id",
+    "wandb_url",
+    "plan",
+    "model",
+    "peak_memory_bytes",
+    "imported",
+    "created",
+    "ended",
+    "finished",
+    *HARDWARE,
+}
 # Keys of the recipe that make a run what it is; all of them stand in the section on the recipe.
 HYPERPARAMETERS = re.compile(
     r"model\.(?!.*attn_implementation)|data\.(row_tokens|batch_tokens|packing)$"

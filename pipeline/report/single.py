@@ -12,7 +12,9 @@ from pipeline.report.energy import energy_text
 from pipeline.report.evaluations import other_results_text
 from pipeline.report.inputs import data_shares_text, tokenizer_text
 from pipeline.report.life import attempts_text, checkpoints_text
+from pipeline.report.manifest_lines import manifest_text
 from pipeline.report.metadata import failure_text, links_text, metadata_text, recipe_text, versions_text
+from pipeline.report.outcome import outcome_text
 from pipeline.report.progress import gradient_norm_text, learning_rate_text, losses_text, system_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
@@ -35,8 +37,10 @@ SECTIONS: list[tuple[str, Callable[[RunData], str]]] = [
     ("Samples", samples_text),
     ("Checkpoints", checkpoints_text),
     ("Attempts", attempts_text),
+    ("Plan against outcome", outcome_text),
     ("Was it worth its cost", worth_text),
     ("Failure", failure_text),
+    ("Manifest", manifest_text),
     ("Links", links_text),
     ("Recipe", recipe_text),
     ("Versions", versions_text),

@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import save_file
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.checks import check_before_training
 from pipeline.preflight.horizon import horizon_lines, settle_warmup
 from pipeline.preflight.named_code import named_code_problems
@@ -354,7 +355,20 @@ def test_the_epochs_planned_are_said_or_estimated_before_all_is_prepared(recipe_
     assert "not known before all of it is prepared" in horizon_lines(recipe, Rows(rows=300), sources)[1]
     assert "note: text is repeated more than 4 times" in horizon_lines(recipe, Rows(rows=300, epochs=4.5), sources)[2]
     warm = read_recipe([recipe_file(), "train.warmup_steps=3"])
-    assert any("3 of the run's 4 steps are warm-up" in line for line in horizon_lines(warm, Rows(rows=1, epochs=1), sources))  # fmt: skip
+    assert any("3 of the run's 4 steps are warm-up" in note for note in cadence_notes(warm, 4))
+
+
+def test_a_run_that_saves_or_validates_at_its_end_alone_is_told_so_and_a_sound_one_is_not(recipe_file):
+    def notes(*overrides, steps=1000):
+        return " ".join(cadence_notes(read_recipe([recipe_file(), *overrides]), steps))
+
+    assert notes("train.save_steps=100", "train.eval_steps=100", "train.warmup_steps=1") == ""
+    late = notes("train.save_steps=1000", "train.eval_steps=1000", "train.warmup_steps=1")
+    assert "train.save_steps: is 1000, and the run has 1000 steps: nothing is saved before its end" in late
+    assert "train.eval_steps: is 1000, and the run has 1000 steps: validation is scored at the end alone" in late
+    never = notes("train.save_strategy=no", "train.eval_strategy=no", "train.warmup_steps=1")
+    assert "command line: train.save_strategy: is no: a run that stops before its end is lost" in never
+    assert "train.eval_strategy: is no: validation is scored at the end alone" in never
 
 
 def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_not_at_all(recipe_file, tmp_path):

@@ -77,8 +77,8 @@ def test_time_energy_and_cost_follow_from_the_peak():
     assert slow.training_s == pytest.approx(plan.training_s * 989.5 / 67)
 
 
-def test_what_is_unknown_is_printed_as_such_and_never_as_zero():
-    recipe = read_recipe([QUICKSTART, "run.hardware=null"])
+def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
+    recipe = read_recipe([QUICKSTART, "run.hardware=null", f"data.cache_dir={tmp_path}"])
     plan = make_plan(recipe, device_without_torch(), processes=1)
     if plan.device.peak_flops is None:
         assert plan.training_s is None

@@ -1,0 +1,186 @@
+"""`python -m pipeline.report --fit RUN RUN RUN`: what runs of one family reached over their FLOPs, and what the next one will.
+
+Only from the user's own finished runs that differ in size and seed alone: constants of others hold for their data, tokenizer
+and recipe. What was found lies as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.run_directory import fit_file
+from pipeline.recipe import Recipe
+from pipeline.recipe.identity import differences, must_match
+from pipeline.recipe.sizes import Sizes
+from pipeline.report.power_law import LEAST, PowerLaw, fit_power_law
+from pipeline.report.run_data import RunData
+from pipeline.report.tables import table
+
+METRIC = "val/bpb"
+# Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by their rule.
+OF_SIZE = r"train\.seed|model\.(depth|n_layer|n_embd|n_head|n_kv_head|n_inner)"
+OF_THE_DIAL = r"data\.batch_tokens|optimizer\.rate_scale|optimizer\.groups\.\w+\.(learning_rate|weight_decay)|optimizer\.schedule\.warmup_steps"
+OF_HORIZON = r"run\.(tokens|tokens_per_param|flops)|train\.(max_steps|num_train_epochs)"
+SAME_RULE = 0.02  # relative: steps are whole
+
+
+@dataclass(frozen=True)
+class Expected:
+    """val/bpb that a run is to end with, its 95 % prediction interval, and the file that says so."""
+
+    value: float
+    low: float
+    high: float
+    fit: str
+    runs: int
+    beyond: float  # FLOPs of the run over those of the largest that was fitted
+
+    def facts(self) -> dict[str, Any]:
+        """As run_manifest.json holds it."""
+        return {"value": self.value, "low": self.low, "high": self.high, "fit": self.fit}
+
+
+def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
+    """Fit the runs and write the file; gives its path and a text about it. Raises RecipeError or InputMissingError, all reasons at once."""
+    _refuse_unfinished(runs)
+    _refuse_unlike(runs)
+    points = sorted((_point(data) for data in runs), key=lambda point: point["flops"])
+    rule = _rule(points)
+    if len({point["flops"] for point in points}) < LEAST:
+        raise RecipeError(
+            f"--fit: {len(points)} runs of {len({point['flops'] for point in points})} sizes, and a fit takes {LEAST} sizes: two points always lie on a line, "
+            "whatever their noise. Train another size of this family (make ladder trains three)."
+        )
+    law = fit_power_law([point["flops"] for point in points], [point["val_bpb"] for point in points])
+    family = family_of(runs[0].manifest["must_match"])
+    path = fit_file(runs[0].run.path.resolve().parent, family)
+    found = {"family": family, "metric": METRIC, "protocol": runs[0].protocol(METRIC), "rule": rule, "law": dataclasses.asdict(law), "points": points, "time": time.time()}  # fmt: skip
+    write_json(path, found)
+    return path, _text(points, law, rule)
+
+
+def expected_bpb(recipe: Recipe, sizes: Sizes | None, *, tokens: int | None) -> Expected | None:
+    """What fitted runs of the recipe's family let expect; None when there are none, or its horizon follows another rule."""
+    if sizes is None or tokens is None:
+        return None
+    path = fit_file(Path(recipe.run.directory), family_of(must_match(recipe)))
+    if not path.is_file():
+        return None
+    found, scaling = read_json(path), sizes.parameters()["scaling"]
+    (rule, value), own = next(iter(found["rule"].items())), {"tokens": tokens, "tokens_per_param": tokens / scaling}
+    if abs(own[rule] / value - 1) > SAME_RULE:
+        return None
+    flops = sizes.flops_per_token("nanochat") * tokens
+    largest = found["points"][-1]["flops"]
+    return Expected(
+        *PowerLaw(**found["law"]).predict(flops),
+        fit=path.name,
+        runs=len(found["points"]),
+        beyond=flops / largest,
+    )
+
+
+def family_of(keys: dict[str, Any]) -> str:
+    """6 hex digits of the keys of a run that its family shares."""
+    return hashlib.sha256(json.dumps(_shared(keys), sort_keys=True).encode()).hexdigest()[:6]
+
+
+def _shared(keys: dict[str, Any]) -> dict[str, Any]:
+    dial = keys.get("model.depth") is not None
+    may_differ = re.compile("|".join([OF_SIZE, OF_HORIZON, *([OF_THE_DIAL] if dial else [])]))
+    return {name: value for name, value in keys.items() if not may_differ.fullmatch(name)} | {"dial": dial}
+
+
+def _refuse_unfinished(runs: list[RunData]) -> None:
+    lines = []
+    for data in runs:
+        if "finished" not in data.manifest:
+            lines.append(f"{data.name} has not finished")
+        elif not data.series(METRIC) or not data.protocol(METRIC):
+            lines.append(f"{data.name} has no {METRIC} with a known protocol")
+        elif "model" not in data.manifest:
+            lines.append(f"{data.name} does not say how large its model is (it was trained by an earlier version)")
+    if len(runs) < LEAST:
+        lines.append(f"{len(runs)} runs are given, and a line with an interval takes {LEAST}")
+    if lines:
+        told = "\n  ".join(lines)
+        raise InputMissingError(
+            f"--fit: nothing can be fitted:\n  {told}\nGive at least {LEAST} finished runs of one family that differ in size (make ladder trains them)."
+        )
+
+
+def _refuse_unlike(runs: list[RunData]) -> None:
+    """Name every key in which a run differs from the first one and may not."""
+    first, lines = runs[0], []
+    for data in runs[1:]:
+        found = differences(_facts(first), _facts(data))
+        lines += [f"{data.name} against {first.name}: {line}" for line in found]
+    if lines:
+        told = "\n  ".join(lines)
+        raise RecipeError(
+            f"--fit: the runs are not of one family, and a line through them would mix two causes:\n  {told}\n"
+            "Give runs that differ in size (model.depth, or layers, width and heads) and seed alone."
+        )
+
+
+def _facts(data: RunData) -> dict[str, Any]:
+    inputs = data.manifest.get("inputs") or {}
+    return _shared(data.manifest.get("must_match") or {}) | {
+        "content of data.sources": [source.get("fingerprint") for source in inputs.get("sources") or []],
+        "tokenizer": (inputs.get("tokenizer") or {}).get("identity"),
+        f"protocol of {METRIC}": data.protocol(METRIC),
+    }
+
+
+def _point(data: RunData) -> dict[str, Any]:
+    tokens, scaling = data.tokens(), (data.manifest.get("plan") or {}).get("scaling_parameters")
+    return {
+        "run": data.name,
+        "parameters": data.manifest["model"]["parameters"],
+        "flops": data.manifest["model"]["flops_per_token"] * tokens,
+        "tokens": tokens,
+        "tokens_per_param": tokens / scaling if scaling else None,
+        "val_bpb": data.last(METRIC),
+    }
+
+
+def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
+    """The horizon's rule that all runs follow: equal tokens a scaling parameter, or equal tokens."""
+    for name in ("tokens_per_param", "tokens"):
+        values = [point[name] for point in points]
+        if None not in values and max(values) <= (1 + SAME_RULE) * min(values):
+            return {name: sum(values) / len(values)}
+    told = "\n  ".join(f"{p['run']}: {p['tokens']:,} tokens" + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "") for p in points)  # fmt: skip
+    raise RecipeError(
+        f"--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  {told}\n"
+        "Give runs of equal run.tokens_per_param, or of equal tokens."
+    )
+
+
+def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -> str:
+    rows = [
+        [point["run"], f"{point['parameters']:,}", f"{point['tokens']:,}", f"{point['flops']:.3e}", f"{point['val_bpb']:.5f}", f"{law.predict(point['flops'])[0]:.5f}"]
+        for point in points
+    ]  # fmt: skip
+    (name, value), floor = next(iter(rule.items())), f"{law.floor:.4f} + " if law.floor else ""
+    form = f"{METRIC} = {floor}{math.exp(law.a):.4g} x FLOPs^{law.b:.4f}"
+    kind = (
+        "with an irreducible term"
+        if floor
+        else "a line in log space: an irreducible term takes five sizes that show one"
+    )
+    lines = [f"{form}, at {value:,.4g} {name.replace('_', ' ')} ({kind}; {law.freedom} degrees of freedom)"]
+    for times in (2, 10):
+        y, low, high = law.predict(times * points[-1]["flops"])
+        lines.append(
+            f"at {times} times the FLOPs of the largest: {y:.4f}, 95 % of further runs from {low:.4f} to {high:.4f}"
+        )
+    return table(["run", "parameters", "tokens", "FLOPs", METRIC, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"
