@@ -143,7 +143,7 @@ class _Block:
 
     def add(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
-            if type(value) in (int, float):  # a bool is no measurement
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.rows.setdefault(name, []).append(self.count)
                 self.values.setdefault(name, []).append(value)
             elif value is not None:  # null: not known, the same as not there

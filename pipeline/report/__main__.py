@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison
 from pipeline.report.comparison_pictures import draw
@@ -43,11 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(runs: list[RunData], folder: Path | None) -> None:
-    pictures = []
-    try:
-        pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
-    except InputMissingError as missing:  # the page tells all without it
-        print(missing, file=sys.stderr)
+    pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
     text = comparison(runs, pictures=pictures)
     if folder:
         write_text(folder / "comparison.md", text)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.artifacts.errors import InputMissingError
 from pipeline.report.aligned import AXES, COMPARED_BPB, curves_of, legends, one_protocol
 from pipeline.report.run_data import RunData
 from pipeline.report.tables import spread
@@ -12,18 +11,11 @@ POINTS = 4000  # of a curve: more than the picture is wide
 
 
 def draw(runs: Sequence[RunData], path: Path) -> bool:
-    """Write the picture; False when no two points of any run could be drawn.
+    """Write the picture; False when no two points of any run could be drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
-    Raises InputMissingError without matplotlib.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        raise InputMissingError(
-            f"{path}: pictures are drawn by matplotlib, which is not installed: the page has no picture. pip install matplotlib."
-        ) from None
     loss = _loss(runs)
     panels = [(x, loss) for x in AXES]
     panels += [("tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]

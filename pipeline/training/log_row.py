@@ -19,6 +19,7 @@ from pipeline.training.own_time import slowest
 from pipeline.training.schedules import logged_rates
 from pipeline.training.update_numbers import UpdateNumbers
 
+UPDATE_EVERY = 10  # steps
 SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms")  # of mem/* the others are those of the rank that has most
 
 
@@ -51,11 +52,13 @@ class LogRow:
         if trainer.args.process_index == 0:
             trainer.saver.note_good(checkpoint)
 
-    def is_due(self, trainer: Any) -> bool:
-        """Whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide."""
+    def measures_update(self, trainer: Any) -> bool:
+        """Whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
+        its update is worth the passes over memory: where every step is logged, every tenth."""
         step, state = trainer.state.global_step + 1, trainer.state
-        first = step == 1 and trainer.args.logging_first_step
-        return first or step % state.logging_steps == 0 or step >= state.max_steps
+        if step >= state.max_steps:
+            return True
+        return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
 
     def row(self, trainer: Any, logs: dict[str, float]) -> dict[str, Any]:
         """logs: Trainer's, of this step. None is a number that this row leaves out."""

@@ -149,7 +149,7 @@ class TandemTrainer(Trainer):
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
-        if self.log_row.is_due(self):
+        if self.log_row.measures_update(self):
             self.log_row.update.look(parameters, self.optimizer)
         told = self.guard.judge(self, model, norm)
         if 0 < self.args.max_grad_norm < told + CLIP_EPS:

@@ -1,6 +1,6 @@
 """Numbers of an update that will be logged: zeros in the gradient before it, the norms of the update and of the parameters.
 
-Each is one pass over memory, made on logged steps only. The norm of the update needs the parameters before and after it; a
+Each is one pass over memory, made on logged steps only, at most every tenth step. The norm of the update needs the parameters before and after it; a
 copy of all of them would cost a quarter of the training's memory, so the optimizers of ours measure it a few matrices at a
 time (optimizer.py, muon_step.py), where each is changed.
 """
@@ -29,11 +29,14 @@ class UpdateNumbers:
             ours.measure_next_update(self._norms)
 
     def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
-        """optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; without the latter two where nobody looked, and
-        without the last where the update was left out or the optimizer is another's."""
-        numbers = {"optim/param_norm": total_norm([p.detach() for p in parameters])}
-        if self._zeros is not None:
-            numbers["optim/num_zeros_in_grad"] = self._zeros
+        """optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no ratio where
+        the update was left out or the optimizer is another's."""
+        if self._zeros is None:
+            return {}
+        numbers = {
+            "optim/param_norm": total_norm([p.detach() for p in parameters]),
+            "optim/num_zeros_in_grad": self._zeros,
+        }
         if self._norms:
             numbers["optim/update_ratio"] = total_norm(self._norms) / numbers["optim/param_norm"]
         self._zeros, self._norms = None, []

@@ -38,7 +38,7 @@ def test_the_page_has_the_sections_of_the_markdown_in_its_order_and_links_to_eac
     assert re.findall(r"<h2 id=\"[^\"]+\">(.+)</h2>", text) == titles
     assert re.findall(r'<a href="#([^"]+)">', text) == re.findall(r'<h2 id="([^"]+)"', text)
     assert [title for title, _ in SECTIONS if title in titles] == titles
-    assert titles[:4] == ["Metadata", "Learning rate", "Losses and validation", "Gradient norm"]
+    assert titles[:5] == ["Metadata", "Diagnosis", "Learning rate", "Losses and validation", "Gradient norm"]
 
 
 def test_hostile_texts_stay_texts_in_every_place_they_can_come_from(tmp_path):
