@@ -103,12 +103,16 @@ def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
 
 
 def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
-    path = documents(runner, "slow", docstrings(modules=60)[::2])
+    path = documents(runner, "slow", docstrings(modules=60)[::4])
     findings = diagnosed(
         runner,
         "stalled",
         tokenizer={"vocab_size": 512, "train_chars": 50_000},
-        data={"sources": [{"files": path, "format": "own_code:slow_reader"}], "shard_rows": 16},
+        data={
+            "sources": [{"files": path, "format": "own_code:slow_reader"}],
+            "shard_rows": 16,
+            "packing_documents": 16,
+        },
         train={"max_steps": STEPS // 2},
     )
     assert "data does not stall the steps" in troubles(findings)

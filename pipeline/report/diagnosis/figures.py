@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.artifacts.columns import Columns
 from pipeline.report.run_data import RunData
 
 OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
@@ -31,26 +32,23 @@ class Figures:
     def __init__(self, data: RunData):
         self.data = data
         self._series: dict[str, Series] = {}
-        self._wild: dict[str, np.ndarray] = {}
-        self._events: list[dict[str, Any]] | None = None
 
     def series(self, name: str) -> Series:
         """The finite values of a metric."""
         if name not in self._series:
-            points = [point for point in self.data.series(name) if is_number(point[1])]
-            steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
+            steps, values = self.data.curve(name)
             finite = np.isfinite(values)
-            self._series[name], self._wild[name] = Series(steps[finite], values[finite]), steps[~finite]
+            self._series[name] = Series(steps[finite], values[finite].astype(np.float64))
         return self._series[name]
 
     def wild(self, name: str) -> list[int]:
         """Steps at which the metric is NaN or infinite."""
-        self.series(name)
-        return [int(step) for step in self._wild[name]]
+        steps, values = self.data.curve(name)
+        return [int(step) for step in steps[~np.isfinite(values)]]
 
     def loss(self) -> Series:
-        """train/loss; of imported lines, which have no other, the smoothed one."""
-        return self.series("train/loss") if len(self.series("train/loss")) else self.series("train/loss_ema")
+        """The training loss that the run has; an export may hold only a smoothed one."""
+        return self.series(self.data.loss_name())
 
     def rate(self) -> Series:
         """The learning rate, else its multiplier."""
@@ -95,26 +93,20 @@ class Figures:
     def manifest(self, path: str, default: Any = None) -> Any:
         return _at(self.data.manifest, path, default)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Rows of that event, as far as they count."""
-        if self._events is None:
-            self._events = [row for row in self.data.rows if "event" in row]
-        return [row for row in self._events if row["event"] == name]
-
     def is_watched(self) -> bool:
         """Whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
-        return not self.manifest("imported") and bool(self.events("attempt"))
+        return not self.manifest("imported") and bool(self.data.events("attempt"))
 
     def restarts(self) -> tuple[int, int]:
         """(restarts, optimizer steps that were made again after them)."""
-        last = lost = reached = 0
-        for row in self.data.all_rows:
-            if row.get("event") == "attempt":
-                lost, reached = lost + max(reached - row["step"], 0), row["step"]
-            elif "train/loss" in row or "train/loss_ema" in row:
-                reached = max(reached, row["step"])
-            last = max(last, row.get("attempt", 1))
-        return max(last - 1, 0), lost
+        written = Columns.of(self.data.all_rows)
+        rows, _ = written.column(self.data.loss_name())
+        steps, attempts = written.beside("step", rows, missing=0), written.column("attempt")[1]
+        lost, began = 0, 0
+        for row, attempt in written.events("attempt"):
+            before = steps[(rows >= began) & (rows < row)]
+            lost, began = lost + max(int(before.max(initial=0)) - attempt["step"], 0), row
+        return max(int(attempts.max(initial=1)) - 1, 0), lost
 
     def starts_trained(self) -> bool:
         """Whether the weights were trained before the first step."""
@@ -129,10 +121,6 @@ class Figures:
             return None if warmup is None else int(warmup)
         steps = self.data.max_steps()
         return None if steps is None else math.ceil(warmup * steps)
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _at(tree: Any, path: str, default: Any) -> Any:

@@ -17,6 +17,7 @@ HIGH_RATE = 0.5  # of the peak: a loss that stands while the rate is still high 
 RATE_TOLERANCE = 0.006  # imported lines round the multiplier to two decimals
 RATE_RISES_AGAIN = 0.05
 LONG_WARMUP = 0.2
+COMPARED = 10_000  # logged multipliers of a long run: a moment
 
 
 # ---- learning rate ----
@@ -25,7 +26,7 @@ LONG_WARMUP = 0.2
 @rule(
     "learning rate follows its schedule",
     needs="optim/lrm with optimizer.schedule in the recipe, or optim/lr: 5 logged values",
-    threshold=f"the multiplier is within {RATE_TOLERANCE} of the schedule's at every logged step; without a schedule in the recipe: the rate does not rise by {RATE_RISES_AGAIN:.0%} of its peak after it fell",
+    threshold=f"the multiplier is within {RATE_TOLERANCE} of the schedule's at every logged step (of a long run at {COMPARED:,}); without a schedule in the recipe: the rate does not rise by {RATE_RISES_AGAIN:.0%} of its peak after it fell",
     reason="the schedule is a pure function of the step, so any difference is a mistake; imported lines give two decimals",
     advice="Look for a resume that restarted the schedule, or a callback that sets rates.",
 )
@@ -34,6 +35,8 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
     settings = figures.recipe("optimizer.schedule")
     if len(multiplier) >= 5 and settings and steps and figures.recipe("optimizer.type", "trainer") != "trainer":
         schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
+        multiplier = multiplier.where(compared)
         wanted = np.array([learning_rate_multiplier(schedule, int(step) - 1, steps) for step in multiplier.steps])
         away = np.abs(multiplier.values - wanted)
         worst = int(away.argmax())

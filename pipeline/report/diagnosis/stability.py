@@ -15,7 +15,7 @@ SEARCHED = 20_000  # last values of an imported run that are searched for spikes
 def spikes(figures: Figures, name: str, series: Series) -> list[int]:
     """Steps of values far above their last ones. Of our own runs the alarm said so; of imported ones it is done here."""
     if figures.is_watched():
-        return sorted({row["step"] for row in figures.events("spike") if row.get("name") == name})
+        return sorted({row["step"] for row in figures.data.events("spike") if row.get("name") == name})
     recent, found = RecentValues(), []
     for step, value in zip(series.steps[-SEARCHED:].tolist(), series.values[-SEARCHED:].tolist(), strict=True):
         highest = recent.highest_usual()
@@ -123,13 +123,13 @@ def clipping(figures: Figures) -> Verdict | None:
 )
 def everything_finite(figures: Figures) -> Verdict | None:
     failure, made = figures.data.failure or {}, figures.step()
-    events = [row for row in figures.events("nonfinite") if row.get("action") != "warn"]
+    events = [row for row in figures.data.events("nonfinite") if row.get("action") != "warn"]
     not_skipped = [row for row in events if row.get("action") != "skip"]
     wild = figures.wild("train/loss") + figures.wild("train/loss_ema") + figures.wild("optim/grad_norm")
     steps = sorted({int(row["step"]) for row in events} | set(wild))
     skipped = max(figures.last("optim/skipped_steps") or 0, figures.last("optim/nonfinite_steps") or 0)
     told = [f"first at step {steps[0]}"] if steps else []
-    if not_skipped or wild or (failure.get("status") == 76 and not figures.events("spike")):
+    if not_skipped or wild or (failure.get("status") == 76 and not figures.data.events("spike")):
         told += [str(row["tensor"]) for row in not_skipped[:1] if row.get("tensor")]
         if not told:
             told = [str(failure.get("message", ""))]

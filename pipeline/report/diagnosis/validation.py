@@ -43,7 +43,8 @@ def beside_training(figures: Figures) -> Pairs:
     validation, training = figures.series("val/loss"), figures.loss()
     length, pairs = beside(training), []
     for step, value in zip(validation.steps, validation.values, strict=True):
-        before = training.values[training.steps <= step][-length:]
+        end = int(np.searchsorted(training.steps, step, side="right"))
+        before = training.values[max(end - length, 0) : end]
         if step >= SETTLED * figures.step() and before.size == length:
             pairs.append((step, value, median(before)))
     return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
