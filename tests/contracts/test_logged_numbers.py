@@ -60,7 +60,8 @@ def test_every_number_that_a_mixture_writes_is_documented_and_says_what_its_form
             of_sources = [row[f"data/source/{source}/{number}"] for source in ("prose", "notes")]
             assert sum(of_sources) == row[f"data/{number}"], number
         assert row["data/pad_frac"] == pytest.approx(1 - row["data/tokens"] / row["tokens"], abs=1e-12)
-        assert 0 < row["optim/update_ratio"] < 1
+        assert ("optim/update_ratio" in row) == (row["step"] in (10, 20))  # at most every tenth step
+        assert 0 < row.get("optim/update_ratio", 0.5) < 1
         assert row["perf/goodput_pct"] == pytest.approx(
             100 * row["perf/total_s"] / (row["time"] - first["time"]), rel=0.02
         )
@@ -84,9 +85,12 @@ def test_clip_frac_is_the_share_of_clipped_steps_and_the_other_numbers_do_not_de
     intervals = {1: (1,), 4: (2, 3, 4), 8: (5, 6, 7, 8), 12: (9, 10, 11, 12)}
     expected = {last: sum(clipped[s] for s in steps) / len(steps) for last, steps in intervals.items()}
     assert few.values("optim/clip_frac") == expected
-    for name in ("optim/param_norm", "optim/update_ratio", "optim/num_zeros_in_grad", "data/documents"):
+    often = all_few.values("data/documents")
+    assert few.values("data/documents") == {step: often[step] for step in intervals}
+    for name in ("optim/param_norm", "optim/update_ratio", "optim/num_zeros_in_grad"):
         often = all_few.values(name)
-        assert few.values(name) == {step: often[step] for step in intervals}, name
+        assert set(often) == {10, 12}, name
+        assert few.values(name) == {12: often[12]}, name
 
 
 OF_THE_RUN = (
