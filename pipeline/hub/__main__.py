@@ -1,4 +1,4 @@
-"""python -m pipeline.hub push RUN | pull ID: publish a finished run, or restore a published one."""
+"""python -m pipeline.hub push RUN | pull ID | space RUN: publish a finished run, restore one, make its chat page."""
 
 import argparse
 
@@ -23,6 +23,9 @@ def main(argv: list[str]) -> int:
     pull_arguments.add_argument("id", metavar="ID", help="NAMESPACE/NAME of the repository")
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
     pull_arguments.add_argument("--runs", default="runs", help="folder of the run directories")
+    space_arguments = commands.add_parser("space", help="write the folder of a Space that chats with pushed runs")
+    space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
+    space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
     beside_arguments.add_argument("run", metavar="RUN")
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
@@ -39,10 +42,26 @@ def main(argv: list[str]) -> int:
         run = pull(arguments.id, runs=arguments.runs, revision=arguments.revision)
         print(f"{run.path}: restored. Talk to it: python -m pipeline.chat {run.path}")
         return 0
+    if arguments.command == "space":
+        return _write_space(arguments)
     from pipeline.hub.push import push
     from pipeline.report.run_data import read_run
 
     push(read_run(arguments.run).run, repo_id=arguments.id, private=False if arguments.public else None)
+    return 0
+
+
+def _write_space(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pipeline.hub.space import write_space
+    from pipeline.report.run_data import read_run
+
+    write_space([read_run(name).run for name in arguments.runs], output=Path(arguments.output))
+    print(
+        f"{arguments.output}: written. Try it: cd {arguments.output} && python app.py. "
+        f"Publish it: hf upload NAMESPACE/NAME {arguments.output} . --repo-type space"
+    )
     return 0
 
 

@@ -1,0 +1,133 @@
+"""What the terminal and the page share: a model that is ready to talk, and a conversation with it."""
+
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+TOOL_SIGNS = ("[", "]", "[= ", "] ")  # What is shown for the marks around a tool call and its output.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How an answer is drawn; temperature 0 takes the likeliest token."""
+
+    temperature: float = 0.8
+    top_k: int | None = 50
+    top_p: float | None = None
+    max_new_tokens: int = 512
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speaker:
+    """A model on its device with its tokenizer. chats: it was trained on conversations; otherwise it continues a text."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    chats: bool
+
+
+def open_speaker(name: str) -> Speaker:
+    """The model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is pinned.
+
+    Raises InputMissingError, ServiceError or DataError when it cannot be had.
+    """
+    from transformers.utils import logging
+
+    from pipeline.evals.subject import find_subject, load
+    from pipeline.hardware.cpu import settle_vector_functions
+    from pipeline.hardware.device import device_info
+
+    place, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
+    subject = find_subject(place)
+    settle_vector_functions()
+    logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
+    model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)
+    stage = subject.stage or _published_stage(subject.path, revision or None)
+    return Speaker(
+        name=place, model=model, tokenizer=tokenizer, chats=bool(tokenizer.chat_template) and stage != "pretrain"
+    )
+
+
+def _published_stage(path: str, revision: str | None) -> str | None:
+    """The stage in the manifest that is published beside a model; None for a model that no run of ours made."""
+    from transformers.utils import cached_file
+
+    from pipeline.artifacts.atomic import read_json
+
+    manifest = cached_file(
+        path,
+        "run_manifest.json",
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return read_json(Path(manifest)).get("stage") if manifest else None
+
+
+class Conversation:
+    """What was said to a speaker and what it answered, as the messages that it reads.
+
+    system: the system message; it may be changed between answers. tell: is called with a sentence when a part of the
+    conversation is no longer read.
+    """
+
+    def __init__(self, speaker: Speaker, *, system: str | None = None, tell: Callable[[str], None] = print):
+        self.speaker, self.system, self.tell = speaker, system, tell
+        self.messages: list[dict] = []
+        self.answers = 0
+
+    def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
+        """The answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the conversation.
+
+        Raises DataError when the chat template refuses the messages; the conversation is then as it was.
+        """
+        from pipeline.generation.decoding import TextStream
+        from pipeline.generation.stream import stream
+        from pipeline.tokenizer.chat import answer_messages
+        from pipeline.tokenizer.specials import tool_marks
+
+        speaker = self.speaker
+        signs = dict(zip(tool_marks(speaker.tokenizer) or (), TOOL_SIGNS, strict=False))
+        settings = asdict(sampling) | {"seed": sampling.seed + self.answers}
+        ids = self._ids(text, sampling.max_new_tokens)
+        tokens = stream(speaker.model, speaker.tokenizer, ids, calculator=speaker.chats, **settings)
+        self.answers += 1
+        shown = TextStream(speaker.tokenizer)
+        try:
+            for token in tokens:
+                yield signs.get(token, "") + shown.push(token)
+            yield shown.rest()
+        finally:
+            if speaker.chats:
+                self.messages += answer_messages(speaker.tokenizer, shown.ids)
+
+    def _ids(self, text: str, max_new_tokens: int) -> list[int]:
+        """What the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
+        from pipeline.generation.stream import positions
+        from pipeline.generation.texts import document_ids
+
+        limit = positions(self.speaker.model) or sys.maxsize
+        room = limit - min(max_new_tokens, limit // 4)
+        ids = self._prompt(text, room) if self.speaker.chats else document_ids(self.speaker.tokenizer, text)
+        if len(ids) > room:
+            self.tell(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
+            ids = ids[:1] + ids[len(ids) - room + 1 :]
+        return ids
+
+    def _prompt(self, text: str, room: int) -> list[int]:
+        from pipeline.tokenizer.chat import prompt_ids
+
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*self.messages, {"role": "user", "content": text}]
+        while len(ids := prompt_ids(self.speaker.tokenizer, system + messages)) > room:
+            turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
+            if len(turns) == 1:
+                break
+            del messages[: turns[1]]
+            self.tell("the oldest turn was left out: the model reads no more")
+        self.messages = messages
+        return ids

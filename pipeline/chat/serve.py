@@ -1,0 +1,43 @@
+"""python -m pipeline.chat.serve RUN_OR_MODEL [options of `transformers serve`]: an OpenAI-compatible server.
+
+It is `transformers serve` itself, which looks a model's class up by name inside transformers and so finds none that comes
+with a model's own code (5.23; --trust-remote-code changes nothing). Here it finds ours, and no code of the model's is run.
+"""
+
+import argparse
+
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.failures import exit_with_status
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.chat.serve",
+        description="Serve a model to OpenAI clients: `transformers serve`, whose options may follow (--port 8000 ...).",
+    )
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one)"
+    )
+    arguments, options = parser.parse_known_args(argv)
+    from pipeline.evals.subject import find_subject
+
+    subject = find_subject(arguments.model)
+    import transformers
+    from transformers.utils.import_utils import is_serve_available
+
+    if not is_serve_available():
+        raise InputMissingError(
+            'command line: the server needs packages that are not installed. Run pip install "transformers[serving]".'
+        )
+    from transformers.cli.transformers import app
+
+    from pipeline.model.build import TandemForCausalLM  # which registers its config too
+
+    transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]
+    print(f"requests name the model {subject.path}", flush=True)
+    app(["serve", subject.path, *options])
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with_status(main)
