@@ -1,4 +1,4 @@
-"""python -m pipeline.hub push RUN | pull ID | space RUN: publish a finished run, restore one, make its chat page."""
+"""python -m pipeline.hub push RUN | pull ID | export RUN | space RUN: publish a finished run, restore one, write its model for others, make its page."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from pipeline.artifacts.failures import exit_with_status
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.hub",
-        description="Publish a finished run with verification, or restore one. The token comes from HF_TOKEN or `hf auth login`.",
+        description="Publish a finished run with verification, restore one, or write its model for other programs. The token comes from HF_TOKEN or `hf auth login`.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     push_arguments = commands.add_parser(
@@ -26,6 +26,14 @@ def main(argv: list[str]) -> int:
     space_arguments = commands.add_parser("space", help="write the folder of a Space that chats with pushed runs")
     space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
     space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
+    export_arguments = commands.add_parser(
+        "export", help="write the model for llama.cpp, or in shards and another type"
+    )
+    export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
+    export_arguments.add_argument("--to", choices=("gguf", "safetensors"), required=True)
+    export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
+    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0")
+    export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
     beside_arguments.add_argument("run", metavar="RUN")
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
@@ -44,6 +52,14 @@ def main(argv: list[str]) -> int:
         return 0
     if arguments.command == "space":
         return _write_space(arguments)
+    if arguments.command == "export":
+        from pipeline.hub.export import export
+
+        size = arguments.max_shard_size
+        print(
+            export(arguments.model, to=arguments.to, output=arguments.output, dtype=arguments.type, max_shard_size=size)
+        )
+        return 0
     from pipeline.hub.push import push
     from pipeline.report.run_data import read_run
 

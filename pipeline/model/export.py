@@ -23,17 +23,23 @@ CODE_FILES = sorted(Path(__file__).parent.glob("*_tandem.py"))
 
 
 def save_model(
-    model: PreTrainedModel, folder, *, dtype: torch.dtype | None = None, state_dict: dict | None = None
+    model: PreTrainedModel,
+    folder,
+    *,
+    dtype: torch.dtype | None = None,
+    state_dict: dict | None = None,
+    max_shard_size: str = "50GB",
 ) -> None:
     """Writes config, generation config, weights and, where it needs them, code files into the folder.
 
     A Tandem whose options are those of transformers' gpt2 or nanochat is written as that and loads anywhere; another
     one carries its code and loads with trust_remote_code=True. dtype: of the weights written, default as they are.
-    state_dict: the whole weights, where the model holds only a shard. The model itself is not changed.
+    state_dict: the whole weights, where the model holds only a shard. max_shard_size: of one file of weights, as
+    transformers writes and names it. The model itself is not changed.
     """
     form = saved_form(model, Path(folder))
     _assign(form, model, model.state_dict() if state_dict is None else state_dict, dtype=dtype)
-    form.save_pretrained(folder)
+    form.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
 def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:

@@ -31,7 +31,7 @@ class TiktokenTwin:
         import tiktoken
 
         state = json.loads(backend.to_str())
-        model, pattern = state["model"], _split_pattern(state.get("pre_tokenizer"))
+        model, pattern = state["model"], split_pattern(state.get("pre_tokenizer"))
         plain = not state.get("normalizer") and not any(not token["special"] for token in state["added_tokens"])
         # ignore_merges takes a whole word that is in the vocabulary as it is, as tiktoken does.
         known = model["type"] == "BPE" and not model.get("dropout") and not model.get("byte_fallback")
@@ -82,7 +82,7 @@ def byte_alphabet() -> dict[str, int]:
     return {**{chr(b): b for b in printable}, **{chr(256 + n): b for n, b in enumerate(others)}}
 
 
-def _split_pattern(step: dict | None) -> str | None:
+def split_pattern(step: dict | None) -> str | None:
     """The one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level alphabet."""
     if not step:
         return None

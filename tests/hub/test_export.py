@@ -1,0 +1,126 @@
+"""Models for other programs: GGUF that llama.cpp runs alike, and safetensors in shards."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.artifacts.errors import CannotWriteError, RecipeError
+from pipeline.hub.export import export
+from pipeline.model.build import build_model
+from pipeline.model.export import read_weights, save_model
+from pipeline.tokenizer.bpe import train_bpe
+
+DOCS = Path(__file__).parents[2] / "docs"
+TEXTS = [paragraph for file in sorted(DOCS.glob("*.md")) for paragraph in file.read_text().split("\n\n")]
+AWKWARD = [
+    "  a\u00a0b\n\n\tc",
+    "I'll WE'RE it'S",
+    "1 12 12345 x1y22",
+    "e\u0301 \U0001f468\u200d\U0001f469 \u4e2d\u6587",
+    "<|bos|>",
+]
+
+
+def write_model(folder: Path, *, kind: str = "gpt2", pattern: str = "gpt2", **fields) -> Path:
+    tokenizer = train_bpe(TEXTS, vocab_size=800, split_pattern=pattern)
+    sizes = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    model = build_model(kind, {"vocab_size": len(tokenizer), **sizes, **ids, **fields}, seed=0)
+    save_model(model, folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0"])
+def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
+    gguf = pytest.importorskip("gguf")
+    path = export(str(model), to="gguf", dtype=dtype, output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    reader = gguf.GGUFReader(path)
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == sum(
+        w.numel() for w in read_weights(model).values()
+    )
+    assert list(tmp_path.iterdir()) == [path], "no half-written file stays"
+    assert reader.fields["tokenizer.ggml.pre"].contents() == "gpt-2"
+    assert reader.fields["general.architecture"].contents() == "gpt2"
+    (one,) = (tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_up.weight")
+    mine = read_weights(model)["transformer.h.1.mlp.c_fc.weight"].T
+    theirs = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
+    tolerance = {"f32": 0.0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 1e-2}[dtype]
+    assert (theirs - mine).abs().max() <= tolerance * mine.abs().max()
+
+
+def test_llama_cpp_gives_the_same_ids_and_the_same_greedy_tokens(model, tmp_path):
+    pytest.importorskip("gguf")
+    llama_cpp = pytest.importorskip("llama_cpp")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = export(str(model), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    theirs = llama_cpp.Llama(str(path), n_ctx=256, verbose=False, logits_all=True)
+    tokenizer, mine = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
+    texts = [*AWKWARD, *TEXTS][:1000]
+    for text in texts:
+        ids = tokenizer(text, split_special_tokens=True, truncation=False).input_ids
+        assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ids, text
+    for text in TEXTS[:5]:
+        ids = tokenizer(text).input_ids[:40]
+        expected = mine.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)[
+            0, len(ids) :
+        ]
+        theirs.reset()
+        found = [token for token, _ in zip(theirs.generate(ids, temp=0.0), range(24), strict=False)]
+        assert found == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"kind": "tandem", "normalization": "rms_norm"}, "written as tandem"),
+        ({"activation_function": "relu"}, "activation_function is relu"),
+        ({"pattern": "nanochat"}, "another pattern than GPT-2's"),
+    ],
+)
+def test_what_llama_cpp_cannot_run_is_refused_with_the_reason(tmp_path, fields, said):
+    pytest.importorskip("gguf")
+    folder = write_model(tmp_path / "model", **fields)
+    with pytest.raises(RecipeError, match=said):
+        export(str(folder), to="gguf", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    assert not list(tmp_path.glob("*.gguf"))
+
+
+def test_shards_hold_the_same_weights_in_the_type_asked_for(model, tmp_path):
+    folder = export(str(model), to="safetensors", dtype="bf16", output=str(tmp_path / "out"), max_shard_size="100KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    weights, mine = read_weights(folder), read_weights(model)
+    assert weights.keys() == mine.keys()
+    assert all(torch.equal(weights[name], value.bfloat16()) for name, value in mine.items())
+    said = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; import sys; M.from_pretrained(sys.argv[1]); T.from_pretrained(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", said, str(folder)], check=True, cwd=tmp_path)
+
+
+def test_an_export_is_not_written_over_another_and_a_type_that_is_none_is_named(model, tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(CannotWriteError, match="exists and is not overwritten"):
+        export(str(model), to="safetensors", output=str(tmp_path / "there"), max_shard_size="5GB")
+    with pytest.raises(RecipeError, match="safetensors takes f32, f16, bf16"):
+        export(str(model), to="safetensors", dtype="q8_0", output=str(tmp_path / "x"), max_shard_size="5GB")
+
+
+def test_the_command_writes_beside_the_run_under_its_name(model, tmp_path):
+    pytest.importorskip("gguf")
+    run = tmp_path / "runs" / "small"
+    run.mkdir(parents=True)
+    (run / "model").symlink_to(model, target_is_directory=True)
+    (run / "run_manifest.json").write_text(json.dumps({"name": "small"}))
+    command = [sys.executable, "-m", "pipeline.hub", "export", str(run), "--to", "gguf", "--type", "q8_0"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=DOCS.parent, check=True)
+    assert Path(done.stdout.strip()) == run / "export" / "small-q8_0.gguf"
+    assert (run / "export" / "small-q8_0.gguf").stat().st_size > 0
