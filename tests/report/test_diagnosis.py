@@ -99,6 +99,10 @@ def restarts(count):
     return replace(data, all_rows=[*data.all_rows, *again])
 
 
+def useful(goodput, *, of=1000.0):
+    return sound_run(**{"perf/goodput_pct": {N: goodput}, "perf/total_s": {N: of * goodput / 100}})
+
+
 def short(data, count):
     """The run as it stood after that many logged steps."""
     rows = [row for row in data.rows if "event" in row or row["step"] <= count]
@@ -130,10 +134,12 @@ CASES = {
         (restarted(back=40), "trouble"),
         (restarts(2), "healthy"),
         (restarts(3), "note"),
-        (sound_run(**{"perf/goodput_pct": [90.0] * N}), "healthy"),
-        (sound_run(**{"perf/goodput_pct": [89.0] * N}), "note"),
-        (sound_run(**{"perf/goodput_pct": [71.0] * N}), "note"),
-        (sound_run(**{"perf/goodput_pct": [69.0] * N}), "trouble"),
+        (useful(90.0), "healthy"),
+        (useful(89.0), "note"),
+        (useful(71.0), "note"),
+        (useful(69.0), "trouble"),
+        (useful(69.0, of=601), "trouble"),
+        (useful(69.0, of=599), "healthy"),  # a short run
     ],
     "text is not repeated too often": [
         (sound_run(**{"data/epoch": {N: 4}}), "healthy"),

@@ -103,17 +103,20 @@ def test_a_rate_that_is_too_high_is_seen_in_the_loss(runner):
 
 
 def test_a_reader_that_is_slow_is_seen_as_a_data_stall(runner):
-    path = documents(runner, "slow", docstrings(modules=60)[::4])
+    texts = docstrings(modules=60)[::4]
+    # Many files, because a file's rows are read in blocks: of one file all waiting would come before the first step.
+    for part in range(0, len(texts), 4):
+        documents(runner, f"slow-{part:04}", texts[part : part + 4])
     findings = diagnosed(
         runner,
         "stalled",
         tokenizer={"vocab_size": 512, "train_chars": 50_000},
         data={
-            "sources": [{"files": path, "format": "own_code:slow_reader"}],
+            "sources": [{"files": str(runner.folder / "slow-*.jsonl"), "format": "own_code:slow_reader"}],
             "shard_rows": 16,
             "packing_documents": 16,
         },
-        train={"max_steps": STEPS // 2},
+        train={"max_steps": STEPS // 4, "eval_steps": 20, "save_steps": 30},
     )
     assert "data does not stall the steps" in troubles(findings)
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pipeline.report.diagnosis.figures import Figures
 
+LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
 Level = Literal["healthy", "note", "trouble", "unknown"]
 
 

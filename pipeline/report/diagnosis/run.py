@@ -1,7 +1,7 @@
 """Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
 
 from pipeline.report.diagnosis.figures import Figures
-from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Rule, Verdict, graded, rule
 
 PASSES_NOTE, PASSES_TROUBLE = 4, 16
 RESTARTS = 3
@@ -68,7 +68,7 @@ def can_be_resumed(figures: Figures) -> Verdict | None:
     needs="a logged step",
     threshold=(
         f"fewer than {RESTARTS} restarts, and steps made twice below {LOST_NOTE:.0%} (note) or {LOST_TROUBLE:.0%} (trouble) of those that count; "
-        f"goodput at least {GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
+        f"in runs of {LONG_ENOUGH_S / 60:.0f} minutes and more goodput at least {GOODPUT_NOTE:.0f} % (note) or {GOODPUT_TROUBLE:.0f} % (trouble)"
     ),
     reason="every restart repeats start-up and the steps since the last checkpoint; a tenth of the rent lost that way is worth an afternoon's search",
     advice="Read failure.json and the console around each end; save more often; move to steadier machines.",
@@ -81,12 +81,16 @@ def starts_are_few(figures: Figures) -> Verdict | None:
     evidence = f"{restarts} restarts, {lost:,} steps made twice ({lost / made:.1%})"
     if goodput is not None:
         evidence += f", goodput {goodput:.1f} %"
-    low = goodput if goodput is not None else 100.0
-    if lost >= LOST_TROUBLE * made or low < GOODPUT_TROUBLE:
-        return Verdict("trouble", "much of the time was lost to restarts", evidence)
-    if lost >= LOST_NOTE * made or low < GOODPUT_NOTE or restarts >= RESTARTS:
-        return Verdict("note", "restarts cost time", evidence)
-    return Verdict("healthy", "hardly any step was made twice", evidence)
+    if lost >= LOST_TROUBLE * made:
+        return Verdict("trouble", "many steps were made twice", evidence)
+    # Start-up and the evaluations of a short run are a large share of it, and cost little.
+    seconds = figures.seconds() or 0.0
+    useful = goodput if goodput and seconds >= LONG_ENOUGH_S * goodput / 100 else 100.0
+    if useful < GOODPUT_TROUBLE:
+        return Verdict("trouble", "much of the time was spent on other things than steps that count", evidence)
+    if lost >= LOST_NOTE * made or useful < GOODPUT_NOTE or restarts >= RESTARTS:
+        return Verdict("note", "restarts or other things than steps cost time", evidence)
+    return Verdict("healthy", "hardly any time was lost", evidence)
 
 
 @rule(

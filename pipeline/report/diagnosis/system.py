@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.report.diagnosis.figures import Figures, Series
-from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Rule, Verdict, graded, rule
 from pipeline.report.diagnosis.robust import error_of_difference, median, noise, windows
 
 TIMED = 15  # logged step times: five for each third
@@ -16,7 +16,6 @@ SLOW_NOTE, SLOW_TROUBLE = 1.15, 1.5
 THROTTLED_NOTE, THROTTLED_TROUBLE = 1.0, 10.0
 SAVES_NOTE, SAVES_TROUBLE = 0.05, 0.10
 EVALUATIONS_NOTE, EVALUATIONS_TROUBLE = 0.20, 0.50
-LONG_ENOUGH_S = 600.0  # below that saves and evaluations are a large share of any run, and cost little
 GROWTH_NOTE, GROWTH_TROUBLE = 0.10, 0.20
 SETTLED = 0.2  # of the run: before it memory grows for good reasons
 

@@ -41,11 +41,11 @@ def beside(training: Series) -> int:
 def beside_training(figures: Figures) -> Pairs:
     """val/loss and the median of the training losses logged just before it."""
     validation, training = figures.series("val/loss"), figures.loss()
-    length, pairs = beside(training), []
+    length, settled, pairs = beside(training), SETTLED * figures.step(), []
     for step, value in zip(validation.steps, validation.values, strict=True):
         end = int(np.searchsorted(training.steps, step, side="right"))
         before = training.values[max(end - length, 0) : end]
-        if step >= SETTLED * figures.step() and before.size == length:
+        if step >= settled and before.size == length:
             pairs.append((step, value, median(before)))
     return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
 
