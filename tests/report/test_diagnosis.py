@@ -274,8 +274,6 @@ CASES = {
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.84, N: 2.84}}), "note"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.86, N: 2.86}}), "healthy"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.9, N: 2.69}}), "healthy"),  # one evaluation
-        (with_manifest(sound_run(), overlap={"found": 3, "documents": 100}), "trouble"),
-        (with_manifest(sound_run(), overlap={"found": 0, "documents": 100}), "healthy"),
         (repeated(2.06), "note"),
         (repeated(2.06, parameters=1_000_000), "trouble"),
         (repeated(2.08, parameters=1_000_000), "healthy"),

@@ -121,7 +121,7 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss",
     threshold=(
-        f"none of: validation documents found in the training text; val/bpb ever below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"none of: val/bpb ever below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
         f"{BELOW_TROUBLE:.0%} (trouble) below train/loss; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
         "that fell on (note; trouble when the model has more parameters than different tokens)"
     ),
@@ -134,12 +134,9 @@ def gap_stays(figures: Figures) -> Verdict | None:
 def is_no_leak(figures: Figures) -> Verdict | None:
     scores, pairs = figures.series("val/bpb").values, beside_training(figures)
     bpb = float(scores.min()) if scores.size else None  # it was reached, whatever came after
-    overlap = figures.manifest("overlap.found")
-    if bpb is None and not pairs.steps.size and overlap is None:
+    if bpb is None and not pairs.steps.size:
         return None
     suspicions: list[tuple[str, str]] = []
-    if overlap:
-        suspicions.append(("trouble", f"{overlap:,} of {figures.manifest('overlap.documents'):,} validation documents stand in the training text"))  # fmt: skip
     if bpb is not None and bpb < LOWEST_BPB:
         suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
     if pairs.steps.size >= 2:
