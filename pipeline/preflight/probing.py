@@ -63,6 +63,9 @@ class RandomRows:
     def position(self, step: int) -> dict[str, Any]:
         return {}
 
+    def consumed(self, step: int) -> dict[str, Any]:
+        return {}
+
     def origins(self, step: int) -> list:
         return []
 
