@@ -8,8 +8,6 @@ import time
 import traceback
 from pathlib import Path
 
-import torch
-
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.show import table
@@ -38,7 +36,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             ended=time.time(),
             results=results(directory),
             shares=trainer.rows.shares(),
-            peak_memory_bytes=_peak_memory(trainer.args.device),
+            peak_memory_bytes=_peak_memory(trainer),
         )
         if hint := memory_hint(recipe, trainer):
             print(f"note: {hint}")
@@ -52,9 +50,9 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         print(next_command(recipe, directory), flush=True)
 
 
-def _peak_memory(device: torch.device) -> dict[str, int]:
+def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
     found = {"host": peak_bytes()}
-    return found | ({"device": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
+    return found | ({"device": trainer.log_row.memory.peak()} if trainer.args.device.type == "cuda" else {})
 
 
 def results(directory: RunDirectory) -> dict[str, float]:

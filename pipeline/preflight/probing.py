@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,11 @@ class RandomRows:
 
 
 class Clock(TrainerCallback):
-    """Times the steps, and ends the process when enough were measured. evaluate: done once then, for the memory it takes."""
+    """Times the steps, and ends the process when enough were measured. evaluate: done once then, for the memory it takes; peak:
+    bytes that the device gave at most."""
 
-    def __init__(self, seconds: float, evaluate: Callable[[], Any]):
-        self.seconds, self.evaluate, self.ends = seconds, evaluate, list[float]()
+    def __init__(self, seconds: float, evaluate: Callable[[], Any], peak: Callable[[], int]):
+        self.seconds, self.evaluate, self.peak, self.ends = seconds, evaluate, peak, list[float]()
 
     def on_train_begin(self, args, state, control, **rest):
         self.ends = [time.perf_counter()]
@@ -96,9 +98,7 @@ class Clock(TrainerCallback):
                 "high_s": max(measured),
                 "steps": len(measured),
                 "first_step_s": taken[0],
-                "peak_bytes": torch.cuda.max_memory_allocated(args.device)
-                if args.device.type == "cuda"
-                else peak_bytes(),
+                "peak_bytes": self.peak() if args.device.type == "cuda" else peak_bytes(),
                 "time": time.time(),
             }
             print(json.dumps(result), flush=True)
@@ -121,7 +121,8 @@ def main(argv: list[str]) -> None:
         scored = recipe.evals.bpb.batch_rows or trainer.args.per_device_eval_batch_size
         batch = on_device(rows.micro_batch(0, 0, rank=0, world_size=1, rows=scored), trainer.args.device)
         dtype = torch.bfloat16 if trainer.args.bf16 else torch.float16 if trainer.args.fp16 else None
-        trainer.add_callback(Clock(float(argv[0]), lambda: per_token_nll(model, batch, autocast_dtype=dtype)))
+        evaluate = partial(per_token_nll, model, batch, autocast_dtype=dtype)
+        trainer.add_callback(Clock(float(argv[0]), evaluate, trainer.log_row.memory.peak))
         trainer.resume(None)
 
 

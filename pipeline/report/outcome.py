@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from pipeline.artifacts.atomic import folder_bytes
 from pipeline.report.run_data import RunData
 from pipeline.report.tables import number, table
@@ -79,24 +81,18 @@ def _how(data: RunData, plan: dict[str, Any]) -> str:
 
 def mean_step_s(data: RunData) -> float | None:
     """Mean seconds of a step over the logged intervals that count, each attempt's first, which compiles, left out."""
-    seconds, steps, before, attempt = 0.0, 0, 0, None
-    for row in data.rows:
-        if "perf/step_s" not in row:
-            continue
-        if row.get("attempt") == attempt:
-            seconds += row["perf/step_s"] * (row["step"] - before)
-            steps += row["step"] - before
-        before, attempt = row["step"], row.get("attempt")
-    return seconds / steps if steps else None
+    rows, seconds = data.columns.column("perf/step_s")
+    if not len(rows):
+        return None
+    steps = data.columns.beside("step", rows, missing=0)
+    attempts = data.columns.beside("attempt", rows, missing=0)
+    counted = np.diff(steps) * (attempts[1:] == attempts[:-1])
+    return float((seconds[1:] * counted).sum() / counted.sum()) if counted.any() else None
 
 
 def wall_s(data: RunData) -> float | None:
     """Seconds from each attempt's start to the last thing that it recorded, over all attempts, evaluations and saves included."""
-    total = 0.0
-    for attempt in {row["attempt"] for row in data.all_rows if "attempt" in row}:
-        times = [row["time"] for row in data.all_rows if row.get("attempt") == attempt and "time" in row]
-        total += max(times) - min(times) if times else 0.0
-    return total or None
+    return sum(last - began for _, began, last in data.running) or None
 
 
 def _peaks(data: RunData) -> tuple[float | None, float | None]:
