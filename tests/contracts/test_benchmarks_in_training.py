@@ -116,7 +116,7 @@ def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scor
     assert f"| copa | {run.values('core/copa')[10]:.4f} | " in section
     assert "This is not CORE: none of the files is the published one." in section
     assert "| 4 | core | MemoryError: no room for this |" in section
-    assert "core/copa" not in text.split("## Results\n")[1].split("\n## ")[0]
+    assert "core/copa" not in text.split("## Was it worth its cost\n")[1].split("\n## ")[0]
 
 
 def test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on(runner):
