@@ -106,7 +106,7 @@ KEYS = (
     Key("plan.cost", "number", "as run.gpu_hour_cost", PLANNED, RECORD, "of training_s on all devices"),
     Key("plan.energy_kwh", "number", "kWh", PLANNED, RECORD, "of training_s at the devices' rated power"),
     Key("plan.probe", "object", "", PLANNED, RECORD, "the steps that training_s was measured with (preflight/probe.py)"),
-    Key("plan.probe.step_s", "number", "seconds", PLANNED, RECORD, "mean of the measured steps"),
+    Key("plan.probe.step_s", "number", "seconds", PLANNED, RECORD, "median of the measured steps"),
     Key("plan.probe.low_s", "number", "seconds", PLANNED, RECORD, "the quickest of them"),
     Key("plan.probe.high_s", "number", "seconds", PLANNED, RECORD, "the slowest of them"),
     Key("plan.probe.steps", "integer", "optimizer steps", PLANNED, RECORD, "how many were measured"),

@@ -34,7 +34,7 @@ WITHOUT = ("max_steps", "num_train_epochs", "seed", "logging_", "eval_", "save_"
 
 @dataclass(frozen=True)
 class Probe:
-    """Seconds of the measured steps (mean, quickest, slowest), the first two left out, of which the first compiles.
+    """Seconds of the measured steps (median, quickest, slowest), the first two left out, of which the first compiles.
 
     peak_bytes: of one process, resident memory where it trains on the CPU, else allocated on the device.
     """

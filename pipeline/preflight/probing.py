@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class Clock(TrainerCallback):
             self.evaluate()
         if state.is_world_process_zero:
             result = {
-                "step_s": sum(measured) / len(measured),
+                "step_s": median(measured),  # other programs that come and go make some of the few steps slow
                 "low_s": min(measured),
                 "high_s": max(measured),
                 "steps": len(measured),
