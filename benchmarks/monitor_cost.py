@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 from common import ROOT, TRAIN_ONLY, arguments, compared, show, wait_for_device
-from trainer_tax import SIZES
+from trainer_tax import size_overrides
 
 from pipeline import pretrain
 from pipeline.callbacks.machine import Machine
@@ -132,12 +132,8 @@ def main() -> None:
             f"monitor.gpu_hz={options.hz}",
             "train.torch_compile=false",
             *TRAIN_ONLY,
+            *size_overrides(options.size),
         ]
-        if (sizes := SIZES[options.size]) is not None:
-            layers, width, row_tokens, batch_tokens = sizes
-            overrides += [f"model.n_layer={layers}", f"model.n_embd={width}", f"model.n_head={width // 64}"]
-            overrides += [f"data.row_tokens={row_tokens}", f"data.batch_tokens={batch_tokens}"]
-            overrides += [f"train.per_device_train_batch_size={batch_tokens // row_tokens}"]
         try:
             pretrain.main([options.recipe, *overrides])
         finally:

@@ -84,6 +84,21 @@ class Blocks:
         return elapsed
 
 
+def size_overrides(size: str) -> list[str]:
+    """The recipe's keys that make a step of about that length; none for the recipe's own."""
+    if SIZES[size] is None:
+        return []
+    layers, width, row_tokens, batch_tokens = SIZES[size]
+    return [
+        f"model.n_layer={layers}",
+        f"model.n_embd={width}",
+        f"model.n_head={width // 64}",
+        f"data.row_tokens={row_tokens}",
+        f"data.batch_tokens={batch_tokens}",
+        f"train.per_device_train_batch_size={batch_tokens // row_tokens}",
+    ]
+
+
 def main() -> None:
     options = arguments(
         __doc__, size="5ms", blocks=12, block_steps=20, recipe=str(ROOT / "recipes" / "quickstart_pretrain.yaml")
@@ -97,12 +112,8 @@ def main() -> None:
             f"train.max_steps={(options.blocks + 2) * blocks.steps}",
             "train.torch_compile=false",
             *TRAIN_ONLY,
+            *size_overrides(options.size),
         ]
-        if (sizes := SIZES[options.size]) is not None:
-            layers, width, row_tokens, batch_tokens = sizes
-            overrides += [f"model.n_layer={layers}", f"model.n_embd={width}", f"model.n_head={width // 64}"]
-            overrides += [f"data.row_tokens={row_tokens}", f"data.batch_tokens={batch_tokens}"]
-            overrides += [f"train.per_device_train_batch_size={batch_tokens // row_tokens}"]
         pretrain.main([options.recipe, *overrides])
     found = compared(blocks.times)
     added = statistics.median(own - other for own, other in blocks.times)

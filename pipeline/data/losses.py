@@ -16,6 +16,5 @@ def shares_lost(totals: dict[str, int], *, chat: bool) -> dict[str, float]:
             "cropped": (totals.get("cropped_tokens", 0), "text_tokens"),
             "split": (totals.get("split_documents", 0), "documents"),
         }
-    positions = totals["padded"] + totals["positions"]
-    shares = {"padded": totals["padded"] / positions} if positions else {}
+    shares = {"padded": totals["padded"] / totals["positions"]} if totals["positions"] else {}  # which hold the padding
     return shares | {name: part / totals[whole] for name, (part, whole) in lost.items() if totals.get(whole)}

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from pipeline.artifacts.errors import DataError
+from pipeline.data.losses import shares_lost
 from pipeline.data.plan import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now
 from pipeline.data.sequence_writer import SequenceWriter
@@ -132,6 +133,13 @@ def test_the_seal_counts_what_the_shard_holds(bench):
         assert seal["rows"] == len(shard.input_ids)
         assert seal["targets"] == int(shard.targets.sum())
         assert seal["padded"] == int(sum((row == preparation.plan["pad"]).sum() for row in shard.input_ids))
+    seals = stream.sequences[0].seals
+    padded, positions = (sum(seal[name] for seal in seals) for name in ("padded", "positions"))
+    assert (
+        positions == sum(seal["rows"] for seal in seals) * preparation.plan["row_tokens"]
+    )  # the padding is among them
+    assert padded
+    assert shares_lost(stream.sequences[0].totals(), chat=False)["padded"] == padded / positions
 
 
 def test_the_rows_hold_the_text_of_the_documents_they_name(bench):
