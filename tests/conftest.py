@@ -4,9 +4,12 @@ import ast
 import json
 import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.faults.warm_runs import WarmRuns
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,3 +75,11 @@ def chat_files(tmp_path_factory) -> list[Path]:
                 file.write(json.dumps({"messages": messages}) + "\n")
         files.append(path)
     return files
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory) -> Iterator[WarmRuns]:
+    """The interpreter that whole runs are forked from: a start of the entry's own imports for ten seconds."""
+    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
+    yield runs
+    runs.close()
