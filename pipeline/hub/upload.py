@@ -40,7 +40,10 @@ class Upload:
                 api.create_branch(self.repo_id, branch=self.branch, exist_ok=True)
                 return api.model_info(self.repo_id, revision=self.branch), True
 
-        self.head, new = (info, False) if self.branch == "main" else retried(head, what=f"reading {self.branch}")
+        new = False
+        self.head: Any = info
+        if self.branch != "main":
+            self.head, new = retried(head, what=f"reading {self.branch}")
         # A new branch begins with what main holds, which is another run's.
         self.ours = (lambda name: name != ".gitattributes") if new else is_of_a_run
 
