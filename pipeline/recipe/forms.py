@@ -8,6 +8,7 @@ from pipeline.recipe.schema import Recipe
 
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)
+BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -21,6 +22,12 @@ def check_forms(recipe: Recipe, problems: Problems) -> None:
     if recipe.hub.id is not None and not REPOSITORY.fullmatch(recipe.hub.id):
         problems.add(
             recipe.where("hub.id"), f"is {recipe.hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_."
+        )
+    branch = (recipe.hub.revision or "main").replace("{run}", "run")
+    if not BRANCH.fullmatch(branch) or ".." in branch or branch.endswith(("/", ".", ".lock")):
+        problems.add(
+            recipe.where("hub.revision"),
+            f'is {recipe.hub.revision!r}, which cannot name a branch. Write letters, digits and ._-/, and "{{run}}" for the run\'s name.',
         )
 
 
