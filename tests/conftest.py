@@ -85,6 +85,7 @@ def warm(tmp_path_factory) -> Iterator[WarmRuns]:
     runs.close()
 
 
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
     """A GPT-2 and a byte-level tokenizer, saved as a run's model/ is."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
