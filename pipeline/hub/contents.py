@@ -1,6 +1,5 @@
 """What a repository holds: the model at its root, what tells how it came to be, and what going on takes."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -38,12 +37,13 @@ def collect(
         if path.exists():
             # A copy: a row or a report written meanwhile must not change what was hashed.
             files[path.name] = Path(shutil.copy2(path, folder / path.name))
-    if model != data.run.model:
-        # The run goes on while this is published: what it measured later says nothing about this model.
-        rows = [row for row in data.rows if row.get("step", 0) <= step]
-        data = dataclasses.replace(data, rows=rows, evals=[e for e in data.evals if (e.get("step") or 0) <= step])
+    return files | {CARD: write_card(data, model=model, step=step, repo_id=repo_id, folder=folder)}
+
+
+def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path) -> Path:
+    """README.md in the folder."""
     write_text(folder / CARD, model_card(data, model=model, step=step, repo_id=repo_id))
-    return files | {CARD: folder / CARD}
+    return folder / CARD
 
 
 def is_of_a_run(name: str) -> bool:

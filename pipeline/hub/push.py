@@ -11,7 +11,7 @@ from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingE
 from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.client import bound_waits
-from pipeline.hub.contents import STATE, collect
+from pipeline.hub.contents import CARD, STATE, collect, write_card
 from pipeline.hub.secrets import refusals
 from pipeline.hub.upload import Upload
 from pipeline.hub.verification import compare_sums, verify
@@ -52,6 +52,10 @@ def push(
             raise CannotWriteError(
                 f"{queue.path}: the run publishes by itself, and two uploads would mix. Wait until it has ended."
             )
+        if with_state and run.whole_checkpoint() is None:
+            raise InputMissingError(
+                f"{run.checkpoints}: there is no whole checkpoint, so there is no state to push. Push without --with-state."
+            )
         if (run.model / SEAL).exists():
             queue.add_model(repo_id, again=True)  # with the report and the scores as they are now
         if not queue.items():
@@ -91,6 +95,9 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
             private=hub.get("private", True) if private is None else private,
         )
         upload.open()
+        if upload.repo_id != repo_id:  # the Hub has put the namespace before it, which the card must name
+            write_card(data, model=model, step=item.step, repo_id=upload.repo_id, folder=Path(folder))
+            sums[CARD] = sha256_file(files[CARD])
         replaces = (queue.last_published(repo_id) or {}).get("files", [])
         message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
         commit, found = upload.commit(files, queue=queue, item=item, message=message, replaces=replaces)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.checkpoints import SEAL
-from pipeline.artifacts.errors import ServiceError
+from pipeline.artifacts.errors import DataError, ServiceError
 from pipeline.artifacts.hub_queue import HubQueue, Item
 from pipeline.hub.contents import is_of_a_run
 from pipeline.hub.retries import retried
@@ -55,6 +55,7 @@ class Upload:
         Gives the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+        from huggingface_hub.errors import BadRequestError
 
         there = {sibling.rfilename for sibling in self.head.siblings or []}
         left = {name for name in there - set(files) if name in replaces or self.ours(name)}
@@ -70,9 +71,16 @@ class Upload:
             # Made anew for each attempt: an operation remembers what it has uploaded.
             add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
             remove = [CommitOperationDelete(path_in_repo=name) for name in sorted(left)]
-            made = self.api.create_commit(
-                self.repo_id, operations=[*add, *remove], commit_message=message, revision=self.branch
-            )
+            try:
+                made = self.api.create_commit(
+                    self.repo_id, operations=[*add, *remove], commit_message=message, revision=self.branch
+                )
+            except ValueError as error:  # the client asks the Hub about the card's metadata before it sends anything
+                if not isinstance(error.__cause__, BadRequestError):
+                    raise ConnectionError(f"an answer that cannot be read: {error}") from None
+                raise DataError(
+                    f"{self.repo_id}: the Hub does not take the card ({' '.join(str(error).split())}). Correct hub.license, hub.language or run.tags."
+                ) from None
             return made.oid, False
 
         return retried(commit, what=f"uploading to {self.repo_id}")

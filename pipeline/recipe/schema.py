@@ -266,6 +266,8 @@ class Hub:
     revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
     wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0)
     private: bool = key(True, "Create the repository as private.")
+    license: str | None = key(None, "License of the published model as the Hub spells it, such as apache-2.0 (huggingface.co/docs/hub/repositories-licenses), for its card; none: the card says that none is stated.")
+    language: list[str] = key(list, "Languages of the text by ISO 639 code, such as [en], for the card's metadata.")
     dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, the one published at the end.")
 
 

@@ -41,7 +41,7 @@ class Fault:
     cut: bool = False  # half of the body is read, then the connection is closed
     lost: bool = False  # everything is done, and the connection is closed instead of an answer
     times: int | None = None  # of the next so many requests only
-    html: bool = False  # a web page with status 200, as a proxy's login page comes
+    html: bool = False  # a web page, with status 200 as a proxy's login page comes, or with `status`
     status: int | None = None
     retry_after: int | None = None  # seconds
     echo: bool = False  # the answer with that status repeats the Authorization header
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if fault.html:
-            return self.answer(200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
+            return self.answer(fault.status or 200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
         if fault.status:
             wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
             said = f"refused: {self.headers.get('Authorization')}" if fault.echo else "made to fail"

@@ -286,6 +286,24 @@ def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_card_that_the_hub_does_not_take_is_told_and_an_answer_that_cannot_be_read_is_asked_for_again(
+    hub, run, tmp_path
+):
+    hub.fault = Fault(to="validate-yaml", status=400)
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 65
+    assert "the Hub does not take the card" in done.stderr
+    assert len(hub.repos["somebody/quick"].commits) == 1
+    hub.fault = Fault(to="validate-yaml", html=True, status=502, times=1)
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    assert len(hub.repos["somebody/quick"].commits) == 2
+
+
+def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
+    assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
+
+
 def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path):
     hub.faults += [("POST /api/repos/create", 403)]
     done = command(hub, tmp_path, "push", run.path)
