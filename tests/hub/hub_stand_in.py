@@ -139,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if fault.html:
-            return self.answer(fault.status or 200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
+            return self.answer(
+                fault.status or 200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8"
+            )
         if fault.status:
             wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
             said = f"refused: {self.headers.get('Authorization')}" if fault.echo else "made to fail"

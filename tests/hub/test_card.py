@@ -143,6 +143,16 @@ def test_the_card_of_a_checkpoint_tells_of_the_run_up_to_there(tmp_path):
     assert values == [1.75]
 
 
+def test_the_card_of_a_branch_names_it_wherever_the_model_is_loaded(tmp_path):
+    run = finished(tmp_path / "a")
+    recipe = yaml.safe_load(run.recipe.read_text())
+    write_text(run.recipe, yaml.safe_dump({**recipe, "hub": {"id": "me/a", "revision": "runs/{run}"}}))
+    use = card_of(run).split("## Use")[1].split("\n## ")[0]
+    loading = [line for line in use.splitlines() if "me/a" in line and "start_from" not in line]
+    assert len(loading) >= 6
+    assert [line for line in loading if "runs/a" not in line] == []
+
+
 def figures_of(run):
     """(name, protocol) -> value of everything that evals.json and metrics.jsonl hold of the last step, as they hold it."""
     protocols = read_json(run.manifest)["inputs"]["protocols"]

@@ -46,6 +46,7 @@ def _example(card: Published) -> str:
 def _commands(card: Published) -> str:
     name = card.repo_id
     at = f"{name}@{card.branch}" if card.branch else name
+    revision = f" --revision {card.branch}" if card.branch else ""
     talk = (
         ["# Talk to it, in the terminal or a browser; serve it to OpenAI clients"]
         if card.is_chat
@@ -58,12 +59,12 @@ def _commands(card: Published) -> str:
     talk += [f"python -m pipeline.chat.serve {at}"] if card.is_chat else []
     further = [
         "# Score it: bits per byte of a text of yours, benchmarks",
-        f"python -m pipeline.evals {name} bpb --text my.txt",
-        f"python -m pipeline.evals {name} {'chat' if card.is_chat else 'core'}",
+        f"python -m pipeline.evals {name} bpb --text my.txt{revision}",
+        f"python -m pipeline.evals {name} {'chat' if card.is_chat else 'core'}{revision}",
         "# Fine-tune it on conversations of yours (rows of messages)",
         "accelerate launch pipeline/sft.py recipes/quickstart_sft.yaml \\",
         f"    model.start_from={name} 'data.sources=[{{files: my.jsonl}}]'",
         "# Fetch the whole run: model, recipe, results",
-        f"python -m pipeline.hub pull {name}" + (f" --revision {card.branch}" if card.branch else ""),
+        f"python -m pipeline.hub pull {name}{revision}",
     ]
     return "\n".join([*talk, *further])
