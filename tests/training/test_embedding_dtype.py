@@ -15,9 +15,9 @@ from pipeline.recipe.sizes import sizes_of
 from pipeline.training.build import build_from_recipe
 from pipeline.training.finite import total_norm
 from pipeline.training.optimizer import build_optimizer
-from tests.contracts.conftest import WarmRunner
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
+from tests.runner import WarmRunner
 
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {
