@@ -220,26 +220,34 @@ def run_the_card(hub, tmp_path, *, before=""):
     return done.stdout
 
 
-def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, tmp_path):
-    import torch
-
+@pytest.fixture
+def own_code(run, tiny_model):
+    """The run's model as one that transformers does not have: its code lies in the folder."""
     from pipeline.model.build import build_model
     from pipeline.model.export import save_model
     from pipeline.recipe.presets import MODERN
 
     sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}
-    model = build_model(
-        "tandem", {**MODERN, **sizes, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}, seed=1
-    ).eval()
-    for path in run.model.glob("tokenizer*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    ids = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
+    model = build_model("tandem", {**MODERN, **sizes, **ids}, seed=1).eval()
+    write_model(run, tiny_model, lambda folder: save_model(model, folder))
+    return model
+
+
+def write_model(run, tiny_model, save):
     shutil.rmtree(run.model)
     with whole_folder(run.model, step=5, run=run.name) as folder:
-        save_model(model, folder)
-        for path in tmp_path.glob("tokenizer*"):
-            (folder / path.name).write_bytes(path.read_bytes())
-    done = command(hub, tmp_path, "push", run.path)
+        save(folder)
+        for path in tiny_model.glob("tokenizer*"):
+            shutil.copy(path, folder)
+
+
+def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, own_code, tmp_path):
+    import torch
+
+    done = command(hub, tmp_path, "push", run.path, load=True)
     assert done.returncode == 0, done.stderr
+    assert "downloaded again, equal and loaded" in done.stdout
     assert "trust_remote_code=True" in files_of(hub)["README.md"].decode()
     printed = run_the_card(
         hub,
@@ -249,7 +257,29 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
     remap = json.loads((run.model / "tokenizer.json").read_text())["model"]["vocab"]
     ids = torch.tensor([[256, *(remap["\u0120" if c == " " else c] for c in "The capital of France is")]])
     with torch.no_grad():
-        assert json.loads(printed.splitlines()[-1]) == pytest.approx(model(ids).logits[0, -1, :5].tolist(), abs=1e-4)
+        assert json.loads(printed.splitlines()[-1]) == pytest.approx(own_code(ids).logits[0, -1, :5].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("cap * torch.tanh(logits.float() / cap)", "1.0 + cap * torch.tanh(logits.float() / cap)", "computes other ids or logits"),
+        ("import torch\n", "import torch\nimport a_package_of_nobody\n", "cannot load it"),
+    ],
+)  # fmt: skip
+def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
+    hub, run, own_code, tiny_model, tmp_path, old, new, told
+):
+    kept = tmp_path / "kept"
+    shutil.copytree(run.model, kept, ignore=shutil.ignore_patterns("MANIFEST.json", "tokenizer*"))
+    code = kept / "modeling_tandem.py"
+    assert old in code.read_text()
+    write_text(code, code.read_text().replace(old, new, 1))
+    write_model(run, tiny_model, lambda folder: shutil.copytree(kept, folder, dirs_exist_ok=True))
+    done = command(hub, tmp_path, "push", run.path, load=True)
+    assert done.returncode == 69, done.stderr
+    assert told in done.stderr
+    assert "hub" not in run.read_manifest()
 
 
 def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
