@@ -134,7 +134,7 @@ KEYS = (
     Key("hub.commit", "text?", "", "each publication", "hub/", "commit"),
     Key("hub.time", "number", "seconds since 1970", "each publication", "hub/", "when"),
     Key("finished", "number", "seconds since 1970", END, "training/finish.py", "written last: the run is done and its results stay"),
-    Key("pulled_from", "object", "", "python -m pipeline.hub pull", "hub/pull.py", "where the run was restored from"),
+    Key("pulled_from", "object", "", "python -m pipeline.hub pull, a start that took its checkpoint from the Hub", "hub/", "where the run was restored from"),
     Key("pulled_from.id", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "repository"),
     Key("pulled_from.commit", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "commit"),
 )
