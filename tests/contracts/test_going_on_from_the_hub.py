@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.checkpoints import by_step, step_of
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.stranger import TEXT
 from pipeline.model.build import load_model
 from tests.faults.services import HF_TOKEN, TEN_STEPS, environment
@@ -112,6 +116,31 @@ def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_mis
     assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
     assert weights(gone_on.directory) == weights(uncut.directory)
     assert gone_on.values("train/loss") == uncut.values("train/loss")
+
+
+def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runner, another_machine, tmp_path):
+    short = {**TEN_STEPS, "max_steps": 4, "save_steps": 2}
+    base = runner.recipe("base", "modern", train=short, hub={"id": REPO})
+    chat = another_machine.sft_recipe("chat", "gpt2", train=short)
+    recipe = yaml.safe_load(chat.read_text())
+    del recipe["tokenizer"], recipe["optimizer"]
+    chat.write_text(yaml.safe_dump({**recipe, "model": {"start_from": REPO}}))
+    with hub_stand_in() as hub:
+        train_with_the_hub(runner, base, **environment(hub.url, tmp_path / "hf"))
+        home = environment(hub.url, tmp_path / "another hf")
+        first = train_with_the_hub(another_machine, chat, stage="sft", **home)
+        begun_from = {"from": REPO, "commit": hub.repos[REPO].commits[-1][0]}
+        assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
+        hub.repos[REPO].commits.append(("f" * 40, hub.repos[REPO].commits[-1][1]))  # the branch goes on
+        shutil.rmtree(first.directory / "model")
+        shutil.rmtree(first.directory / "checkpoints" / "checkpoint-4")
+        manifest = RunDirectory(first.directory).read_manifest()
+        del manifest["finished"]
+        write_json(first.directory / "run_manifest.json", manifest)
+        again = train_with_the_hub(another_machine, chat, stage="sft", **home)
+    assert "going on from checkpoint-2" in again.output
+    assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
+    assert read_json(first.directory / "model" / "config.json")["model_type"] == "tandem"
 
 
 STRANGER = """

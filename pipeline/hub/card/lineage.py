@@ -56,7 +56,7 @@ def _started(data: RunData) -> Parent | None:
         return None
     if run := parent_of(data):
         return _published(run)
-    if set(begun) == {"from"} and is_repo_id(start) and not Path(start).exists():
+    if set(begun) <= {"from", "commit"} and is_repo_id(start) and not Path(start).exists():
         return Parent(name=start, repo_id=start)  # of a folder the weights' hashes are recorded
     folder = Path(start)
     steps = 2 if folder.parent.name == "checkpoints" else 1 if folder.name == "model" else 0
