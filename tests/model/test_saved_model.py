@@ -68,6 +68,11 @@ def test_the_saved_config_names_its_classes_and_tokens(tmp_path):
     assert "from pipeline" not in code
 
 
+def test_a_gpt2s_config_holds_the_name_that_llama_cpps_converter_reads_its_context_by(tmp_path):
+    save_model(tiny("gpt2"), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["n_ctx"] == GPT2["n_positions"]
+
+
 def test_the_finished_model_can_be_written_in_bf16_and_stays_fp32_in_memory(model, tmp_path):
     save_model(model, tmp_path, dtype=torch.bfloat16)
     assert {value.dtype for value in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
