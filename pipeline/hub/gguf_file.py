@@ -113,6 +113,7 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     for add, token in (
         (writer.add_bos_token_id, loaded.bos_token_id),
         (writer.add_eos_token_id, loaded.eos_token_id),
+        (writer.add_eom_token_id, loaded.bos_token_id),  # ends a text as well: another one begins
         (writer.add_pad_token_id, loaded.pad_token_id),
     ):
         if token is not None:
