@@ -77,7 +77,8 @@ def why_not_computed(config: dict[str, Any]) -> list[str]:
 def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
     """Why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
     model = tokenizer["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback") or tokenizer.get("normalizer"):
+    other = model.get("byte_fallback") or model.get("ignore_merges") or tokenizer.get("normalizer")
+    if model["type"] != "BPE" or other:
         return ["the tokenizer is no plain byte-level BPE"]
     if split_pattern(tokenizer.get("pre_tokenizer")) != GPT2_PATTERN:
         return ["the tokenizer cuts text by another pattern than GPT-2's, the only one of ours that llama.cpp has"]

@@ -10,6 +10,7 @@ import torch
 
 from pipeline.artifacts.errors import CannotWriteError, RecipeError
 from pipeline.hub.export import export
+from pipeline.hub.gguf_file import why_not_cut
 from pipeline.model.build import build_model
 from pipeline.model.export import read_weights, save_model
 from pipeline.tokenizer.bpe import train_bpe
@@ -65,6 +66,22 @@ def test_what_llama_cpp_cannot_run_is_refused_with_the_reason(tmp_path, fields, 
     with pytest.raises(RecipeError, match=said):
         export(str(folder), to="gguf", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("model", {"byte_fallback": True}),
+        ("model", {"ignore_merges": True}),
+        ("model", {"type": "Unigram"}),
+        ("normalizer", {"type": "NFC"}),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_would_run_otherwise_is_named(model, part, change):
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    assert why_not_cut(tokenizer) == []
+    tokenizer[part] = (tokenizer[part] or {}) | change
+    assert why_not_cut(tokenizer) == ["the tokenizer is no plain byte-level BPE"]
 
 
 def test_shards_hold_the_same_weights_in_the_type_asked_for(model, tmp_path):

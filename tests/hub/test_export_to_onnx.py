@@ -1,6 +1,7 @@
 """ONNX: onnxruntime's logits and greedy tokens are the model's, with nothing but onnxruntime and the folder."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,35 @@ def test_onnxruntime_alone_gives_the_same_greedy_tokens(kind, tmp_path):
     for row, longer in zip(rows, found, strict=True):
         expected = model.generate(torch.tensor([row]), max_new_tokens=24, do_sample=False, eos_token_id=None)
         assert longer == expected[0].tolist()
+
+
+BY_OPTIMUM = """
+import json, sys
+import torch
+from optimum.onnxruntime import ORTModelForCausalLM
+model = ORTModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.tensor([json.loads(sys.argv[2])])
+print(json.dumps(model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=None).tolist()))
+"""
+
+
+@pytest.mark.slow  # needs an environment with optimum-onnx, which wants transformers 4
+def test_optimum_takes_a_gpt2_of_ours_as_it_is_and_generates_its_greedy_tokens(tmp_path):
+    """OPTIMUM: a virtual environment with optimum-onnx[onnxruntime]."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if "OPTIMUM" not in os.environ:
+        pytest.skip("OPTIMUM names no environment with optimum-onnx")
+    folder, programs = write_model(tmp_path / "model"), Path(os.environ["OPTIMUM"]) / "bin"
+    command = [str(programs / "optimum-cli"), "export", "onnx", "--model", str(folder)]
+    command += ["--task", "text-generation-with-past", str(tmp_path / "onnx")]
+    subprocess.run(command, check=True, capture_output=True)
+    ids = AutoTokenizer.from_pretrained(folder)("What is a path?").input_ids
+    command = [str(programs / "python"), "-P", "-c", BY_OPTIMUM, str(tmp_path / "onnx"), json.dumps(ids)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+    assert found == expected.tolist()
 
 
 def test_without_its_packages_the_sentence_says_what_to_install(tmp_path, monkeypatch):
