@@ -30,12 +30,12 @@ def main(argv: list[str]) -> int:
     space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
     space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
     export_arguments = commands.add_parser(
-        "export", help="write the model for llama.cpp, or in shards and another type"
+        "export", help="write the model for llama.cpp, for onnxruntime, or in shards and another type"
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
-    export_arguments.add_argument("--to", choices=("gguf", "safetensors"), required=True)
+    export_arguments.add_argument("--to", choices=("gguf", "onnx", "safetensors"), required=True)
     export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
-    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0")
+    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0; onnx is f32")
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
     beside_arguments.add_argument("run", metavar="RUN")
