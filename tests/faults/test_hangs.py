@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,29 +23,6 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "aBcD1234" * 5
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory):
-    """A GPT-2 and a byte-level tokenizer, saved as a run's model/ is."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<|bos|>": 256, "<|end|>": 257}, merges=[])
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    config = GPT2Config(
-        vocab_size=258, n_positions=64, n_layer=1, n_embd=32, n_head=2, bos_token_id=256, eos_token_id=257
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def run(tmp_path, tiny_model):
     directory = RunDirectory(tmp_path / "runs" / "quick-1a2b3c")
@@ -80,15 +57,19 @@ def hub():
         yield state
 
 
-def command(hub, tmp_path, *arguments, first_wait_s=0.05):
-    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter."""
+def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
+    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter.
+
+    load: after a push a process without our package loads the model, which takes some seconds.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
         "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HOME": str(tmp_path / "hf_home"), "HF_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1",
     }  # fmt: skip
     code = (
-        "import sys; import pipeline.hub.retries as r; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
-        "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
+        "import sys; import pipeline.hub.retries as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
+        + ("" if load else "v._load_as_a_stranger = lambda *a, **k: None\n")
+        + "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
@@ -303,6 +284,24 @@ def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
     hub.faults += [("PUT /blobs/", 500)] * 7  # more than the client's own attempts
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_card_that_the_hub_does_not_take_is_told_and_an_answer_that_cannot_be_read_is_asked_for_again(
+    hub, run, tmp_path
+):
+    hub.fault = Fault(to="validate-yaml", status=400)
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 65
+    assert "the Hub does not take the card" in done.stderr
+    assert len(hub.repos["somebody/quick"].commits) == 1
+    hub.fault = Fault(to="validate-yaml", html=True, status=502, times=1)
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    assert len(hub.repos["somebody/quick"].commits) == 2
+
+
+def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
+    assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
 
 
 def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path):
