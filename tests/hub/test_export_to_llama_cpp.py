@@ -10,15 +10,18 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from test_export import TEXTS, write_model
+from test_export import write_model
 
 from pipeline.hub.export import export
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import load_or_train
+from pipeline.tokenizer.bpe import train_bpe
 from tests.conftest import docstrings, shared_data
 
 pytestmark = pytest.mark.slow  # needs the package xllamacpp; one case a checkout of llama.cpp
 
+TEXTS = docstrings(modules=120)
+GELU_APART = 5e-3  # of a logit, by llama.cpp's table of GELU in f16; an untrained model has ids as near as that
 AWKWARD = [
     "  a\u00a0b\n\n\tc",
     "I'll WE'RE it'S don\u2019t",
@@ -40,11 +43,16 @@ CHATS = [
 
 @contextmanager
 def llama_cpp(gguf: Path) -> Iterator[Callable[[str, dict], dict]]:
-    """A function of path and body that asks llama.cpp's server, which runs in this process, with that model."""
+    """A function of path and body that asks llama.cpp's server, which runs in this process, with that model.
+
+    Keys and values are kept in f32: in llama.cpp's own f16 two tokens that are nearly as likely can change places.
+    """
     xllamacpp = pytest.importorskip("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = str(gguf)
     params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = xllamacpp.Server(params)
     with httpx.Client(base_url=server.listening_address, trust_env=False, timeout=60) as client:
 
@@ -72,7 +80,9 @@ def models(tmp_path_factory) -> Callable[[str], Path]:
     def of(tokenizer: str) -> Path:
         if tokenizer not in made:
             folder = tmp_path_factory.mktemp("models") / tokenizer
-            made[tokenizer] = write_model(folder) if tokenizer == "ours" else write_model(folder, tokenizer=gpt2s_own())
+            ours = tokenizer == "ours"
+            taken = train_bpe(TEXTS, vocab_size=800, split_pattern="gpt2") if ours else gpt2s_own()
+            made[tokenizer] = write_model(folder, tokenizer=taken)
         return made[tokenizer]
 
     return of
@@ -93,7 +103,7 @@ def test_llama_cpp_gives_the_same_ids_greedy_tokens_and_conversations(models, to
 
     folder = models(tokenizer)
     mine, words = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    texts = [*AWKWARD, *TEXTS, *docstrings(modules=40)][:1000]
+    texts = [*AWKWARD, *TEXTS][:1000]
     assert len(texts) == 1000
     with llama_cpp(gguf_of(folder, tmp_path / "m.gguf")) as ask:
         for text in texts:
@@ -101,10 +111,18 @@ def test_llama_cpp_gives_the_same_ids_greedy_tokens_and_conversations(models, to
                 body = {"content": text, "add_special": True, "parse_special": special}
                 expected = words(text, split_special_tokens=not special).input_ids
                 assert ask("/tokenize", body)["tokens"] == expected, text
-        for text in TEXTS[:8]:
+        ties: list[float] = []
+        for text in TEXTS[:20]:
             ids = words(text).input_ids[:40]
-            expected = mine.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)[0]
-            assert ids + greedy(ask, ids, ignore_eos=True)["tokens"] == expected.tolist()
+            on = {"max_new_tokens": 24, "eos_token_id": None, "suppress_tokens": mine.generation_config.eos_token_id}
+            expected = mine.generate(torch.tensor([ids]), do_sample=False, **on)[0].tolist()
+            found = ids + greedy(ask, ids, ignore_eos=True)["tokens"]
+            differ = [at for at, pair in enumerate(zip(expected, found, strict=True)) if len(set(pair)) == 2]
+            for at in differ[:1]:
+                likeliest = mine(torch.tensor([expected[:at]])).logits[0, -1].topk(2).values
+                ties.append(float(likeliest[0] - likeliest[1]))
+        assert len(ties) <= 1, ties
+        assert all(apart <= GELU_APART for apart in ties)
         for end in mine.generation_config.eos_token_id:
             said = greedy(ask, words("x").input_ids, logit_bias=[[end, 1000]])
             assert (said["stop_type"], said["tokens_predicted"]) == ("eos", 1), words.decode(end)
@@ -117,20 +135,23 @@ def test_llama_cpp_gives_the_same_ids_greedy_tokens_and_conversations(models, to
             assert said["usage"]["prompt_tokens"] == len(expected)
 
 
-# Also of f32 llama.cpp keeps keys and values, and looks GELU up, in f16.
-@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 5e-3), ("f16", 0.05), ("bf16", 0.1), ("q8_0", 0.2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", GELU_APART), ("f16", 0.05), ("bf16", 0.1), ("q8_0", 0.2)])
 def test_every_type_gives_the_models_probabilities(models, dtype, tolerance, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = models("ours")
     mine, words = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with llama_cpp(gguf_of(folder, tmp_path / "m.gguf", dtype)) as ask, torch.no_grad():
-        for text in TEXTS[:8]:
+        compared = 0
+        for text in TEXTS[:20]:
             ids = words(text).input_ids[:40]
             logarithms = mine(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-            (first,) = greedy(ask, ids, tokens=1, n_probs=10)["completion_probabilities"]
-            for one in first["top_logprobs"]:
-                assert abs(one["logprob"] - float(logarithms[one["id"]])) <= tolerance
+            # None where the token is no whole character.
+            for first in greedy(ask, ids, tokens=1, n_probs=10, ignore_eos=True).get("completion_probabilities", []):
+                for one in first["top_logprobs"]:
+                    assert abs(one["logprob"] - float(logarithms[one["id"]])) <= tolerance
+                    compared += 1
+        assert compared >= 50
 
 
 def test_llama_cpps_own_converter_takes_a_model_with_gpt2s_tokenizer_as_it_is(models, tmp_path):
