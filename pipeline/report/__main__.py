@@ -1,21 +1,16 @@
-"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison. A RUN may be a log."""
+"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison, and writes its page with --output. A RUN may be a log."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from pipeline.artifacts.atomic import write_text
 from pipeline.artifacts.failures import exit_with_status
-from pipeline.report.comparison import comparison
-from pipeline.report.comparison_pictures import draw
+from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.fit import fit_runs
 from pipeline.report.imports.imported_run import is_imported, lost_lines
 from pipeline.report.imports.logs import read_runs
 from pipeline.report.rows_csv import write_csv
-from pipeline.report.run_data import RunData
 from pipeline.report.single import report, write_report
-
-PICTURE = "curves.png"
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +28,7 @@ def main(argv: list[str]) -> int:
         path, text = fit_runs(runs)
         print(text, path, sep="\n")
     elif len(runs) > 1:
-        _compare(runs, options.output)
+        print(write_comparison(runs, options.output) if options.output else comparison(runs), end="")
     elif is_imported(runs[0]):
         print(report(runs[0]), end="")  # a log has no directory of its own to write into
     else:
@@ -41,18 +36,10 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _compare(runs: list[RunData], folder: Path | None) -> None:
-    pictures = [PICTURE] if folder and draw(runs, folder / PICTURE) else []
-    text = comparison(runs, pictures=pictures)
-    if folder:
-        write_text(folder / "comparison.md", text)
-    print(text, end="")
-
-
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.report",
-        description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown.",
+        description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
     )
     parser.add_argument(
         "runs",
@@ -62,7 +49,11 @@ def _options(argv: list[str]) -> argparse.Namespace:
         "a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="of a comparison: write comparison.md and curves.png there"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other "
+        "by steps, tokens, time or FLOPs), as comparison.md and curves.png",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")

@@ -20,45 +20,53 @@ AXES = {
 
 def curves_of(
     runs: Sequence[RunData], x: str = "tokens", name: str | None = None
-) -> dict[str, list[tuple[float, float]]]:
-    """{legend: [(x, y)]} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """{legend: (x, y)} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
 
     name: default the training loss under the name that each run has it by. The legend carries dtype and hardware.
     """
     found = {}
     for label, data in zip(legends(runs), runs, strict=True):
-        places = positions(data, x)
-        points = [(places[step], value) for step, value in data.series(name or data.loss_name()) if step in places]
-        if points:
-            found[label] = sorted(points)
+        at, places = positions(data, x)
+        steps, values = data.curve(name or data.loss_name())
+        placed, measured = _in_both(at, steps)
+        if len(measured):
+            order = np.argsort(places[placed], kind="stable")
+            found[label] = places[placed][order], values[measured][order]
     return found
 
 
-def positions(data: RunData, x: str) -> dict[int, float]:
-    """Where each step lies on the axis."""
+def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, where each lies on the axis); both empty where the run does not tell it."""
     if x == "step":
-        return {step: float(step) for step, _ in data.series("step")}
+        steps, _ = data.curve("step")
+        return steps, steps.astype(float)
     if x == "time":  # without evaluations and saves; a row of an evaluation alone lies where its step ended
-        timed = data.series("perf/total_s")
-        if not timed:
-            return {}
-        steps, seconds = zip(*timed, strict=True)
-        start = [(0, 0.0)] if steps[0] > 0 else []
-        return {step: float(s) / 60 for step, s in (*start, *zip(steps, seconds, strict=True))}
-    tokens = {step: float(count) for step, count in data.series("tokens")}
+        steps, seconds = data.curve("perf/total_s")
+        start = [0] if len(steps) and steps[0] > 0 else []
+        return np.concatenate([start, steps]).astype(int), np.concatenate([start, seconds / 60])
+    steps, tokens = data.curve("tokens")
     if x == "tokens":
-        return tokens
+        return steps, tokens.astype(float)
     flops = flops_per_token(data)
-    return {step: count * flops for step, count in tokens.items()} if flops else {}
+    return (steps, tokens * float(flops)) if flops else (np.empty(0, int), np.empty(0))
+
+
+def _in_both(at: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the steps that are in both stand in each; both ascend."""
+    places = np.searchsorted(at, steps)
+    found = np.flatnonzero(places < len(at))
+    found = found[at[places[found]] == steps[found]]
+    return places[found], found
 
 
 def flops_per_token(data: RunData) -> float | None:
     """By our formula (exact matmuls, causal attention once) of a run of ours; as an imported log tells it."""
-    rates = dict(data.series("perf/tok_per_s_per_gpu"))
     if meaning_of(data, "perf/tflops_per_gpu") is None:
-        for step, tflops in data.series("perf/tflops_per_gpu"):
-            if rates.get(step):
-                return tflops * 1e12 / rates[step]
+        (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
+        rated, measured = _in_both(at[rates != 0], steps)
+        if len(measured):
+            return float(tflops[measured[0]] * 1e12 / rates[rates != 0][rated[0]])
     plan = data.manifest.get("plan") or {}
     if isinstance(plan.get("flops"), (int, float)) and plan.get("tokens"):
         return plan["flops"] / plan["tokens"]
@@ -92,22 +100,22 @@ def aligned_text(runs: Sequence[RunData]) -> str:
 
 def one_protocol(runs: Sequence[RunData], name: str) -> bool:
     """Whether all runs that have the metric were scored on the same, and say so."""
-    protocols = {data.protocol(name) for data in runs if data.series(name)}
+    protocols = {data.protocol(name) for data in runs if data.last(name) is not None}
     return len(protocols) == 1 and None not in protocols
 
 
 def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
     """ "" when fewer than two of the runs have the metric on a common stretch of the axis."""
-    curves = {data.name: c for data in runs for c in curves_of([data], x, name).values() if len(c) > 1}
+    curves = {data.name: c for data in runs for c in curves_of([data], x, name).values() if len(c[0]) > 1}
     if len(curves) < 2:
         return ""
-    start, end = max(c[0][0] for c in curves.values()), min(c[-1][0] for c in curves.values())
+    start, end = max(xs[0] for xs, _ in curves.values()), min(xs[-1] for xs, _ in curves.values())
     if start >= end:
         return ""
     places = np.linspace(start, end, POINTS)
     if x == "step":
         places = np.unique(np.round(places))
-    values = [np.interp(places, [x for x, _ in curve], [y for _, y in curve]) for curve in curves.values()]
+    values = [np.interp(places, xs, ys) for xs, ys in curves.values()]
     rows = [
         [_place(place), *(f"{v[i]:.4f}" for v in values), *(f"{v[i] - values[0][i]:+.4f}" for v in values[1:])]
         for i, place in enumerate(places.tolist())
@@ -120,7 +128,7 @@ def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
 def _losses(runs: Sequence[RunData]) -> list[str]:
     """The losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
     names = [data.loss_name() for data in runs]
-    several = [name for name in dict.fromkeys(names) if sum(bool(data.series(name)) for data in runs) > 1]
+    several = [name for name in dict.fromkeys(names) if sum(data.last(name) is not None for data in runs) > 1]
     return sorted(several)
 
 

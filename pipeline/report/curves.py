@@ -68,17 +68,18 @@ NO_CURVE = ("core/eval_s", "chat/eval_s")
 
 @dataclass(frozen=True)
 class Curve:
-    """x: the position of each point on each axis of the panel's run, by the axis's name."""
+    """x: the position of each point on each axis that is known, by the axis's name. place: in the legend, which gives its look."""
 
     name: str
     x: dict[str, np.ndarray]
     y: np.ndarray
+    place: int
     style: str = "line"  # line, light (a raw number behind its mean), points, level
 
 
 @dataclass(frozen=True)
 class Panel:
-    """marks: where the run was restarted and where it spiked, by the axis's name."""
+    """marks: where the run was restarted and where it spiked, by the axis's name. note: what its numbers are not."""
 
     section: str
     title: str
@@ -86,6 +87,7 @@ class Panel:
     log: bool
     curves: list[Curve]
     marks: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    note: str = ""
 
 
 AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "hours running, all attempts"}
@@ -93,8 +95,8 @@ AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "
 
 def panels_of(data: RunData) -> list[Panel]:
     """The panels for which the run has at least one curve of two points."""
-    found = [(kind, [name for name in _names(data, kind) if len(_finite(data, name)[0])]) for kind in KINDS]
-    found = [(kind, names) for kind, names in found if any(len(_finite(data, name)[0]) > 1 for name in names)]
+    found = [(kind, [name for name in _names(data, kind) if len(finite(data, name)[0])]) for kind in KINDS]
+    found = [(kind, names) for kind, names in found if any(len(finite(data, name)[0]) > 1 for name in names)]
     count = sum(len(names) for _, names in found)
     points = min(POINTS, POINTS_OF_ALL // max(count, 1))
     axes = _Axes(data)
@@ -121,7 +123,8 @@ def _names(data: RunData, kind: Kind) -> list[str]:
     return found[:CURVES_OF_A_PANEL]
 
 
-def _finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
+def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The curve of a metric without what is no number."""
     steps, values = data.curve(name)
     known = np.isfinite(values)
     return steps[known], values[known]
@@ -129,18 +132,22 @@ def _finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: int) -> tuple[bool, list[Curve]]:
     curves = []
-    for name in names:
-        steps, values = thin(*_finite(data, name), points)
-        few = len(steps) == 1 or (name.startswith(POINTWISE) and len(steps) <= SHOWN_POINTS)
-        style = "points" if few else "line"
+    for place, name in enumerate(names):
+        steps, values = thin(*finite(data, name), points)
+        style = style_of(name, len(steps))
         if name == "train/loss" and "train/loss_ema" in names:
             style = "light"
-        curves.append(Curve(name, axes.of(steps), values, style))
+        curves.append(Curve(name, axes.of(steps), values, place, style))
     limit = (data.recipe.get("train") or {}).get("max_grad_norm")
     if kind.section == "Gradient norm" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
-        curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), "level"))
+        curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), len(curves), "level"))
     return kind.log and all((curve.y > 0).all() for curve in curves), curves
+
+
+def style_of(name: str, count: int) -> str:
+    """points where the metric is measured now and then and few of them are there, else line."""
+    return "points" if count == 1 or (name.startswith(POINTWISE) and count <= SHOWN_POINTS) else "line"
 
 
 def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

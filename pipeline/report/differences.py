@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.report.imports.imported_run import is_imported
 from pipeline.report.run_data import RunData
-from pipeline.report.tables import table
+from pipeline.report.tables import cell, table
 
 # The major variables, and which keys of recipe and facts belong to each; the first group that fits has a key.
 MAJOR = {
@@ -42,9 +42,9 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 
 
 def differences_text(runs: Sequence[RunData]) -> str:
-    """A warning where more than one major variable differs, and a table for each group in which something does."""
+    """What the figures show where one major variable differs or none, and a table for each group in which something does."""
     told = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
-    parts = [_verdict(runs), *_unknown(runs)]
+    parts = [*_verdict(runs), *_unknown(runs)]
     names = dict.fromkeys(name for values in told for name in values)
     groups: dict[str, list[list[Any]]] = {}
     for name in names:
@@ -120,24 +120,39 @@ def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _verdict(runs: Sequence[RunData]) -> str:
-    first = runs[0]
-    by_run = {data.name: differing_majors(first, data) for data in runs[1:]}
-    several = {name: majors for name, majors in by_run.items() if len(majors) > 1}
-    if several:
-        told = "; ".join(f"{name}: {', '.join(majors)}" for name, majors in several.items())
-        return (
-            f"**Warning: more than one major variable differs from {first.name}** ({told}). What the figures show cannot be "
-            "laid to any one of them. Change one at a time, and say in run.note which question the run is to answer.\n"
-        )
+def warning(runs: Sequence[RunData]) -> str:
+    """For the top of the page: that more than one major variable differs; "" where at most one does."""
+    several = {name: majors for name, majors in _majors(runs).items() if len(majors) > 1}
+    if not several:
+        return ""
+    told = "; ".join(f"{cell(name)}: {', '.join(majors)}" for name, majors in several.items())
+    return (
+        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({told}). What the figures show cannot be "
+        "laid to any one of them. Change one at a time, and say in run.note which question the run is to answer.\n"
+    )
+
+
+def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
+    """The major variables in which each run differs from the first, by its name."""
+    return {data.name: differing_majors(runs[0], data) for data in runs[1:]}
+
+
+def _verdict(runs: Sequence[RunData]) -> list[str]:
+    by_run = _majors(runs)
+    if any(len(majors) > 1 for majors in by_run.values()):
+        return []
     if not any(by_run.values()):
-        return "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are told.\n"
-    told = "; ".join(f"{name}: {majors[0]}" for name, majors in by_run.items() if majors)
-    return f"One major variable differs from {first.name} ({told}): what the figures show is its effect, within the noise of the seed.\n"
+        return [
+            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are told.\n"
+        ]
+    told = "; ".join(f"{cell(name)}: {majors[0]}" for name, majors in by_run.items() if majors)
+    return [
+        f"One major variable differs from {cell(runs[0].name)} ({told}): what the figures show is its effect, within the noise of the seed.\n"
+    ]
 
 
 def _unknown(runs: Sequence[RunData]) -> list[str]:
-    names = [data.name for data in runs if is_imported(data)]
+    names = [cell(data.name) for data in runs if is_imported(data)]
     return (
         [f"Imported: {', '.join(names)}. What their logs do not tell stands as - and counts as equal.\n"]
         if names

@@ -1,4 +1,4 @@
-"""report.html: the sections of report.md and the plots in one file that opens without a network and asks for nothing."""
+"""report.html, comparison.html: the sections of the Markdown and the plots in one file that opens without a network and asks for nothing."""
 
 import base64
 import re
@@ -11,22 +11,38 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markupsafe import Markup
 
-from pipeline.report.curves import Panel
-from pipeline.report.plots import COLOURS, MARKS, bokeh_script, plots_of
-from pipeline.report.run_data import RunData
+from pipeline.report.curves import Curve, Panel
+from pipeline.report.palette import look
+from pipeline.report.plots import MARKS, bokeh_script, plots_of
 
 PAGE_BYTES = 2_000_000
-CUT = "\n\nThe rest is left out here for its length; report.md has it whole.\n"
+CUT = "\n\nThe rest is left out here for its length; {} has it whole.\n"
 
 
-def page(data: RunData, sections: dict[str, str], *, panels: list[Panel], picture: bytes | None) -> str:
-    """The whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more."""
-    plots = plots_of(panels) if panels else None
+def page(
+    name: str,
+    sections: dict[str, str],
+    *,
+    kind: str,
+    head: str,
+    panels: list[Panel],
+    axes: dict[str, str],
+    picture: bytes | None,
+    one_legend: bool = False,
+) -> str:
+    """The whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more.
+
+    kind: report or comparison, as the file beside it that holds the whole text is called. head: Markdown above all sections.
+    axes: labels of the x axes. one_legend: a name means the same curve in every panel, and is shown or hidden in all at once.
+    """
+    plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
     shown: dict[str, Any] = {
-        "name": data.name,
-        "status": data.status(),
+        "name": name,
+        "kind": kind,
+        "head": Markup(html_of(head)),
         "panels": [_panel(panel, place) for place, panel in enumerate(panels)],
+        "legend": _legend([curve for panel in panels for curve in panel.curves]) if one_legend else [],
         "marks": {kind: colour for kind, colour in MARKS.items() if any(kind in panel.marks for panel in panels)},
         "plots": plots,
         "document": Markup((plots.document if plots else "null").replace("<", "\\u003c")),
@@ -35,15 +51,11 @@ def page(data: RunData, sections: dict[str, str], *, panels: list[Panel], pictur
     }
     template = _environment().get_template("page.html.jinja")
     empty = template.render(shown, sections=[_section(title, "") for title in titles])
-    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode()))
+    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode()), cut=CUT.format(f"{kind}.md"))
     return template.render(shown, sections=[_section(title, htmls.get(title, "")) for title in titles])
 
 
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
-    curves = [
-        {"name": curve.name, "colour": COLOURS[n % len(COLOURS)], "style": curve.style}
-        for n, curve in enumerate(panel.curves)
-    ]
     told = "; ".join(
         f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest {curve.y.max():.4g}"
         for curve in panel.curves
@@ -52,18 +64,28 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
     return {
         "section": panel.section,
         "title": panel.title,
-        "unit": panel.unit,
         "place": place,
-        "curves": curves,
+        "note": panel.note,
+        "curves": _legend(panel.curves),
         "told": told,
     }
+
+
+def _legend(curves: list[Curve]) -> list[dict[str, str]]:
+    """Each name once, in the order of the places."""
+    found: dict[str, dict[str, str]] = {}
+    for curve in sorted(curves, key=lambda curve: curve.place):
+        colour, dash = look(curve.place)
+        dash = "dashed" if curve.style == "level" else dash
+        found.setdefault(curve.name, {"name": curve.name, "colour": colour, "dash": dash, "style": curve.style})
+    return list(found.values())
 
 
 def _section(title: str, html: str) -> dict[str, Any]:
     return {"title": title, "id": re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), "html": Markup(html)}
 
 
-def _fitted(sections: dict[str, str], room: int) -> dict[str, str]:
+def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
     """Every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
     htmls = {title: html_of(text) for title, text in sections.items()}
     sizes = {title: len(html.encode()) for title, html in htmls.items()}
@@ -74,7 +96,7 @@ def _fitted(sections: dict[str, str], room: int) -> dict[str, str]:
         lines = text.splitlines(keepends=True)
         while sizes[title] > share and lines:
             lines = lines[: int(len(lines) * min(0.9, share / sizes[title]))]
-            htmls[title] = html_of("".join(lines) + _fence(lines) + CUT)
+            htmls[title] = html_of("".join(lines) + _fence(lines) + cut)
             sizes[title] = len(htmls[title].encode())
     return htmls
 

@@ -7,7 +7,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from pipeline.report.curves import AXES, Panel
-from pipeline.report.plots import COLOURS, MARKS
+from pipeline.report.palette import look
+from pipeline.report.plots import MARKS
 
 COLUMNS = 2
 DOTS_PER_INCH = 110
@@ -21,7 +22,7 @@ def picture(panels: list[Panel], *, title: str) -> bytes:
         whole = Figure(figsize=(10, height), dpi=DOTS_PER_INCH)
         # Margins by hand, in inches: working them out costs matplotlib as much as drawing.
         whole.subplots_adjust(0.07, 0.5 / height, 0.98, 1 - 0.6 / height, wspace=0.2, hspace=0.45)
-        whole.suptitle(_plain(title[:80]), y=1 - 0.2 / height)
+        whole.suptitle(plain(title[:80]), y=1 - 0.2 / height)
         for n, panel in enumerate(panels):
             _draw(panel, whole.add_subplot(rows, COLUMNS, n + 1))
         file = io.BytesIO()
@@ -29,7 +30,7 @@ def picture(panels: list[Panel], *, title: str) -> bytes:
     return file.getvalue()
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """The text without formulas in it."""
     return text.replace("$", "\\$")
 
@@ -39,17 +40,18 @@ def _draw(panel: Panel, axes) -> None:
     for kind, x in panel.marks.items():
         for step in x["step"]:
             axes.axvline(step, color=MARKS[kind], alpha=0.4, linestyle=":", linewidth=0.8)
-    for n, curve in enumerate(panel.curves):
+    for curve in panel.curves:
+        colour, dash = look(curve.place)
         axes.plot(
             curve.x["step"],
             curve.y,
-            color=COLOURS[n % len(COLOURS)],
+            color=colour,
             alpha=0.4 if curve.style == "light" else 1,
-            linestyle="--" if curve.style == "level" else "-",
+            linestyle="dashed" if curve.style == "level" else dash,
             marker="o" if curve.style == "points" else None,
             markersize=3,
             linewidth=1.1,
-            label=_plain(curve.name).removeprefix("_"),  # matplotlib hides what begins with one
+            label=plain(curve.name).removeprefix("_"),  # matplotlib hides what begins with one
         )
     if panel.log:
         axes.set_yscale("log")

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from bokeh.document import Document
 from bokeh.model import Model
-from bokeh.models import ColumnDataSource, CrosshairTool, DataRange1d, HoverTool, NumeralTickFormatter, Range1d
+from bokeh.models import ColumnDataSource, CrosshairTool, DataRange1d, NumeralTickFormatter, Range1d
 from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
-from pipeline.report.curves import AXES, Panel
+from pipeline.report.curves import Panel
+from pipeline.report.palette import look
 
-# Colours that can be told apart by the colour-blind (Okabe and Ito 2008) and on white as on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 INK = "#808080"  # axes and grid: the page's background is light or dark
 MARKS = {"restart": "#7f7f7f", "spike": "#d55e00", "not finite": "#d62728"}
 HEIGHT = 260
@@ -24,15 +23,19 @@ HEIGHT = 260
 
 @dataclass(frozen=True)
 class Plots:
-    """document, roots: what Bokeh's script draws, one root a panel. axes: name, label, range of each x axis."""
+    """document, roots: what Bokeh's script draws, one root a panel.
+
+    axes: name, label, range of each x axis that any curve has, and the names that have no curve on it.
+    """
 
     document: str
     roots: list[str]
     axes: list[dict]
 
 
-def plots_of(panels: list[Panel]) -> Plots:
-    axes = _axes(panels)
+def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
+    """labels: of the x axes by name. The first is what is drawn over at first: every curve has it."""
+    axes = _axes(panels, labels)
     shared = Range1d(start=axes[0]["range"][0], end=axes[0]["range"][1])
     cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
     document = Document()
@@ -50,15 +53,18 @@ def bokeh_script() -> str:
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
 
 
-def _axes(panels: list[Panel]) -> list[dict]:
-    """Those that every curve has."""
+def _axes(panels: list[Panel], labels: dict[str, str]) -> list[dict]:
     curves = [curve for panel in panels for curve in panel.curves]
+    names = dict.fromkeys(curve.name for curve in curves)
     found = []
-    for name, label in AXES.items():
-        if all(name in curve.x for curve in curves):
-            low, high = min(c.x[name].min() for c in curves), max(c.x[name].max() for c in curves)
+    for axis, label in labels.items():
+        having = [curve for curve in curves if axis in curve.x]
+        if having:
+            low, high = min(np.nanmin(c.x[axis]) for c in having), max(np.nanmax(c.x[axis]) for c in having)
             margin = 0.01 * (high - low) or 1.0
-            found.append({"name": name, "label": label, "range": [float(low - margin), float(high + margin)]})
+            absent = [name for name in names if name not in {curve.name for curve in having}]
+            span = [float(low - margin), float(high + margin)]
+            found.append({"name": axis, "label": label, "range": span, "absent": absent})
     return found
 
 
@@ -77,7 +83,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         border_fill_alpha=0,
         outline_line_alpha=0.3,
         outline_line_color=INK,
-        min_border_left=8,
+        min_border_left=60,  # the same in every plot, so that their axes lie above each other
         y_axis_label=panel.unit or None,
     )
     plot.xaxis.axis_label = None  # the page says over what all are drawn
@@ -93,23 +99,20 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         if len(x["step"]):
             source = ColumnDataSource({name: _compact(x[name]) for name in (a["name"] for a in axes)})
             plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.5, line_dash="dashed")
-    for n, curve in enumerate(panel.curves):
-        colour = COLOURS[n % len(COLOURS)]
-        source = ColumnDataSource({a["name"]: _compact(curve.x[a["name"]]) for a in axes} | {"y": _compact(curve.y)})
+    for curve in panel.curves:
+        colour, dash = look(curve.place)
+        source = ColumnDataSource({name: _compact(x) for name, x in curve.x.items()} | {"y": _compact(curve.y)})
         how = {"x": axes[0]["name"], "y": "y", "source": source, "name": curve.name}
         line = plot.line(
             line_color=colour,
             line_width=1.5,
             line_alpha=0.4 if curve.style == "light" else 1,
-            line_dash="dashed" if curve.style == "level" else "solid",
+            line_dash="dashed" if curve.style == "level" else dash,
             **how,
         )
+        line.tags = [curve.style]
         if curve.style == "points":
             plot.scatter(size=6, fill_color=colour, line_color=colour, **how)
-        if curve.style != "level":
-            told = [(axis["name"], f"@{axis['name']}{{0,0.[00]}}") for axis in axes]
-            tips = [("", "$name"), (panel.unit or "value", "@y{0.[000000]}"), *told]
-            plot.add_tools(HoverTool(renderers=[line], tooltips=tips, mode="vline", visible=False))
     plot.add_tools(CrosshairTool(overlay=cursor, dimensions="height", visible=False))
     return plot
 

@@ -1,8 +1,9 @@
 """Speed, memory and energy of runs as ratios to the first one."""
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from pipeline.report.imports.imported_run import meaning_of
 from pipeline.report.run_data import RunData
@@ -52,12 +53,12 @@ def ratios_text(runs: Sequence[RunData]) -> str:
 
 def summary(data: RunData, name: str) -> float | None:
     """The run's one figure of a metric; None where it has none."""
-    values = [value for _, value in data.series(name)]
-    if not values:
+    _, values = data.curve(name)
+    if not len(values):
         return None
     if HOW[name] == "median":
-        return median(values[1:] or values)
-    return max(values) if HOW[name] == "largest" else values[-1]
+        return float(np.median(values[1:] if len(values) > 1 else values))
+    return values.max().item() if HOW[name] == "largest" else values[-1].item()
 
 
 def _ratio(value: float | None, first: float | None, *, same: bool) -> str | None:

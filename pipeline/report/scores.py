@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.report.run_data import RunData, Score
+from pipeline.report.tables import cell
 
 Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
 
@@ -20,7 +21,7 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
     refused = []
     for key in sorted({key for scores in newest for key in scores}, key=repr):
         name, protocol, items = key
-        having = [data.name for data, scores in zip(runs, newest, strict=True) if key in scores]
+        having = [cell(data.name) for data, scores in zip(runs, newest, strict=True) if key in scores]
         on = f"protocol {protocol}" + (f"; {_amount(items)}" if items else "")
         if protocol is None:
             refused += [

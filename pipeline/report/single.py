@@ -6,7 +6,7 @@ from pathlib import Path
 from pipeline.artifacts.atomic import write_bytes, write_text
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmarks import benchmarks_text
-from pipeline.report.curves import panels_of
+from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
 from pipeline.report.energy import energy_text
 from pipeline.report.evaluations import other_results_text
@@ -18,6 +18,7 @@ from pipeline.report.outcome import outcome_text
 from pipeline.report.progress import gradient_norm_text, learning_rate_text, losses_text, system_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import samples_text
+from pipeline.report.tables import cell
 from pipeline.report.worth import worth_text
 
 # In the order in which a run is best read: what it is, then the curves from cause to effect, then the rest.
@@ -61,7 +62,9 @@ def write_report(run: RunDirectory) -> Path:
     else:
         (run.report / "curves.png").unlink(missing_ok=True)
     write_text(run.report / "report.md", markdown(data, sections, picture=drawn is not None))
-    write_text(run.report / "report.html", page(data, sections, panels=panels, picture=drawn))
+    status = f"Status: {cell(data.status())}.\n"
+    html = page(data.name, sections, kind="report", head=status, panels=panels, axes=AXES, picture=drawn)
+    write_text(run.report / "report.html", html)
     return run.report / "report.html"
 
 

@@ -112,10 +112,11 @@ def test_curves_lie_on_steps_tokens_minutes_and_flops_under_legends_with_dtype_a
     legend = "b (bfloat16, 8 x NVIDIA H100 80GB HBM3)"
     assert flops_per_token(runs[1]) == pytest.approx(6e6)
     for x, last in (("step", 40), ("tokens", 80_000), ("time", 2.0), ("flops", 80_000 * 6e6)):
-        curve = curves_of(runs, x)[legend]
-        assert curve[-1] == (pytest.approx(last), pytest.approx(5.0))
-        assert len(curve) == 40
-    assert curves_of(runs, "tokens", "val/bpb")[legend] == [(0, 2.0), (80_000, 1.0)]
+        xs, ys = curves_of(runs, x)[legend]
+        assert (xs[-1], ys[-1]) == (pytest.approx(last), pytest.approx(5.0))
+        assert len(xs) == len(ys) == 40
+    xs, ys = curves_of(runs, "tokens", "val/bpb")[legend]
+    assert (xs.tolist(), ys.tolist()) == ([0, 80_000], [2.0, 1.0])
 
 
 def test_losses_stand_side_by_side_at_common_points_of_the_axis(tmp_path):

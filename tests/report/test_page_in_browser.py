@@ -100,10 +100,16 @@ def test_a_value_is_told_under_the_cursor_in_every_unit_of_the_x_axis(page):
         for move in range(3):
             x, y = box["x"] + box["width"] / 2 + move, box["y"] + box["height"] / 2
             shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        words = """(() => { let found = ""; const walk = (node) => { for (const child of node.querySelectorAll("*")) {
-            if (child.shadowRoot) { found += child.shadowRoot.textContent; walk(child.shadowRoot) } } };
-            walk(document); return ["train/loss_ema", "step", "tokens", "hours"].every((word) => found.includes(word)) })()"""
-        shown.until(words)
+        told = "document.querySelector('#plot-1 + .told:not([hidden])').innerText.split(/[\\t\\n]+/)"
+        shown.until("document.querySelector('#plot-1 + .told:not([hidden])') !== null")
+        words = shown.run(told)
+        assert words[1:4] == ["value", "optimizer step", "tokens (row positions)"]
+        assert words[4].startswith("hours running")
+        assert [word.strip() for word in words if "train/" in word] == ["train/loss", "train/loss_ema"]
+        assert "3.1" in words
+        shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
+        shown.until("document.querySelectorAll('.told:not([hidden])').length === 0")
+        assert shown.complaints() == []
 
 
 def test_in_print_a_picture_stands_where_the_plots_were(page):
