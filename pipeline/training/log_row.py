@@ -17,6 +17,7 @@ from pipeline.training.attempts import first_start, lost_steps
 from pipeline.training.device_memory import GIB, DeviceMemory
 from pipeline.training.own_time import slowest
 from pipeline.training.schedules import logged_rates
+from pipeline.training.trained_text import bits_per_byte
 from pipeline.training.update_numbers import UpdateNumbers
 
 UPDATE_EVERY = 10  # steps
@@ -89,12 +90,14 @@ class LogRow:
 
     def _of_all_ranks(self, trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
         own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
+        own |= trainer.text.read()
         ranks = numbers_of_every_rank(own, trainer.args.device)
         numbers: dict[str, Any] = {
             name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
         }
         if peak := numbers.get("mem/run_peak_allocated_gib"):
             self.memory.run_peak = round(peak * GIB)  # of all ranks, which a resumed run goes on from
+        numbers["train/bpb" if trainer.recipe.stage == "pretrain" else "train/assistant_bpb"] = bits_per_byte(ranks)
         numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
         times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
         return numbers | (slowest(times) if len(times) > 1 else {})
