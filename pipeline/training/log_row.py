@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from pipeline.artifacts.hub_queue import HubQueue
+from pipeline.artifacts.retries import retries
 from pipeline.artifacts.rows import read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.consumed import Consumed
@@ -21,7 +22,8 @@ from pipeline.training.trained_text import bits_per_byte
 from pipeline.training.update_numbers import UpdateNumbers
 
 UPDATE_EVERY = 10  # steps
-SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms")  # of mem/* the others are those of the rank that has most
+# Of the others the rank's that has most.
+SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms", "data/retries")
 
 
 class LogRow:
@@ -83,6 +85,7 @@ class LogRow:
         row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
         row |= {"data/tokens": trainer.meter.targets, "data/samples": step * trainer.rows.rows_per_step}
         if args.process_index == 0:
+            row["data/retries"] += trainer.rows.num_retries()
             row |= data_numbers(trainer.rows.consumed(step), row_tokens=trainer.rows.row_tokens)
             row |= self._of_attempts(row["perf/total_s"])
             row |= self._of_checkpoints(trainer, step)
@@ -90,7 +93,7 @@ class LogRow:
 
     def _of_all_ranks(self, trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
         own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
-        own |= trainer.text.read()
+        own |= {"data/retries": retries(), **trainer.text.read()}
         ranks = numbers_of_every_rank(own, trainer.args.device)
         numbers: dict[str, Any] = {
             name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
