@@ -134,6 +134,11 @@ def test_a_cut_run_has_the_numbers_of_the_uncut_one_and_counts_what_the_cut_cost
     for name in OF_THE_RUN:
         assert cut.values(name) == uncut.values(name), name
     assert set(cut.values("optim/clip_frac").values()) - {0.0, 1.0}
+    whole_inputs, cut_inputs = (
+        json.loads((r.directory / "run_manifest.json").read_text())["inputs"] for r in (uncut, cut)
+    )
+    assert cut_inputs == whole_inputs
+    assert cut_inputs["overlap"]["documents"] > 0
     lost = cut.values("perf/lost_steps")
     assert {step: lost[step] for step in (9, 12, 20)} == {9: 0, 12: 2, 20: 2}
     assert cut.values("ckpt/last_good_step")[12] == 10
