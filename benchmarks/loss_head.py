@@ -28,7 +28,7 @@ class Head:
 
     def chunked(self) -> torch.Tensor:
         with self.autocast:
-            loss = summed_cross_entropy(self.hidden, self.weight, self.labels, softcap=SOFTCAP)
+            loss, _ = summed_cross_entropy(self.hidden, self.weight, self.labels, softcap=SOFTCAP)
         return self._backward(loss / len(self.labels))
 
     def full(self) -> torch.Tensor:

@@ -21,10 +21,12 @@ from pipeline.artifacts import errors
 from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.cache import file_lock
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.retries import retries_in
 from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder
 from pipeline.data.work import Workshop, damaged_shards, next_shard, streams_of
 from pipeline.monitor.heartbeat import beat
 
+RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
 LINE_EVERY_S = 10.0
 START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is still being started
@@ -114,6 +116,7 @@ class Preparation:
             if not _take(lock, patient=True):
                 return
             (self.folder / "failure.json").unlink(missing_ok=True)
+            (self.folder / RETRIES).unlink(missing_ok=True)
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
             environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
@@ -154,6 +157,10 @@ class Preparation:
             elif not there():
                 self._go_on_or_raise(what)
         self.waited_s += time.monotonic() - started
+
+    def num_retries(self) -> int:
+        """How often the preparing process has read something again since it was started."""
+        return retries_in(self.folder / RETRIES)
 
     def progress(self) -> str:
         """How far each training source is."""

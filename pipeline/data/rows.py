@@ -158,6 +158,10 @@ class TrainingRows:
         names = [s["name"] for s in self.plan["train"]["sequences"]]
         return dict(zip(names, self.counter.consumed(step * self.rows_per_step), strict=True))
 
+    def num_retries(self) -> int:
+        """How often the process that prepares has read something again."""
+        return self.preparation.num_retries()
+
     def _epoch(self, source: int, k: int) -> int:
         sequence = self.stream.sequences[source]
         return 0 if sequence.end is None else k // max(1, sequence.rows)

@@ -10,8 +10,9 @@ from typing import Any
 
 from pipeline.artifacts.atomic import write_json
 from pipeline.artifacts.errors import DataError, TandemError
+from pipeline.artifacts.retries import keep_retries_in
 from pipeline.data.plan import ROLES, make_plan
-from pipeline.data.prepare import locks
+from pipeline.data.prepare import RETRIES, locks
 from pipeline.data.sliding import prepare_sliding
 from pipeline.data.work import Workshop
 
@@ -22,6 +23,7 @@ def run_ahead(folder: Path) -> int:
     _end_with(os.getppid())
     os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
     task = pickle.loads(content)
+    keep_retries_in(folder / RETRIES)
     try:
         carry_out(folder, task)
     except TandemError as error:

@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeline.artifacts.atomic import read_json, sha256_file, write_bytes, write_json
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.retries import read_again
 from pipeline.data.packing import PackedRows
 
 FORMAT = 1  # part of every key: raise it when the same inputs give other bytes
@@ -100,7 +101,7 @@ def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
 def open_shard(folder: Path, number: int) -> Shard:
     """The shard, its content checked against its seal. Raises DataError when they differ."""
     path = shard_path(folder, number)
-    if is_damaged(folder, number, verify=True):
+    if read_again(lambda: is_damaged(folder, number, verify=True), path=path):
         raise DataError(
             f"{path}: this prepared shard is missing or differs from its seal, so the rows in it are not those that were "
             "prepared. Run `python -m pipeline.data RECIPE`, which makes it again, then this command again."

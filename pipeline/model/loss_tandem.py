@@ -50,12 +50,14 @@ def token_nll(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
 
 
 def summed_cross_entropy(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
-    """Sum of the labels' nats, float32, exact over all chunks; differentiable in hidden_ND and weight_VD.
+    """Sum of the labels' nats, float32, exact over all chunks; differentiable in hidden_ND and weight_VD. Beside it the nats
+    themselves, as token_nll gives them.
 
     Under autocast the products are in its dtype, everything from the logits on is float32.
     """
     if not torch.is_grad_enabled():
-        return token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap).sum()
+        nats_N = token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap)
+        return nats_N.sum(), nats_N
     return _SummedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, softcap, _compute_dtype(hidden_ND))
 
 
@@ -66,13 +68,15 @@ def _compute_dtype(tensor) -> torch.dtype:
 
 def loss_and_gradients(
     hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The summed nats, fp32, and their gradients of hidden_ND and weight_VD in the dtypes of these; dtype: of the products.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the dtypes of these;
+    dtype: of the products.
 
     Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
     """
     weight = weight_VD.to(dtype)
     total = torch.zeros((), dtype=torch.float32, device=weight.device)
+    parts: list[torch.Tensor] = []
     hidden_gradients: list[torch.Tensor] = []
     weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
     rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], weight.device.type)
@@ -80,7 +84,9 @@ def loss_and_gradients(
         ignored = (labels == IGNORED)[:, None]
         target = labels.clamp(min=0)[:, None]
         gradient, sums, nats, capped = exponentials(hidden, weight, target, softcap)
-        total = total + nats.masked_fill(ignored, 0.0).sum()
+        nats = nats.masked_fill(ignored, 0.0)
+        parts.append(nats.squeeze(1))
+        total = total + nats.sum()
         counted = torch.ones_like(sums).masked_fill(ignored, 0.0)
         gradient.mul_(counted / sums).scatter_add_(1, target, -counted)
         if capped is not None:
@@ -93,7 +99,7 @@ def loss_and_gradients(
             torch.addmm(weight_gradient, gradient.t(), hidden, out=weight_gradient)
         else:
             weight_gradient += gradient.t() @ hidden
-    return total, torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)
+    return total, torch.cat(parts), torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -101,14 +107,15 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, dtype):
-        total, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(
+        total, nats_N, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(
             hidden_ND, weight_VD, labels_N, softcap, dtype
         )
         ctx.save_for_backward(hidden_gradient_ND, weight_gradient_VD)
-        return total
+        ctx.mark_non_differentiable(nats_N)
+        return total, nats_N
 
     @staticmethod
-    def backward(ctx, loss_gradient):
+    def backward(ctx, loss_gradient, _):
         hidden_gradient_ND, weight_gradient_VD = ctx.saved_tensors
         scale = loss_gradient.to(torch.float32)
         return (

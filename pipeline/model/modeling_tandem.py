@@ -1,5 +1,7 @@
 """The Tandem model: GPT-2 with TandemConfig's options. Shapes: B batch, T token, D width, V vocabulary."""
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,6 +17,13 @@ from .initialization_tandem import init_module, with_role
 from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_table
 from .loss_tandem import IGNORED, summed_cross_entropy, token_nll
 from .masks_tandem import attention_masks, flash_documents, positions
+
+
+@dataclass
+class TandemOutput(CausalLMOutputWithPast):
+    """nats: while training, of each target (B, T) float32, without gradients, 0 where the label is -100."""
+
+    nats: torch.Tensor | None = None
 
 
 class TandemPreTrainedModel(PreTrainedModel):
@@ -186,8 +195,8 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         per_token_loss: bool = False,
         **kwargs,
-    ) -> CausalLMOutputWithPast:
-        """Logits (B, T, V), and the loss when labels are given; while training the loss alone (logits None).
+    ) -> TandemOutput:
+        """Logits (B, T, V), and the loss when labels are given; while training the loss and its nats alone (logits None).
 
         labels (B, T): as input_ids, shifted here. shift_labels (B, T): already shifted, taken as they are. -100 is
         ignored. loss: sum of nats / num_items_in_batch, or the mean over the targets without it; with per_token_loss
@@ -207,19 +216,20 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         hidden_BTD = outputs.last_hidden_state
-        loss = logits = None
+        loss = logits = nats_BT = None
         if shift_labels is not None:
-            loss = self._loss(hidden_BTD, shift_labels, num_items_in_batch, per_token_loss)
+            loss, nats_BT = self._loss(hidden_BTD, shift_labels, num_items_in_batch, per_token_loss)
         if loss is None or not (self.training or per_token_loss):
             logits = self.lm_head(slice_logits_to_keep(hidden_BTD, logits_to_keep))[..., : self.config.vocab_size]
             if (cap := self.config.final_logit_softcapping) is not None:
                 logits = cap * torch.tanh(logits.float() / cap)
-        return CausalLMOutputWithPast(
+        return TandemOutput(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            nats=nats_BT if self.training else None,
         )
 
     def _loss(self, hidden_BTD, shift_labels, num_items_in_batch, per_token_loss: bool):
@@ -227,13 +237,14 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         labels_N = shift_labels.flatten().to(hidden_BTD.device)
         softcap = self.config.final_logit_softcapping
         if per_token_loss:
-            return token_nll(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap).view(shift_labels.shape)
-        total = summed_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap)
+            nats_N = token_nll(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap)
+            return nats_N.view(shift_labels.shape), None
+        total, nats_N = summed_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap)
         if num_items_in_batch is None:
             num_items_in_batch = (labels_N != IGNORED).sum().clamp(min=1)
         elif torch.is_tensor(num_items_in_batch):
             num_items_in_batch = num_items_in_batch.to(total.device)
-        return total / num_items_in_batch
+        return total / num_items_in_batch, nats_N.view(shift_labels.shape)
 
     @torch.no_grad()
     def per_token_nll(self, input_ids, shift_labels, position_ids=None):

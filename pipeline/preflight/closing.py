@@ -91,10 +91,11 @@ def _python() -> str:
 
 def _report(directory: RunDirectory) -> None:
     """Write the report. What it stumbles over is told: the run is whole without it."""
+    from pipeline.report.run_data import read_run
     from pipeline.report.single import write_report
 
     try:
-        write_report(directory)
+        write_report(read_run(str(directory.path)))
     except Exception:
         traceback.print_exc()
         path = shlex.quote(str(directory.path))

@@ -1,5 +1,6 @@
 """What a run was fed: files, tokenizer and parent weights by hash, recorded once and compared at every later start."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.reading import use_revisions
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.overlap import overlap_of
 from pipeline.tokenizer import identity
 from pipeline.training.agreement import on_rank_0
 
@@ -37,6 +39,7 @@ def record_inputs(
             "batch_tokens": recipe.data.batch_tokens,
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
+            **_overlap(begun, sources),
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
@@ -46,6 +49,15 @@ def record_inputs(
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
 
     on_rank_0(record)
+
+
+def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:
+    """Looked for before the first step (preflight/reading.py) and kept from then on; nothing where nothing is held out."""
+    if begun:
+        return {"overlap": begun["overlap"]} if "overlap" in begun else {}
+    overlap = overlap_of(*sources)
+    known = {name: value for name, value in asdict(overlap).items() if value is not None}
+    return {"overlap": known} if overlap.documents else {}
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

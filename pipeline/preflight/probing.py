@@ -68,6 +68,9 @@ class RandomRows:
     def consumed(self, step: int) -> dict[str, Any]:
         return {}
 
+    def num_retries(self) -> int:
+        return 0
+
     def origins(self, step: int) -> list:
         return []
 

@@ -32,7 +32,7 @@ def reading_findings(
 def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
     from pipeline.sources.open import open_sources
-    from pipeline.sources.overlap import overlap_note
+    from pipeline.sources.overlap import overlap_of
 
     run = _run(recipe)
     goes_on = run.has_trained()
@@ -40,7 +40,7 @@ def _sources(recipe: Recipe) -> list[str]:
         recipe = copy.deepcopy(recipe)
         use_revisions(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
-    note = None if goes_on else overlap_note(train, validation)  # it was said before the first step
+    note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
 
 

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     elif is_imported(runs[0]):
         print(report(runs[0]), end="")  # a log has no directory of its own to write into
     else:
-        print(write_report(runs[0].run))
+        print(write_report(runs[0]))
     return 0
 
 

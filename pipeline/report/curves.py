@@ -32,7 +32,7 @@ KINDS = (
         "Losses and validation",
         "Bits per byte",
         "bits per byte",
-        ("train/bpb", "val/bpb", "val/bpb_documents", "sft/assistant_bpb"),
+        ("train/bpb", "val/bpb", "val/bpb_documents", "train/assistant_bpb", "sft/assistant_bpb"),
     ),
     Kind("Gradient norm", "Gradient norm before clipping", "L2 norm", ("optim/grad_norm",), log=True),
     Kind("System", "Throughput", "tokens/s", ("perf/tok_per_s",)),

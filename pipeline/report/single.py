@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_bytes, write_text
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
@@ -16,7 +15,7 @@ from pipeline.report.manifest_lines import manifest_text
 from pipeline.report.metadata import failure_text, links_text, metadata_text, recipe_text, versions_text
 from pipeline.report.outcome import outcome_text
 from pipeline.report.progress import gradient_norm_text, learning_rate_text, losses_text, system_text
-from pipeline.report.run_data import RunData, read_run
+from pipeline.report.run_data import RunData
 from pipeline.report.samples import samples_text
 from pipeline.report.tables import cell
 from pipeline.report.worth import worth_text
@@ -48,14 +47,12 @@ SECTIONS: list[tuple[str, Callable[[RunData], str]]] = [
 ]
 
 
-def write_report(run: RunDirectory) -> Path:
+def write_report(data: RunData) -> Path:
     """Write report.md, report.html and their picture into the run's report/; returns the page's path."""
     from pipeline.report.page import page  # these two cost a second of imports, which a comparison need not pay
     from pipeline.report.picture import picture
 
-    data = read_run(str(run.path))
-    sections = sections_of(data)
-    panels = panels_of(data)
+    run, sections, panels = data.run, sections_of(data), panels_of(data)
     drawn = picture(panels, title=data.name) if panels else None
     if drawn:
         write_bytes(run.report / "curves.png", drawn)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.secrets import redacted
 from pipeline.sources.files import READABLE, SourceFile
 from pipeline.sources.heads import both_ends
@@ -199,6 +200,7 @@ def retried(call, *, what: str, where: str):
                 _first_line(cause),
                 wait_s,
             )
+            note_retry()
             time.sleep(wait_s)
     raise ServiceError(
         f"{where}: the Hub does not give {what} ({type(cause).__name__}: {_first_line(cause)}), and it is not in the local cache. Check the network and run the same command again."

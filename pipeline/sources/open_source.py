@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.artifacts.errors import DataError, InputMissingError
+from pipeline.artifacts.retries import wait_or_raise
 from pipeline.sources.bad_rows import row_name
 from pipeline.sources.documents import Block, Conversation, Document
 from pipeline.sources.facts import FactsOfFiles
@@ -92,7 +93,7 @@ class OpenSource:
             this = self.files[number]
             path = self._path(this)
             first = block if number == file else 0
-            for index, rows in enumerate(read_blocks(path, block=first, columns=columns), start=first):
+            for index, rows in _blocks(path, first, columns):
                 yield self._block(rows, read_row, path, number, index)
 
     def _path(self, file: SourceFile) -> Path:
@@ -137,6 +138,20 @@ class OpenSource:
             else:
                 made.items.append(Conversation(item, number, row_group, row))
         return made
+
+
+def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple[int, list[RawRow]]]:
+    """The file's blocks with their numbers, from one on; opened again at the same block after an error that may pass."""
+    attempt = 1
+    while True:
+        try:
+            for rows in read_blocks(path, block=block, columns=columns):
+                yield block, rows
+                block, attempt = block + 1, 1
+            return
+        except OSError as error:
+            wait_or_raise(error, attempt=attempt, path=path)
+            attempt += 1
 
 
 def _must_be_unchanged(file: SourceFile, path: Path) -> None:

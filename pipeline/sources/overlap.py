@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,13 +14,44 @@ TRAINED_CHARS = 50_000_000  # of each training source that are looked at: a seco
 HELD_OUT_CHARS = 250_000_000  # of each validation source that are read for them; of one file also the rows between
 
 
-def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
-    """How many of the first validation documents stand in the training text, as far as it lies here; None when none does.
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """documents: the first ones of validation, that were looked for. found: those of them that are trained on, too; place: of
+    one of these. whole: all training text was looked through; else found is at least so many."""
 
-    Equal means equal but for white space around it. Nothing is fetched for it.
+    documents: int
+    found: int
+    place: str | None
+    whole: bool
+
+    def note(self) -> str | None:
+        """For the user; None where nothing was found."""
+        if not self.found:
+            return None
+        return (
+            f"{self.found:,} of the first {self.documents:,} validation documents are trained on, too (such as {self.place}): to that share "
+            "validation measures memory. Take duplicates out of the files, or name other ones in data.validation."
+        )
+
+
+_looked: dict[tuple, Overlap] = {}
+
+
+def overlap_of(train: list[Any], validation: list[Any]) -> Overlap:
+    """How many of the first validation documents stand in the training text, as far as it lies here.
+
+    Equal means equal but for white space around it. Nothing is fetched for it, and a process looks once.
     """
+    asked = tuple(tuple(source.fingerprint for source in sources) for sources in (train, validation))
+    if asked not in _looked:
+        _looked[asked] = _look(train, validation)
+    return _looked[asked]
+
+
+def _look(train: list[Any], validation: list[Any]) -> Overlap:
     held = {digest for source in validation for digest in _held_out(source)}
     found: dict[bytes, str] = {}
+    whole = all(file.path is not None for source in train for file in source.files)
     for source in train if held else []:
         chars = 0
         for digest, place, length in _documents(source):
@@ -27,13 +59,9 @@ def overlap_note(train: list[Any], validation: list[Any]) -> str | None:
                 found[digest] = place
             chars += length
             if chars > TRAINED_CHARS:
+                whole = False
                 break
-    if not found:
-        return None
-    return (
-        f"{len(found):,} of the first {len(held):,} validation documents are trained on, too (such as {next(iter(found.values()))}): to that share "
-        "validation measures memory. Take duplicates out of the files, or name other ones in data.validation."
-    )
+    return Overlap(documents=len(held), found=len(found), place=next(iter(found.values()), None), whole=whole)
 
 
 def _held_out(source: Any) -> Iterator[bytes]:

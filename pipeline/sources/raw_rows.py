@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.artifacts.retries import may_pass
 from pipeline.sources.documents import BLOCK_ROWS
 
 KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
@@ -107,6 +108,8 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
                         yield group, row, value
                         row += 1
             except (OSError, ValueError, pyarrow.ArrowException) as error:
+                if may_pass(error):
+                    raise  # the disk's, not the file's
                 damage = DamagedRow(f"row group {group} is damaged ({_short(error)})")
                 for damaged in range(max(row, first_row), end):
                     yield group, damaged, damage

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.retries import read_again
 from pipeline.sources.bad_rows import all_empty, bad_rows, reason_of, row_name
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
@@ -59,7 +60,7 @@ def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, co
     """Look into one local file and note its size and sha256; skipped when this very content was found sound before."""
     path = file.local_path()
     try:
-        facts = facts_of_files.of(path)
+        facts = read_again(lambda: facts_of_files.of(path), path=path)
     except PermissionError:
         return Findings(problems=[f"{path} may not be read by this user. Change its permissions (chmod u+r)."])
     if file.sha256 and not file.sha256.startswith("git:") and file.sha256 != facts.sha256:

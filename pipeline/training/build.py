@@ -160,11 +160,12 @@ def build_trainer(
         ),
         bf16_peak=peaks.get("bfloat16"),
     )
+    lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
     tasks = load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=f"{recipe.path}: evals.tasks")
     score = partial(
         score_validation,
         validation=validation,
-        byte_lengths_V=byte_lengths(tokenizer) if is_byte_level(tokenizer) else None,
+        byte_lengths_V=lengths_V,
         stage=recipe.stage,
         rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
         rank=args.process_index,
@@ -189,4 +190,5 @@ def build_trainer(
         rows=rows,
         evaluate_model=evaluate,
         meter=meter,
+        byte_lengths_V=lengths_V,
     )

@@ -170,10 +170,11 @@ class StepGuard:
         model.zero_grad()  # optimizers leave a parameter without a gradient as it is
 
     def _keep_loss_finite(self, trainer: Any, is_finite: bool) -> None:
-        """Take a step whose loss is not finite out of train/loss, which would stay NaN, and its average for ever."""
+        """Take a step whose loss is not finite out of train/loss and train/bpb, which would stay NaN, and its average for ever."""
         if not is_finite:
             trainer._tr_loss.copy_(self.loss_sum_before)
             trainer._globalstep_last_logged += 1
+            trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
         """Of the steps since the last reading the share whose norm was above max_norm (0: nothing is clipped), and the counts

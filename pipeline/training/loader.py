@@ -1,7 +1,7 @@
 """Micro-batches for the Trainer's loop, starting at any step without reading what came before."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ class StepLoader:
     Its length is that of the whole run, because the Trainer derives its epochs from it: the run is one epoch. It is not a
     torch DataLoader: rows are read from memory maps in microseconds, and a DataLoader draws from the training's random
     state when it starts, which would make a resumed run differ.
+
+    look: gives more tensors for a batch, found while it still is on the host.
     """
 
     def __init__(
@@ -31,8 +33,9 @@ class StepLoader:
         rank: int,
         world_size: int,
         device: torch.device,
+        look: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = lambda batch: {},
     ):
-        self.rows = rows
+        self.rows, self.look = rows, look
         self.start_step, self.max_steps, self.micro_steps = start_step, max_steps, micro_steps
         self.micro_batch, self.rank, self.world_size = micro_batch, rank, world_size
         self.device = device
@@ -49,6 +52,7 @@ class StepLoader:
                 batch = self.rows.micro_batch(
                     step, micro_step, rank=self.rank, world_size=self.world_size, rows=self.micro_batch
                 )
+                batch |= self.look(batch)
                 if self.device.type != "cpu":
                     batch = on_device(batch, self.device, stream=self.copies)
                 self.wait_s += time.perf_counter() - started

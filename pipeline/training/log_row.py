@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from pipeline.artifacts.hub_queue import HubQueue
+from pipeline.artifacts.retries import retries
 from pipeline.artifacts.rows import read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.consumed import Consumed
@@ -17,10 +18,12 @@ from pipeline.training.attempts import first_start, lost_steps
 from pipeline.training.device_memory import GIB, DeviceMemory
 from pipeline.training.own_time import slowest
 from pipeline.training.schedules import logged_rates
+from pipeline.training.trained_text import bits_per_byte
 from pipeline.training.update_numbers import UpdateNumbers
 
 UPDATE_EVERY = 10  # steps
-SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms")  # of mem/* the others are those of the rank that has most
+# Of the others the rank's that has most.
+SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms", "data/retries")
 
 
 class LogRow:
@@ -82,6 +85,7 @@ class LogRow:
         row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
         row |= {"data/tokens": trainer.meter.targets, "data/samples": step * trainer.rows.rows_per_step}
         if args.process_index == 0:
+            row["data/retries"] += trainer.rows.num_retries()
             row |= data_numbers(trainer.rows.consumed(step), row_tokens=trainer.rows.row_tokens)
             row |= self._of_attempts(row["perf/total_s"])
             row |= self._of_checkpoints(trainer, step)
@@ -89,12 +93,14 @@ class LogRow:
 
     def _of_all_ranks(self, trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
         own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
+        own |= {"data/retries": retries(), **trainer.text.read()}
         ranks = numbers_of_every_rank(own, trainer.args.device)
         numbers: dict[str, Any] = {
             name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
         }
         if peak := numbers.get("mem/run_peak_allocated_gib"):
             self.memory.run_peak = round(peak * GIB)  # of all ranks, which a resumed run goes on from
+        numbers["train/bpb" if trainer.recipe.stage == "pretrain" else "train/assistant_bpb"] = bits_per_byte(ranks)
         numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
         times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
         return numbers | (slowest(times) if len(times) > 1 else {})

@@ -11,8 +11,9 @@ from pipeline.training.rng import set_rng_state
 ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
-def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) -> dict[str, tuple[dict, dict]]:
-    """Write all files but the large ones; gives the weights for theirs. ranks: each one's random state and unlogged loss."""
+def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float, dict]]) -> dict[str, tuple[dict, dict]]:
+    """Write all files but the large ones; gives the weights for theirs. ranks: each one's random state, and what it has not
+    logged: loss, and sums of TrainedText."""
     weights = trainer.model_files.write(trainer.accelerator.unwrap_model(trainer.model), folder)
     state, scaler = trainer.state, trainer.accelerator.scaler
     state.save_to_json(str(folder / "trainer_state.json"))
@@ -21,12 +22,16 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float]]) 
         settings=optimizer_settings(trainer.optimizer),
         schedule=trainer.lr_scheduler.state_dict(),
         scaler=scaler.state_dict() if scaler is not None else None,
-        rng=[rng for rng, _ in ranks],
+        rng=[rng for rng, _, _ in ranks],
         position={
             "step": state.global_step,
             "rows": trainer.rows.position(state.global_step),
             "meter": trainer.meter.state_dict(),
-            "unlogged": {"since": trainer._globalstep_last_logged, "losses": [loss for _, loss in ranks]},
+            "unlogged": {
+                "since": trainer._globalstep_last_logged,
+                "losses": [loss for _, loss, _ in ranks],
+                "text": [text for _, _, text in ranks],
+            },
             "guard": trainer.guard.state_dict(),
             "log_row": trainer.log_row.state_dict(),
         },
@@ -58,5 +63,7 @@ def take_up(trainer: Any, checkpoint: Path) -> None:
         same_ranks = len(losses) == trainer.args.world_size
         trainer._tr_loss.fill_(losses[rank] if same_ranks else sum(losses) / len(losses))
         trainer._globalstep_last_logged = unlogged["since"]
+        texts = unlogged.get("text", [])
+        trainer.text.load(texts[rank : rank + 1] if same_ranks else texts if rank == 0 else [])
     if guard := position.get("guard"):
         trainer.guard.load_state_dict(guard)

@@ -30,6 +30,7 @@ from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.saver import CheckpointSaver
 from pipeline.training.schedules import StepSchedule
 from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
+from pipeline.training.trained_text import TrainedText
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
@@ -37,7 +38,8 @@ CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name, None when it gave up; meter: counts time, tokens.
+    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name, None when it gave up; meter: counts time, tokens;
+    byte_lengths_V: raw bytes per id, None where ids have no fixed ones.
     Both stages use this class; they differ in rows and evaluation only.
     """
 
@@ -58,6 +60,7 @@ class TandemTrainer(Trainer):
         rows: Any,
         evaluate_model: Callable[[torch.nn.Module], dict[str, float] | None],
         meter: StepMeter,
+        byte_lengths_V: Any,
     ):
         self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
         self.loader: StepLoader | None = None
@@ -70,7 +73,7 @@ class TandemTrainer(Trainer):
         self.saver = CheckpointSaver(run, **keep)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
-        self.log_row = LogRow(run, args)
+        self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
         # More numbers for the row of a logged step, each called once for it, on every rank.
         self.interval_numbers: list[Callable[[], dict[str, float]]] = []
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
@@ -92,6 +95,7 @@ class TandemTrainer(Trainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
             device=self.args.device,
+            look=self.text.look,
         )
         return self.loader
 
@@ -101,6 +105,7 @@ class TandemTrainer(Trainer):
         """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
         self.guard.begin(self._tr_loss)
+        self.text.begin()
         self.own_time.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
         targets = self.rows.num_targets(self.state.global_step)
@@ -132,6 +137,14 @@ class TandemTrainer(Trainer):
         # 1, or NaN where the loss is not finite: its gradients then say so on every rank, and nobody has to ask.
         self.accelerator.backward(loss, gradient=1 + (value - value))
         return value
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        special = inputs.pop("special_targets", None)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if special is not None:  # a batch of the training: the mean of the ranks' losses is that of the step
+            nats = loss.detach() * num_items_in_batch / self.args.world_size
+            self.text.add(nats, outputs, inputs["shift_labels"], special)
+        return (loss, outputs) if return_outputs else loss
 
     def floating_point_ops(self, inputs: dict[str, torch.Tensor]) -> int:
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
@@ -228,7 +241,7 @@ class TandemTrainer(Trainer):
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
-            ranks = from_every_rank((get_rng_state(), self._tr_loss.item()))
+            ranks = from_every_rank((get_rng_state(), self._tr_loss.item(), self.text.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
 

@@ -20,6 +20,11 @@ def test_each_source_of_the_validation_has_its_own_bits_per_byte(runner, stage):
     )
     overrides = [f"data.sources=[{{files: '{train}'}}]", f"data.validation=[{named}]"]
     run = runner.train(recipe, *overrides, stage=stage)
+    lines = [path.read_text().splitlines() for path in (train, *held_out)]
+    looked_for = {json.dumps(json.loads(line)) for of_file in lines[1:] for line in of_file}
+    overlap = json.loads((run.directory / "run_manifest.json").read_text())["inputs"]["overlap"]
+    both = looked_for & {json.dumps(json.loads(line)) for line in lines[0]}
+    assert (overlap["documents"], overlap["found"], overlap["whole"]) == (len(looked_for), len(both), True)
     name = "val/bpb" if stage == "pretrain" else "sft/assistant_bpb"
     found = {key: run.values(f"{name}{key}")[2] for key in ("", "/first", "/second")}
     assert min(found["/first"], found["/second"]) <= found[""] <= max(found["/first"], found["/second"])

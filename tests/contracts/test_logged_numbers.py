@@ -46,7 +46,14 @@ def test_every_number_that_a_mixture_writes_is_documented_and_says_what_its_form
     recipe = runner.recipe("numbers", "modern", data=data, train=TRAIN | {"logging_steps": 5, "max_grad_norm": 0.5})
     run = runner.train(recipe)
     assert undocumented(names_of(run)) == set()
-    new = {"train/perplexity", "optim/clip_frac", "optim/param_norm", "optim/update_ratio", "optim/num_zeros_in_grad"}
+    new = {
+        "train/perplexity",
+        "train/bpb",
+        "optim/clip_frac",
+        "optim/param_norm",
+        "optim/update_ratio",
+        "optim/num_zeros_in_grad",
+    }
     new |= {"optim/nonfinite_steps", "optim/skipped_steps", "data/documents", "data/bad_rows", "data/pad_frac"}
     new |= {f"data/source/{source}/{n}" for source in ("prose", "notes") for n in ("tokens", "samples", "documents")}
     new |= {"perf/goodput_pct", "perf/lost_steps", "ckpt/age_steps", "ckpt/last_good_step", "ckpt/bytes"}
@@ -95,6 +102,7 @@ def test_clip_frac_is_the_share_of_clipped_steps_and_the_other_numbers_do_not_de
 
 OF_THE_RUN = (
     "train/perplexity",
+    "train/bpb",
     "optim/clip_frac",
     "optim/num_zeros_in_grad",
     "optim/param_norm",
@@ -126,6 +134,11 @@ def test_a_cut_run_has_the_numbers_of_the_uncut_one_and_counts_what_the_cut_cost
     for name in OF_THE_RUN:
         assert cut.values(name) == uncut.values(name), name
     assert set(cut.values("optim/clip_frac").values()) - {0.0, 1.0}
+    whole_inputs, cut_inputs = (
+        json.loads((r.directory / "run_manifest.json").read_text())["inputs"] for r in (uncut, cut)
+    )
+    assert cut_inputs == whole_inputs
+    assert cut_inputs["overlap"]["documents"] > 0
     lost = cut.values("perf/lost_steps")
     assert {step: lost[step] for step in (9, 12, 20)} == {9: 0, 12: 2, 20: 2}
     assert cut.values("ckpt/last_good_step")[12] == 10
@@ -153,7 +166,13 @@ def test_every_number_of_a_chat_run_with_tasks_is_documented(runner):
     text = json.dumps(mixed(halves))
     run = runner.train(recipe, f"data.sources={text}", stage="sft")
     assert undocumented(names_of(run)) == set()
-    assert {"chat/arc_easy", "sft/assistant_bpb", "data/source/notes/documents", "optim/clip_frac"} <= names_of(run)
+    assert {
+        "chat/arc_easy",
+        "sft/assistant_bpb",
+        "train/assistant_bpb",
+        "data/source/notes/documents",
+        "optim/clip_frac",
+    } <= names_of(run)
     assert "optim/update_ratio" in names_of(run)
     (last,) = [row for row in run.rows() if row["step"] == 8 and "train/loss" in row]
     assert 0 < last["data/pad_frac"] < 1 - last["data/tokens"] / last["tokens"]  # what users write is no padding

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = [Path(__file__).with_name(name) for name in ("file_calls.c", "clock.c")]
@@ -16,9 +17,9 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc")
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, sources: Sequence[Path] = SOURCES) -> Path:
     """The library, compiled once for these sources."""
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES)).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     library = folder / f"faults-{digest}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +33,7 @@ def build(folder: Path) -> Path:
             "-Wextra",
             "-o",
             str(made),
-            *map(str, SOURCES),
+            *map(str, sources),
         ]
         subprocess.run([*command, "-ldl"], check=True)
         made.rename(library)

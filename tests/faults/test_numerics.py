@@ -220,7 +220,10 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     losses = values(run, "train/loss")
     assert losses.keys() == {1, 2, 3, 5}  # a loss that is not a number is in no mean
     assert [losses[s] for s in (1, 2, 3)] == [values(whole, "train/loss")[s] for s in (1, 2, 3)]
-    assert all(torch.tensor([*values(run, "train/loss_ema").values()]).isfinite())
+    text = values(run, "train/bpb")
+    assert text.keys() == losses.keys()
+    assert [text[s] for s in (1, 2, 3)] == [values(whole, "train/bpb")[s] for s in (1, 2, 3)]
+    assert all(torch.tensor([*text.values(), *values(run, "train/loss_ema").values()]).isfinite())
     assert values(run, "optim/skipped_steps") == values(run, "optim/nonfinite_steps") == {1: 0, 2: 0, 3: 0, 5: 1}
     assert [(e["step"], e["action"], e["ranks"]) for e in events(run, "nonfinite")] == [
         (4, "skip", [1]),

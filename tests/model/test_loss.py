@@ -37,14 +37,16 @@ def test_the_chunked_loss_and_its_gradients_are_the_plain_ones(softcap):
     hidden, weight, labels = problem()
     expected = naive(hidden, weight, labels, softcap)
     wanted = torch.autograd.grad(expected * 0.25, [hidden, weight])
-    loss = summed_cross_entropy(hidden, weight, labels, softcap=softcap)
+    loss, nats = summed_cross_entropy(hidden, weight, labels, softcap=softcap)
     got = torch.autograd.grad(loss * 0.25, [hidden, weight])
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
     for one, two in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
     each = naive(hidden, weight, labels, softcap, reduction="none")
-    torch.testing.assert_close(token_nll(hidden, weight, labels, softcap=softcap), each.detach(), rtol=1e-5, atol=1e-6)
+    assert not nats.requires_grad
+    for found in (nats, token_nll(hidden, weight, labels, softcap=softcap)):
+        torch.testing.assert_close(found.detach(), each.detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("chunks")
@@ -53,7 +55,7 @@ def test_under_bf16_autocast_the_loss_is_fp32_and_close():
     expected = naive(hidden, weight, labels, 15.0)
     wanted = torch.autograd.grad(expected, [hidden, weight])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = summed_cross_entropy(hidden, weight, labels, softcap=15.0)
+        loss, _ = summed_cross_entropy(hidden, weight, labels, softcap=15.0)
     got = torch.autograd.grad(loss, [hidden, weight])
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=3e-3, atol=0)
@@ -65,7 +67,7 @@ def test_under_bf16_autocast_the_loss_is_fp32_and_close():
 def test_logits_far_beyond_the_caps_range_stay_finite():
     hidden, weight, labels = problem()
     for softcap in (15.0, 59.0, 61.0, 200.0, None):
-        loss = summed_cross_entropy(hidden * 1e3, weight, labels, softcap=softcap)
+        loss, _ = summed_cross_entropy(hidden * 1e3, weight, labels, softcap=softcap)
         gradients = torch.autograd.grad(loss, [hidden, weight], retain_graph=True)
         torch.testing.assert_close(loss, naive(hidden * 1e3, weight, labels, softcap), rtol=1e-5, atol=0)
         assert all(g.isfinite().all() for g in gradients)
@@ -73,7 +75,7 @@ def test_logits_far_beyond_the_caps_range_stay_finite():
 
 def test_a_batch_without_targets_has_loss_zero_and_no_gradient():
     hidden, weight, labels = problem()
-    loss = summed_cross_entropy(hidden, weight, labels.fill_(-100))
+    loss, _ = summed_cross_entropy(hidden, weight, labels.fill_(-100))
     assert loss.item() == 0
     assert not any(g.any() for g in torch.autograd.grad(loss, [hidden, weight]))
     model = tiny("modern")

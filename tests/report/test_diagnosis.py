@@ -64,6 +64,11 @@ def gap(at_the_end, *, noise=0.001):
     return sound_run(**{"train/loss": train, "val/bpb": None, "val/loss": {100: 3.1, 200: 3.1, 300: 3.1, 400: 3.1 + at_the_end}})  # fmt: skip
 
 
+def overlapping(found):
+    overlap = {"documents": 2000, "found": found, "place": "b.jsonl:2", "whole": True}
+    return with_manifest(sound_run(), inputs={"overlap": overlap})
+
+
 def repeated(val, *, parameters=None, passes=5):
     """Passes over the same text, the later ones of which take the training loss down to 2.03."""
     data = sound_run(
@@ -274,6 +279,11 @@ CASES = {
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.84, N: 2.84}}), "note"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.86, N: 2.86}}), "healthy"),
         (sound_run(**{"train/loss": [3.0] * N, "val/loss": {300: 2.9, N: 2.69}}), "healthy"),  # one evaluation
+        (overlapping(0), "healthy"),
+        (overlapping(1), "note"),
+        (overlapping(19), "note"),
+        (overlapping(20), "trouble"),
+        (made_run({}, manifest={"inputs": {"overlap": {"documents": 40, "found": 7, "place": "b.jsonl:2"}}}), "trouble"),
         (repeated(2.06), "note"),
         (repeated(2.06, parameters=1_000_000), "trouble"),
         (repeated(2.08, parameters=1_000_000), "healthy"),

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from pipeline.artifacts.atomic import write_json, write_text
+from pipeline.artifacts.columns import read_columns
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.report import run_data
+from pipeline.report.__main__ import main
 from pipeline.report.curves import panels_of, thin
 from pipeline.report.page import PAGE_BYTES, html_of
 from pipeline.report.run_data import read_run
@@ -24,7 +27,14 @@ HOSTILE = '<script>alert(1)</script> </table> ![x](http://a.example/x.png) [y](j
 
 
 def page_of(folder):
-    return write_report(RunDirectory(folder)).read_text(encoding="utf-8")
+    return write_report(read_run(str(folder))).read_text(encoding="utf-8")
+
+
+def test_the_command_reads_the_rows_of_a_run_once(tmp_path, monkeypatch):
+    folder, read = write_run(tmp_path / "once"), []
+    monkeypatch.setattr(run_data, "read_columns", lambda path: read.append(path) or read_columns(path))
+    assert main([str(folder)]) == 0
+    assert read == [folder / "metrics.jsonl"]
 
 
 def add_row(folder, step, **numbers):

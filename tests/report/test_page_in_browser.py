@@ -7,6 +7,7 @@ import pytest
 from pipeline.artifacts.atomic import write_text
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
 from tests.report.browser import CHROMIUM, opened
 from tests.report.test_report import write_run
@@ -48,7 +49,7 @@ def page(tmp_path_factory):
     append_row(
         run.samples, {"step": 41, "attempt": 2, "prompt": "x" * 300, "text": "<script>document.title='no'</script>"}
     )
-    return write_report(run)
+    return write_report(read_run(str(folder)))
 
 
 @pytest.mark.parametrize("width", [1280, 360])

@@ -1,5 +1,6 @@
 """The parts of a logged row that a run of one process cannot show."""
 
+import math
 import os
 import types
 
@@ -8,6 +9,7 @@ import torch
 import torch.multiprocessing
 from torch.distributed import init_process_group
 
+from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.consumed import Consumed
 from pipeline.recipe.schema import Hub, Monitor
@@ -35,16 +37,21 @@ def rank_main(rank, folder):
     cuda.hold([20, 10][rank])
     cuda.retries, cuda.ooms = [1, 2][rank], rank
     row.memory.cuda, row.memory.device = cuda, torch.device("cuda")
+    for _ in range(2 * rank):
+        note_retry()
     trainer = types.SimpleNamespace(
         args=types.SimpleNamespace(device=torch.device("cpu")),
         own_time=types.SimpleNamespace(read=lambda: [0.2, 0.5][rank]),
+        recipe=types.SimpleNamespace(stage="pretrain"),
+        text=types.SimpleNamespace(read=lambda: {"nats": [math.log(2), 3 * math.log(2)][rank], "bytes": [3, 1][rank]}),
     )
     told = row._of_all_ranks(trainer, {"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
     assert told["data/wait_s"] == 0.04
     assert told["data/wait_frac"] == pytest.approx(0.4)
     assert (told["mem/allocated_gib"], told["mem/peak_allocated_gib"]) == (20, 40)
-    assert (told["mem/alloc_retries"], told["mem/ooms"]) == (3, 1)
+    assert (told["mem/alloc_retries"], told["mem/ooms"], told["data/retries"]) == (3, 1, 2)
     assert (told["perf/slowest_rank_id"], told["perf/slowest_rank"]) == (1, pytest.approx(2.5))
+    assert told["train/bpb"] == pytest.approx(1.0)  # of the sums, not the mean of 1/3 and 3
     assert row.state_dict()["peak_bytes"] == 40 * GIB  # also on the rank that writes the checkpoint
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 
