@@ -4,9 +4,12 @@ import ast
 import json
 import os
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.faults.warm_runs import WarmRuns
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -72,3 +75,34 @@ def chat_files(tmp_path_factory) -> list[Path]:
                 file.write(json.dumps({"messages": messages}) + "\n")
         files.append(path)
     return files
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory) -> Iterator[WarmRuns]:
+    """The interpreter that whole runs are forked from: a start of the entry's own imports for ten seconds."""
+    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory) -> Path:
+    """A GPT-2 and a byte-level tokenizer, saved as a run's model/ is."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<|bos|>": 256, "<|end|>": 257}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
+    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    config = GPT2Config(
+        vocab_size=258, n_positions=64, n_layer=1, n_embd=32, n_head=2, bos_token_id=256, eos_token_id=257
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder

@@ -1,6 +1,7 @@
 """Real runs on tiny recipes over real text, started the way a user starts them."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,6 +69,12 @@ def check_manifest(directory: Path) -> None:
     """Whatever a run came to, its manifest is as documented."""
     manifest = RunDirectory(directory).read_manifest()
     assert not unknown_keys(manifest), f"document in pipeline/artifacts/manifest.py: {unknown_keys(manifest)}"
+
+
+def _as_from_a_terminal() -> None:
+    """A test run in the background has SIGINT ignored, under nohup SIGHUP too, and its children would inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
@@ -167,7 +174,9 @@ class Runner:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
         command = self.command(recipe, *overrides, stage=stage, ranks=ranks, launcher=launcher)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(command, **pipes, env=environment, cwd=self.folder, start_new_session=True)
+        return subprocess.Popen(
+            command, **pipes, env=environment, cwd=self.folder, start_new_session=True, preexec_fn=_as_from_a_terminal
+        )
 
     def kill(
         self,

@@ -2,6 +2,7 @@
 
 hub_queue/<item>.json      one item: checkpoint-<step> or model, and why it was not published yet
 hub_queue/checkpoint-<n>/  the checkpoint's model, hard-linked: rotation may remove the checkpoint meanwhile
+hub_queue/state-<n>/       the whole checkpoint, hard-linked, where hub.strategy is checkpoint
 hub_queue/published.jsonl  what was published: item, repository, commit, files
 hub_queue/publisher.log    what the publisher said
 hub_queue/.lock            held by the process that publishes
@@ -12,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
@@ -44,10 +45,14 @@ class Item:
 
 
 class HubQueue:
-    """The items of one run, the newest last. One process publishes, the holder of the lock; the run itself only adds."""
+    """The items of one run, the newest last. One process publishes, the holder of the lock; the run itself only adds.
 
-    def __init__(self, run: RunDirectory):
+    strategy: hub.strategy, whether a newer item supersedes the older ones and whether it brings the state of the training.
+    """
+
+    def __init__(self, run: RunDirectory, *, strategy: str = "every_save"):
         self.run, self.path = run, run.path / "hub_queue"
+        self.all, self.with_state = strategy == "all_checkpoints", strategy == "checkpoint"
         self.published, self.log = self.path / "published.jsonl", self.path / "publisher.log"
 
     @contextmanager
@@ -67,6 +72,20 @@ class HubQueue:
     def folder(self, item: Item) -> Path:
         return self.run.model if item.name == MODEL else self.path / item.name
 
+    def state(self, item: Item) -> Path | None:
+        """The whole checkpoint that the item brings along; of the finished model the newest one."""
+        if not self.with_state:
+            return None
+        if item.name == MODEL:
+            return self.run.whole_checkpoint()
+        folder = self.path / f"state-{item.step}"
+        return folder if folder.exists() else None
+
+    def next(self) -> Item | None:
+        """The item to publish now: the newest, or of all the oldest."""
+        items = self.items()
+        return items[0 if self.all else -1] if items else None
+
     def items(self) -> list[Item]:
         """Oldest first. One that cannot be read, or whose model is gone, is no item."""
         found = []
@@ -83,9 +102,9 @@ class HubQueue:
         if not queued and (again or self._is_new(item, repo_id)):
             self._add(item)
 
-    def add_newest_checkpoint(self, repo_id: str) -> None:
-        """Queue the newest checkpoint's model, unless it was queued or published; older queued ones are superseded."""
-        for folder in by_step(self.run.checkpoints)[-1:]:
+    def add_checkpoints(self, repo_id: str) -> None:
+        """Queue the newest checkpoint, which supersedes the older queued ones, or every one; not what was queued or published."""
+        for folder in by_step(self.run.checkpoints)[0 if self.all else -1 :]:
             with suppress(FileNotFoundError):  # rotated away between two looks: the next look finds a newer one
                 manifest = read_json(folder / SEAL)
                 files = {name: facts for name, facts in manifest["files"].items() if not _is_training_state(name)}
@@ -93,7 +112,8 @@ class HubQueue:
                 if self._is_new(item, repo_id):
                     self._link(folder, item, manifest["run"], files)
                     self._add(item)
-                    self._remove(other for other in self.items() if _order(other) < _order(item))
+                    if not self.all:
+                        self._remove(other for other in self.items() if _order(other) < _order(item))
 
     def _save(self, item: Item) -> None:
         write_json(self.path / f"{item.name}.json", asdict(item))
@@ -105,10 +125,14 @@ class HubQueue:
                 self._save(replace(queued, **changes))
 
     def done(self, item: Item, **facts: Any) -> None:
-        """Write down that an item was published, and let go of it and of what is older."""
+        """Write down that an item was published, and let go of it and of what it supersedes."""
         row = {"item": item.name, "step": item.step, "content": item.content, "time": time.time()}
         append_row(self.published, row | facts)
-        self._remove(other for other in self.items() if _order(other) <= _order(item))
+        self._remove(
+            other
+            for other in self.items()
+            if other.name == item.name or (not self.all and _order(other) < _order(item))
+        )
 
     def drop_after(self, step: int) -> None:
         """Forget what lies beyond the step where the run goes on: it would be published, and keep newer work out."""
@@ -137,21 +161,25 @@ class HubQueue:
         return same not in {(queued.name, queued.content) for queued in self.items()} | set(published)
 
     def _link(self, checkpoint: Path, item: Item, run: str, files: dict[str, dict[str, Any]]) -> None:
-        target = self.folder(item)
-        if target.exists():  # of another content, or never finished
-            remove_folder(target)
-        with new_folder(target) as folder:
-            for name in files:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                _link_or_copy(checkpoint / name, folder / name)
+        folder, state = self.folder(item), self.path / f"state-{item.step}"
+        for old in (folder, state):  # of another content, or never finished
+            if old.exists():
+                remove_folder(old)
+        with new_folder(folder) as linked:
+            _link_files(checkpoint, linked, files)
             # The hashes that the checkpoint was written with: what has rotted since is found before it is published.
-            seal(folder, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
+            seal(linked, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
+        if self.with_state:
+            with new_folder(state) as linked:
+                _link_files(checkpoint, linked, [*read_json(checkpoint / SEAL)["files"], SEAL])
 
     def _remove(self, items: Iterator[Item]) -> None:
         for item in list(items):
             (self.path / f"{item.name}.json").unlink(missing_ok=True)
-            if item.name != MODEL and self.folder(item).exists():
-                remove_folder(self.folder(item))
+            if item.name != MODEL:
+                for folder in (self.folder(item), self.path / f"state-{item.step}"):
+                    if folder.exists():
+                        remove_folder(folder)
 
 
 def _order(item: Item) -> tuple[bool, int]:
@@ -167,10 +195,12 @@ def _content(files: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
+def _link_files(source: Path, target: Path, names: Iterable[str]) -> None:
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source / name, target / name)

@@ -75,7 +75,7 @@ KEYS = (
     Key("inputs.batch_tokens", "integer?", "row positions", INPUTS, "preflight/inputs.py", "of an optimizer step over all processes"),
     Key("inputs.max_steps", "integer", "optimizer steps", INPUTS, "preflight/inputs.py", "of the whole run"),
     Key("inputs.start_from", "object?", "", INPUTS, "preflight/inputs.py", "model.start_from, resolved"),
-    Key("inputs.start_from.<file>", "text", "sha256", INPUTS, "preflight/inputs.py", "of each file of weights; `from`: the folder"),
+    Key("inputs.start_from.<file>", "text", "sha256", INPUTS, "preflight/inputs.py", "of each file of weights; `from`: the folder, or a Hub id, and then its `commit` instead"),
     Key("shares", "object", "", "before step 1 and the end", f"preflight/inputs.py, {CLOSING}", "each source's part of the rows"),
     Key("shares.<source>", "object", "", "before step 1 and the end", f"preflight/inputs.py, {CLOSING}", "key, rows, tokens, share, targets_per_row, epochs, lost"),
     Key("shares.<source>.<fact>", "any", "", "before step 1 and the end", f"preflight/inputs.py, {CLOSING}", "as data/rows.py counts it"),
@@ -134,7 +134,7 @@ KEYS = (
     Key("hub.commit", "text?", "", "each publication", "hub/", "commit"),
     Key("hub.time", "number", "seconds since 1970", "each publication", "hub/", "when"),
     Key("finished", "number", "seconds since 1970", END, "training/finish.py", "written last: the run is done and its results stay"),
-    Key("pulled_from", "object", "", "python -m pipeline.hub pull", "hub/pull.py", "where the run was restored from"),
+    Key("pulled_from", "object", "", "python -m pipeline.hub pull, a start that took its checkpoint from the Hub", "hub/", "where the run was restored from"),
     Key("pulled_from.id", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "repository"),
     Key("pulled_from.commit", "text", "", "python -m pipeline.hub pull", "hub/pull.py", "commit"),
 )

@@ -19,6 +19,9 @@ def main(argv: list[str]) -> int:
     push_arguments.add_argument(
         "--public", action="store_true", help="create the repository as public; default the recipe's hub.private"
     )
+    push_arguments.add_argument(
+        "--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training"
+    )
     pull_arguments = commands.add_parser("pull", help="download a pushed run into runs/<its name>")
     pull_arguments.add_argument("id", metavar="ID", help="NAMESPACE/NAME of the repository")
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
@@ -27,12 +30,12 @@ def main(argv: list[str]) -> int:
     space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
     space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
     export_arguments = commands.add_parser(
-        "export", help="write the model for llama.cpp, or in shards and another type"
+        "export", help="write the model for llama.cpp, for onnxruntime, or in shards and another type"
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
-    export_arguments.add_argument("--to", choices=("gguf", "safetensors"), required=True)
+    export_arguments.add_argument("--to", choices=("gguf", "onnx", "safetensors"), required=True)
     export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
-    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0")
+    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0; onnx is f32")
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
     beside_arguments.add_argument("run", metavar="RUN")
@@ -45,10 +48,9 @@ def main(argv: list[str]) -> int:
         publish_beside(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
     if arguments.command == "pull":
-        from pipeline.hub.pull import pull
+        from pipeline.hub.pull import pull, what_it_can
 
-        run = pull(arguments.id, runs=arguments.runs, revision=arguments.revision)
-        print(f"{run.path}: restored. Talk to it: python -m pipeline.chat {run.path}")
+        print(what_it_can(pull(arguments.id, runs=arguments.runs, revision=arguments.revision)))
         return 0
     if arguments.command == "space":
         return _write_space(arguments)
@@ -63,7 +65,12 @@ def main(argv: list[str]) -> int:
     from pipeline.hub.push import push
     from pipeline.report.run_data import read_run
 
-    push(read_run(arguments.run).run, repo_id=arguments.id, private=False if arguments.public else None)
+    push(
+        read_run(arguments.run).run,
+        repo_id=arguments.id,
+        private=False if arguments.public else None,
+        with_state=arguments.with_state,
+    )
     return 0
 
 

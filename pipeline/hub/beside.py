@@ -21,7 +21,7 @@ class Publishing:
     """
 
     def __init__(self, recipe: Recipe, run: RunDirectory, *, start_step: int):
-        self.hub, self.run, self.queue = recipe.hub, run, HubQueue(run)
+        self.hub, self.run, self.queue = recipe.hub, run, HubQueue(run, strategy=recipe.hub.strategy)
         self.active = recipe.hub.id is not None and int(os.environ.get("RANK", 0)) == 0
         self.process: subprocess.Popen[bytes] | None = None
         if self.active:

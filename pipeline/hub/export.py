@@ -1,4 +1,4 @@
-"""A model as other programs read it: GGUF for llama.cpp, or safetensors in shards and in another type."""
+"""A model as other programs read it: GGUF for llama.cpp, ONNX for onnxruntime, safetensors in shards and in another type."""
 
 import os
 from pathlib import Path
@@ -8,15 +8,15 @@ from pipeline.artifacts.errors import CannotWriteError, RecipeError
 from pipeline.evals.subject import Subject, find_subject
 
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-DTYPES = {"gguf": (*TORCH_DTYPES, "q8_0"), "safetensors": tuple(TORCH_DTYPES)}
+DTYPES = {"gguf": (*TORCH_DTYPES, "q8_0"), "onnx": ("f32",), "safetensors": tuple(TORCH_DTYPES)}
 
 
 def export(name: str, *, to: str, output: str | None = None, dtype: str | None = None, max_shard_size: str) -> Path:
     """Write the model that `name` means (run, checkpoint, folder) whole or not at all; returns what was written.
 
-    to: gguf, one file; safetensors, a folder that from_pretrained loads, its weights in files of at most max_shard_size.
-    dtype: of the weights, one of DTYPES[to]; default f16 for gguf, as they are for safetensors. output: default beside
-    the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
+    to: gguf, one file; onnx, a folder with model.onnx; safetensors, a folder that from_pretrained loads, its weights in
+    files of at most max_shard_size. dtype: of the weights, one of DTYPES[to]; default f16 for gguf, as they are for
+    safetensors. output: default beside the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
     when the output exists, InputMissingError when there is no such model or package.
     """
     subject = find_subject(name)
@@ -33,7 +33,7 @@ def export(name: str, *, to: str, output: str | None = None, dtype: str | None =
     if to == "gguf":
         _gguf(Path(subject.path), target, name=_name(subject), dtype=dtype or "f16")
     else:
-        _safetensors(subject.path, target, dtype=dtype, max_shard_size=max_shard_size)
+        _folder(Path(subject.path), target, to=to, dtype=dtype, max_shard_size=max_shard_size)
     return target
 
 
@@ -59,15 +59,18 @@ def _gguf(model: Path, target: Path, *, name: str, dtype: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _safetensors(model: str, target: Path, *, dtype: str | None, max_shard_size: str) -> None:
+def _folder(model: Path, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:
     import torch
     from transformers import AutoTokenizer
 
+    from pipeline.hub.onnx_folder import write_onnx
     from pipeline.model.build import load_model
     from pipeline.model.export import save_model
 
-    loaded = load_model(model)
     with new_folder(target) as folder:
-        torch_dtype = getattr(torch, TORCH_DTYPES[dtype]) if dtype else None
-        save_model(loaded, folder, dtype=torch_dtype, max_shard_size=max_shard_size)
+        if to == "onnx":
+            write_onnx(model, folder)
+        else:
+            torch_dtype = getattr(torch, TORCH_DTYPES[dtype]) if dtype else None
+            save_model(load_model(model), folder, dtype=torch_dtype, max_shard_size=max_shard_size)
         AutoTokenizer.from_pretrained(model).save_pretrained(folder)

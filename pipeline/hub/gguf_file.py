@@ -77,7 +77,8 @@ def why_not_computed(config: dict[str, Any]) -> list[str]:
 def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
     """Why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
     model = tokenizer["model"]
-    if model["type"] != "BPE" or model.get("byte_fallback") or tokenizer.get("normalizer"):
+    other = model.get("byte_fallback") or model.get("ignore_merges") or tokenizer.get("normalizer")
+    if model["type"] != "BPE" or other:
         return ["the tokenizer is no plain byte-level BPE"]
     if split_pattern(tokenizer.get("pre_tokenizer")) != GPT2_PATTERN:
         return ["the tokenizer cuts text by another pattern than GPT-2's, the only one of ours that llama.cpp has"]
@@ -113,6 +114,7 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     for add, token in (
         (writer.add_bos_token_id, loaded.bos_token_id),
         (writer.add_eos_token_id, loaded.eos_token_id),
+        (writer.add_eom_token_id, loaded.bos_token_id),  # ends a text as well: another one begins
         (writer.add_pad_token_id, loaded.pad_token_id),
     ):
         if token is not None:

@@ -1,4 +1,4 @@
-"""The process that publishes beside a run: what the queue holds, the newest first, for as long as the run lives."""
+"""The process that publishes beside a run: what the queue holds, for as long as the run lives."""
 
 import os
 import threading
@@ -27,25 +27,27 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
     if hasattr(os, "nice"):
         os.nice(19)  # training comes first
     bound_waits()
-    queue = HubQueue(run)
+    hub = read_run(str(run.path)).recipe["hub"]
+    queue = HubQueue(run, strategy=hub["strategy"])
     # The publisher of a start that was killed may still be leaving.
     with queue.hold(wait_s=60.0) as held:
         if not held:
             print(f"{queue.path}: another process publishes", flush=True)
             return
-        hub = read_run(str(run.path)).recipe["hub"]
-        pause, next_round, next_look = FIRST_PAUSE_S, 0.0, 0.0
+        pause, next_round, next_look, at_end = FIRST_PAUSE_S, 0.0, 0.0, False
         while True:
-            if hub["strategy"] == "every_save" and time.monotonic() >= next_look and not _look(queue, hub["id"]):
+            at_end = at_end or any(item.name == MODEL for item in queue.items())  # then the look misses no checkpoint
+            if hub["strategy"] != "end" and time.monotonic() >= next_look and not _look(queue, hub["id"]):
                 next_look = time.monotonic() + FIRST_PAUSE_S
-            for item in queue.items()[-1:]:
-                at_end = item.name == MODEL
-                if at_end and item.not_before > time.time() + hub["wait_at_end_s"]:
-                    return  # the Hub asked for more time than the run's end has
-                if time.time() < item.not_before or (time.monotonic() < next_round and not at_end):
-                    continue
+            item = queue.next()
+            if at_end and (item is None or item.not_before > time.time() + hub["wait_at_end_s"]):
+                return  # nothing is left, or the Hub asked for more time than the run's end has
+            due = at_end or (item and item.name != MODEL and time.monotonic() >= next_round)
+            if item and due and item.not_before <= time.time():
                 published = _try(queue, item, run=run, repo_id=hub["id"])
-                if at_end and (published or all(left.not_before <= time.time() for left in queue.items()[-1:])):
+                if published and item.name == MODEL:
+                    return
+                if at_end and not published and all(left.not_before <= time.time() for left in queue.items()[-1:]):
                     return
                 pause = FIRST_PAUSE_S if published else min(pause * 2, LONGEST_PAUSE_S)
                 next_round = 0.0 if published else time.monotonic() + pause
@@ -53,12 +55,12 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
 
 
 def _look(queue: HubQueue, repo_id: str) -> bool:
-    """Whether the newest checkpoint could be queued; one that could not must not end the publishing of what comes later."""
+    """Whether what was saved could be queued; one that could not must not end the publishing of what comes later."""
     try:
-        queue.add_newest_checkpoint(repo_id)
+        queue.add_checkpoints(repo_id)
         return True
     except Exception as error:  # the disk is full, a seal is damaged
-        print(f"the newest checkpoint was not queued: {type(error).__name__}: {error}", flush=True)
+        print(f"a checkpoint was not queued: {type(error).__name__}: {error}", flush=True)
         return False
 
 

@@ -1,47 +1,76 @@
-"""Restore a published run: its model, recipe and manifest in a run directory, whole or not at all."""
+"""Restore a published run: what was pushed of it in a run directory, verified, whole or not at all."""
 
 import re
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json
 from pipeline.artifacts.checkpoints import SEAL, problems
 from pipeline.artifacts.errors import CannotWriteError, DataError, ServiceError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.client import bound_waits
+from pipeline.hub.contents import STATE, records
 from pipeline.hub.retries import retried
 
 
 def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> RunDirectory:
-    """Download a repository into runs/<name of the run>, with its model, verified, under model/.
+    """Download a repository into runs/<name of the run>: its model under model/ and, where it was pushed, its newest
+    checkpoint, from which the run goes on; both verified.
 
     Raises CannotWriteError when a run of that name exists, DataError when the repository is no pushed run or its files are
     not those that were sealed, ServiceError when the Hub refuses or stays away.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi
 
     bound_waits()
     commit = retried(lambda: HfApi().model_info(repo_id, revision=revision), what=f"reading {repo_id}").sha
-    with tempfile.TemporaryDirectory(prefix="tandem-pull-") as folder:
-        snapshot = Path(folder)
-        retried(lambda: snapshot_download(repo_id, revision=commit, local_dir=snapshot), what=f"downloading {repo_id}")
-        target = Path(runs) / _run_name(snapshot, repo_id)
+    with beside(Path(runs)) as snapshot:
+        download(repo_id, commit, snapshot)
+        target = Path(runs) / run_name(snapshot, repo_id, needs=("config.json", SEAL))
         if target.exists():
             raise CannotWriteError(
                 f"{target}: the run exists, and pulling would mix two. Rename or remove it, or pull into another folder with --runs."
             )
         with new_folder(target) as restored:
-            _place(snapshot, RunDirectory(restored), repo_id)
+            run = RunDirectory(restored)
+            place_records(snapshot, run)
+            _place_model(snapshot, run, repo_id)
+            place_state(snapshot, run, repo_id)
         run = RunDirectory(target)
-    run.update_manifest(pulled_from={"id": repo_id, "commit": commit})
+    facts: dict[str, Any] = {"pulled_from": {"id": repo_id, "commit": commit}}
+    manifest = run.read_manifest()
+    if manifest.get("status") == "finished":  # the run itself notes the time when the push is over
+        facts["finished"] = manifest.get("finished", manifest.get("ended", time.time()))
+    run.update_manifest(**facts)
     return run
 
 
-def _run_name(snapshot: Path, repo_id: str) -> str:
-    missing = [
-        name for name in ("run_manifest.json", "recipe.yaml", "config.json", SEAL) if not (snapshot / name).exists()
-    ]
+@contextmanager
+def beside(runs: Path) -> Iterator[Path]:
+    """An empty folder on the disk that the run directories are on, removed afterwards: a checkpoint is renamed, not copied."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".tmp-pull-", dir=runs) as folder:
+        snapshot = Path(folder) / "snapshot"  # a level below where runs are looked for
+        snapshot.mkdir()
+        yield snapshot
+
+
+def download(repo_id: str, commit: str | None, folder: Path, *, only: list[str] | None = None) -> None:
+    """The files of a commit, or those that match, into the folder."""
+    from huggingface_hub import snapshot_download
+
+    get = lambda: snapshot_download(repo_id, revision=commit, local_dir=folder, allow_patterns=only)  # noqa: E731
+    retried(get, what=f"downloading {repo_id}")
+
+
+def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> str:
+    """Of the run that was pushed; DataError when it was none of ours, or cannot be a folder's name here."""
+    missing = [name for name in ("run_manifest.json", "recipe.yaml", *needs) if not (snapshot / name).exists()]
     if missing:
         raise DataError(
             f"{repo_id}: {', '.join(missing)} missing, so it is no run that was pushed with this program. "
@@ -56,17 +85,16 @@ def _run_name(snapshot: Path, repo_id: str) -> str:
     return name
 
 
-def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
-    """Move the files to where a run keeps them; what the seal does not name stays behind."""
-    for name, target in (
-        ("recipe.yaml", run.recipe),
-        ("run_manifest.json", run.manifest),
-        *((name, run.report / name) for name in ("report.md", "report.html", "curves.png")),
-        ("evals.json", run.evals),
-    ):
-        if (snapshot / name).exists():
+def place_records(snapshot: Path, run: RunDirectory) -> None:
+    """Move what the run wrote beside its model to where a run keeps it."""
+    for target in records(run):
+        if (snapshot / target.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(snapshot / name, target)
+            shutil.move(snapshot / target.name, target)
+
+
+def _place_model(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
+    """What the seal does not name stays behind: the card, and what others put there."""
     run.model.mkdir()
     for name in [*read_json(snapshot / SEAL)["files"], SEAL]:
         source, target = snapshot / name, run.model / name
@@ -75,7 +103,43 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
         if source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(source, target)
-    if found := problems(run.model):
+    _refuse_damaged(run.model, repo_id)
+
+
+def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
+    """Move the checkpoint that was pushed to the run's checkpoints; None when none was."""
+    state = snapshot / STATE
+    if not (state / SEAL).exists():
+        return None
+    _refuse_damaged(state, repo_id)
+    target = run.checkpoint(int(read_json(state / SEAL)["step"]))
+    with new_folder(target) as folder:
+        for path in state.iterdir():
+            shutil.move(path, folder / path.name)
+    return target
+
+
+def _refuse_damaged(folder: Path, repo_id: str) -> None:
+    if found := problems(folder):
         raise ServiceError(
             f"{repo_id}: the files are not those that were sealed ({'; '.join(found)}). Pull again; if it stays so, the upload was damaged."
         )
+
+
+def what_it_can(run: RunDirectory) -> str:
+    """What a pulled run is good for, and what is missing."""
+    path = run.path
+    lines = [f"{path}: restored. Talk to it: python -m pipeline.chat {path}"]
+    checkpoint = run.whole_checkpoint()
+    manifest: dict[str, Any] = run.read_manifest()
+    if checkpoint is None:
+        lines.append(
+            "It has no checkpoint to go on training from: none was pushed (hub.strategy: checkpoint, or hub push --with-state). "
+            "It can be evaluated, exported, and start another run (model.start_from)."
+        )
+    elif "finished" not in manifest:
+        entry = f"pipeline/{'sft' if manifest.get('stage') == 'sft' else 'pretrain'}.py"
+        lines.append(
+            f"Go on from {checkpoint.name}: accelerate launch {entry} {run.recipe} run.directory={path.parent}"
+        )
+    return "\n".join(lines)

@@ -142,5 +142,18 @@ class TandemConfig(GPT2Config):
             types[0] = "hybrid" if types[0] == "full_attention" else "hybrid_sliding"
         return types
 
+    @property
+    def why_not_in_vllm(self) -> list[str]:
+        """What vLLM, handing over one new token at a time and keeping attention's state only, would compute wrongly."""
+        rows = self.padded_vocab_size
+        checks = [
+            (self.smear, "smear reads the token before each one, which vLLM does not keep"),
+            (
+                rows != self.vocab_size,
+                f"its embedding is padded to {rows} rows for {self.vocab_size} tokens, and vLLM loads a row a token",
+            ),
+        ]
+        return [problem for wrong, problem in checks if wrong]
+
     def has_value_embedding(self, layer: int) -> bool:
         return self.value_embeddings and layer % 2 == (self.n_layer - 1) % 2

@@ -54,6 +54,10 @@ def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             for file in CODE_FILES:
                 shutil.copyfile(file, folder / file.name)
     config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
+    if config.model_type == "gpt2":
+        config.n_ctx = (
+            config.n_positions
+        )  # OpenAI's name of it: transformers dropped it, llama.cpp's converter reads it
     with torch.device("meta"):
         form = model_class(config)
     if model.generation_config is not None:

@@ -130,7 +130,8 @@ class TandemAttention(nn.Module):
             dropout=self.config.attn_pdrop if self.training else 0.0,
             **kwargs,
         )
-        return self.resid_dropout(self.c_proj(output.flatten(-2))), weights
+        # An engine with attention of its own may give (T, H * K), as vLLM does.
+        return self.resid_dropout(self.c_proj(output.reshape(*x_BTD.shape[:-1], -1))), weights
 
     def attend(self, query, key, value, attention_mask, **kwargs):
         """The attention function that the config names on (B, H, T, K): (B, T, H, K), and weights or None."""

@@ -63,6 +63,8 @@ class TandemModel(TandemPreTrainedModel):
 
     def __init__(self, config: TandemConfig):
         super().__init__(config)
+        if config._attn_implementation == "vllm" and (reasons := config.why_not_in_vllm):
+            raise ValueError(f"vLLM cannot run this model: {'; '.join(reasons)}")
         self.wte = with_role(nn.Embedding(config.padded_vocab_size, config.n_embd), "embedding")
         if config.position_embedding == "learned":
             self.wpe = with_role(nn.Embedding(config.n_positions, config.n_embd), "position")

@@ -10,6 +10,8 @@ from .configuration_tandem import TandemConfig
 # Fields of TandemConfig that GPT2Config lacks and that do not change what the weights compute.
 FREE = {"initialization", "vocab_multiple", "rope_theta", "qk_norm_scale", "sliding_window", "n_kv_head"}
 EXTRAS = set(TandemConfig.__dataclass_fields__) - set(GPT2Config.__dataclass_fields__)
+# What GPT-2 declares itself: the rest are every config's, which would stand in config.json as if somebody had set them.
+GPT2_FIELDS = tuple(GPT2Config.__annotations__)
 # Special tokens and what else both sides call alike.
 SHARED = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings", "initializer_range")
 NANOCHAT_NAMES = {
@@ -54,7 +56,7 @@ def native_config(config: TandemConfig) -> GPT2Config | NanoChatConfig | None:
     if config.padded_vocab_size != config.vocab_size or any(config.windows):
         return None
     if _is_gpt2(config):
-        return GPT2Config(**{name: getattr(config, name) for name in GPT2Config.__dataclass_fields__ if _own(name)})
+        return GPT2Config(**{name: getattr(config, name) for name in GPT2_FIELDS})
     if all(getattr(config, name) == value for name, value in NANOCHAT_OPTIONS.items()):
         fields: dict[str, Any] = {theirs: getattr(config, ours) for theirs, ours in NANOCHAT_NAMES.items()}
         inner = config.n_inner if config.n_inner is not None else 4 * config.n_embd
@@ -73,7 +75,7 @@ def tandem_config(config) -> TandemConfig | None:
     if config.model_type == "gpt2":
         if config.add_cross_attention or config.reorder_and_upcast_attn:
             return None
-        return TandemConfig(**{name: getattr(config, name) for name in GPT2Config.__dataclass_fields__ if _own(name)})
+        return TandemConfig(**{name: getattr(config, name) for name in GPT2_FIELDS})
     rope = config.rope_parameters or {}
     if rope.get("rope_type", "default") != "default" or config.attention_bias:
         return None
@@ -93,7 +95,3 @@ def to_native_name(name: str, model_type: str) -> str:
 def _is_gpt2(config) -> bool:
     defaults = {name: TandemConfig.__dataclass_fields__[name].default for name in EXTRAS - FREE}
     return config.n_kv_head == config.n_head and all(getattr(config, name) == value for name, value in defaults.items())
-
-
-def _own(name: str) -> bool:
-    return not name.startswith("_") and name not in ("model_type", "architectures", "dtype", "transformers_version")

@@ -28,6 +28,7 @@ def record_inputs(
     """
 
     def record() -> None:
+        begun = run.directory.read_manifest().get("inputs", {}) if run.step else {}
         now = {
             "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
             "sources": [source.describe() for source in sources[0]],
@@ -35,7 +36,7 @@ def record_inputs(
             "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
             "batch_tokens": recipe.data.batch_tokens,
             "max_steps": recipe.train["max_steps"],
-            "start_from": _weights(recipe),
+            "start_from": _weights(recipe, begun.get("start_from")),
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
@@ -92,11 +93,21 @@ def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list
     return lines or [f"{where}: the files' order or how their rows are read"]
 
 
-def _weights(recipe: Recipe) -> dict[str, str] | None:
-    """The files by hash, read once: a later start knows them by size and time of change."""
+def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
+    """Files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id the commit,
+    which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
     start_from = recipe.model.start_from
     if start_from is None:
         return None
+    if not Path(start_from).is_dir():
+        return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
     facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
     return {"from": start_from} | {path.name: facts.of(path).sha256 for path in files}
+
+
+def _commit(repo_id: str) -> dict[str, str]:
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    found = extract_commit_hash(cached_file(repo_id, "config.json"), None)
+    return {"commit": found} if found else {}

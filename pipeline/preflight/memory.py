@@ -114,9 +114,14 @@ def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
 
 
 def queued_bytes(recipe: Recipe, sizes: Sizes) -> int:
-    """A checkpoint's model that waits for the Hub while its checkpoint is rotated away."""
-    waits = recipe.hub.id is not None and recipe.hub.strategy == "every_save"
-    return weight_bytes(recipe, sizes) if waits else 0
+    """What waits for the Hub while its checkpoint is rotated away: one model, with its state where that is published.
+
+    all_checkpoints keeps as many as the Hub stays away for, which nobody knows.
+    """
+    if recipe.hub.id is None or recipe.hub.strategy == "end":
+        return 0
+    whole = checkpoint_bytes(recipe, sizes) if recipe.hub.strategy == "checkpoint" else None
+    return weight_bytes(recipe, sizes) if whole is None else whole
 
 
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:

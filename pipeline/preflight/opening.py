@@ -20,6 +20,7 @@ from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redacted
+from pipeline.hub.resume import restore_from_hub
 from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
@@ -73,6 +74,7 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    restore_from_hub(recipe, directory)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:

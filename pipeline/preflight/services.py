@@ -38,7 +38,10 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     where = recipe.where("hub.id")
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return [], [f"{where}: HF_HUB_OFFLINE is set, so write access to {recipe.hub.id} was not checked."]
-    outcome = _within(PATIENCE_S, lambda: _refusal(recipe.hub.id or "", private=recipe.hub.private))
+    outcome = _within(
+        PATIENCE_S,
+        lambda: _refusal(recipe.hub.id or "", private=recipe.hub.private) or _unknown_license(recipe.hub.license),
+    )
     if isinstance(outcome, BaseException):
         reason = " ".join(str(outcome).split())[:160] or type(outcome).__name__
         return [], [f"{where}: the Hub did not say whether {recipe.hub.id} may be written ({reason})."]
@@ -80,6 +83,19 @@ def _refusal(repo_id: str, *, private: bool) -> str | None:
         return f"the Hub refuses to let this token write to {repo_id} (status {status}). {LOGIN}"
     if private and public:
         return f"{full} exists and is public, and hub.private is true. Make it private on the Hub, name another one, or write hub.private: false."
+    return None
+
+
+def _unknown_license(license: str | None) -> str | None:
+    """The Hub refuses a whole upload whose card names a license that it does not know; which it knows, it alone can say."""
+    from huggingface_hub import ModelCard
+
+    if license is None:
+        return None
+    try:
+        ModelCard(f'---\nlicense: "{license}"\n---\n').validate()
+    except ValueError:
+        return f"the Hub knows no license {license!r} (hub.license), and would take no model under it. Write one of huggingface.co/docs/hub/repositories-licenses, or leave it out."
     return None
 
 

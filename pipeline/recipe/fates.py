@@ -163,7 +163,7 @@ FATES: dict[str, Fate] = {
     "hub_token": refused("a token never stands in a recipe; set HF_TOKEN or run `hf auth login`"),
     "hub_strategy": ours("hub.strategy"),
     "hub_always_push": ours("hub.strategy"),
-    "hub_revision": ours("hub.id (the main branch is published to)"),
+    "hub_revision": ours("hub.revision"),
     # Randomness and data
     "seed": passed(int, 42, "Of weights, data order and dropout.", minimum=0, must_match=True),
     "data_seed": ours("train.seed"),

@@ -8,6 +8,9 @@ from pipeline.recipe.schema import Recipe
 
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)
+BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
 ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -18,10 +21,7 @@ def check_forms(recipe: Recipe, problems: Problems) -> None:
     _importable(recipe, problems)
     _files(recipe, problems)
     _options(recipe, problems)
-    if recipe.hub.id is not None and not REPOSITORY.fullmatch(recipe.hub.id):
-        problems.add(
-            recipe.where("hub.id"), f"is {recipe.hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_."
-        )
+    _hub(recipe, problems)
 
 
 def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
@@ -91,6 +91,27 @@ def _files(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             recipe.where("data.validation"),
             "is an empty list: nothing could be scored. Name a source, or leave it out: the last file of each source is held out then.",
+        )
+
+
+def _hub(recipe: Recipe, problems: Problems) -> None:
+    """The Hub refuses a whole upload for what stands wrong in its card."""
+    hub = recipe.hub
+    if hub.id is not None and not REPOSITORY.fullmatch(hub.id):
+        problems.add(recipe.where("hub.id"), f"is {hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_.")
+    if hub.license is not None and not LICENSE.fullmatch(hub.license):
+        problems.add(
+            recipe.where("hub.license"),
+            f"is {hub.license!r}, and the Hub's ids are in lower case. Write one of huggingface.co/docs/hub/repositories-licenses, as apache-2.0.",
+        )
+    for code in hub.language:
+        if not LANGUAGE.fullmatch(code):
+            problems.add(recipe.where("hub.language"), f"holds {code!r}; it must be ISO 639 codes. Write [en, de].")
+    branch = (recipe.hub.revision or "main").replace("{run}", "run")
+    if not BRANCH.fullmatch(branch) or ".." in branch or branch.endswith(("/", ".", ".lock")):
+        problems.add(
+            recipe.where("hub.revision"),
+            f'is {recipe.hub.revision!r}, which cannot name a branch. Write letters, digits and ._-/, and "{{run}}" for the run\'s name.',
         )
 
 

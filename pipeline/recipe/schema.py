@@ -262,9 +262,12 @@ class Hub:
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
     id: str | None = key(None, "Repository to publish to; none: nothing is published.")
-    strategy: Literal["end", "every_save"] = key("end", "What is published: the finished model; or also each checkpoint's model (fp32, no optimizer state) while training goes on, the newest when several wait.")
+    strategy: Literal["end", "every_save", "all_checkpoints", "checkpoint"] = key("end", "What is published. end: the finished model. every_save: also each checkpoint's model (fp32) while training goes on, the newest when several wait. all_checkpoints: every one of them, as a commit with the tag step-<n>; while the Hub is away they wait on this disk. checkpoint: as every_save, and in last-checkpoint/ all that going on takes, so that the same command (run.resume: auto) goes on exactly on a machine that has no checkpoint of the run.")
+    revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
     wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0)
     private: bool = key(True, "Create the repository as private.")
+    license: str | None = key(None, "License of the published model as the Hub spells it, such as apache-2.0 (huggingface.co/docs/hub/repositories-licenses), for its card; none: the card says that none is stated.")
+    language: list[str] = key(list, "Languages of the text by ISO 639 code, such as [en], for the card's metadata.")
     dtype: Literal["float32", "bfloat16", "float16"] = key("float32", "Type of the weights in model/, the one published at the end.")
 
 

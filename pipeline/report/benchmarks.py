@@ -19,14 +19,15 @@ def benchmarks_text(data: RunData) -> str:
 def _series(series: list[Benchmark]) -> str:
     newest = series[-1]
     history = _history(series) if len(series) > 1 else ""
-    return "\n".join(part for part in (title(newest), scores_text(newest), history, _facts(newest)) if part)
+    title = f"### {suite_name(newest)}: {_of(newest)}\n"
+    return "\n".join(part for part in (title, scores_text(newest), history, _facts(newest)) if part)
 
 
-def title(benchmark: Benchmark) -> str:
-    """A heading. What is not CORE is not called so."""
+def suite_name(benchmark: Benchmark) -> str:
+    """What is not CORE is not called so."""
     whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
     names = {"core": "CORE" if whole else "core_partial", "chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}
-    return f"### {names[benchmark.suite]}: {_of(benchmark)}\n"
+    return names[benchmark.suite]
 
 
 def _of(benchmark: Benchmark) -> str:

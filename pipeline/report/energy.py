@@ -27,6 +27,13 @@ def energy_text(data: RunData) -> str:
     return "\n".join([filled_table(head, rows), table(["what", "value"], _facts(data, sampled))])
 
 
+def total_kwh(data: RunData) -> float | None:
+    """Of all GPUs, hosts and attempts; None where nobody sampled, or one of them told no energy."""
+    joules = [energy_of(gpu).best_j() for path in data.run.all_gpu_samples() for gpu in read_gpus(path)]
+    known = [value for value in joules if value is not None]
+    return kwh(sum(known)) if known and len(known) == len(joules) else None
+
+
 def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
     told = {name: [v for gpu in attempts for v in gpu.told(name)] for name in attempts[0].numbers}
     reasons = sum((gpu.reasons for gpu in attempts), Counter[str]())

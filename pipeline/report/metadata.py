@@ -25,6 +25,7 @@ TOLD_ELSEWHERE |= {
     "finished",
     *HARDWARE,
 }
+DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
 # Keys of the recipe that make a run what it is; all of them stand in the section on the recipe.
 HYPERPARAMETERS = re.compile(
     r"model\.(?!.*attn_implementation)|data\.(row_tokens|batch_tokens|packing)$"
@@ -47,18 +48,29 @@ def metadata_text(data: RunData) -> str:
     if start := (data.recipe.get("model") or {}).get("start_from"):
         rows.append(["weights started from", start])
     chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
-    inputs = manifest.get("inputs") or {}
-    texts = [
-        [source.get("name"), use, source.get("id"), source.get("revision"), str(source.get("fingerprint"))[:16]]
-        for use, key in (("training", "sources"), ("validation", "validation"))
-        for source in inputs.get(key) or []
-    ]
+    texts = data_rows(data)
     parts = [
         table(["what", "value"], [row for row in rows if row[1] is not None]),
         table(["hyperparameter", "value"], chosen) if chosen else "",
-        table(["data", "use", "Hub id", "revision", "fingerprint"], texts) if texts else "",
+        table(DATA_HEAD, texts) if texts else "",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def data_rows(data: RunData) -> list[list[Any]]:
+    """Each source of text by identity, under DATA_HEAD."""
+    inputs = data.manifest.get("inputs") or {}
+    return [
+        [
+            source.get("name"),
+            use,
+            source.get("id"),
+            source.get("revision"),
+            str(source.get("fingerprint") or "")[:16] or None,
+        ]
+        for use, key in (("training", "sources"), ("validation", "validation"))
+        for source in inputs.get(key) or []
+    ]
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,18 @@ class RunData:
         attempts = written.beside("attempt", rows, missing=0)
         spans = ((n, times[attempts == n]) for n in np.unique(attempts))
         return [(int(n), float(own.min()), float(own.max())) for n, own in spans]
+
+    def up_to(self, step: int) -> "RunData":
+        """The run as it was when it had made that step: what it measured later says nothing about its model then."""
+        rows = [row for row in self.rows if row.get("step", 0) <= step]
+        last = max((row["time"] for row in rows if "time" in row), default=0.0)
+        return replace(
+            self,
+            rows=rows,
+            all_rows=[row for row in self.all_rows if row.get("time", 0.0) <= last],
+            samples=[row for row in self.samples if row.get("step", 0) <= step],
+            evals=[entry for entry in self.evals if (entry.get("step") or 0) <= step],
+        )
 
     def status(self) -> str:
         """One sentence on how the run stands."""

@@ -5,6 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+# Control characters but tab and newline, and Unicode's marks of direction.
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table. None becomes a dash; no text inside a cell can break it."""
@@ -33,8 +36,17 @@ def cell(value: Any) -> str:
         .replace("\n", "<br>")
     )
     text = re.sub(r"[*`~]|(?<![A-Za-z0-9_])_", r"\\\g<0>", text)
-    # Control characters, which an untrained byte-level model writes, are shown by their code.
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\\\x{ord(match[0]):02x}", text)
+    return visible(text, backslash="\\\\")
+
+
+def visible(text: str, *, backslash: str = "\\") -> str:
+    """The text with characters that are not seen shown by their code.
+
+    An untrained byte-level model writes control characters, and marks of direction turn around what stands after them.
+    """
+    return HIDDEN.sub(
+        lambda match: backslash + (f"x{code:02x}" if (code := ord(match[0])) < 256 else f"u{code:04x}"), text
+    )
 
 
 def code(text: str, language: str = "") -> str:

@@ -3,13 +3,27 @@
 from typing import Any
 
 from pipeline.report.metadata import results_text
+from pipeline.report.outcome import wall_s
 from pipeline.report.run_data import RunData
 from pipeline.report.tables import number, table
 
 
 def worth_text(data: RunData) -> str:
     """Runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
-    running_s = sum(last - began for _, began, last in data.running)
+    rows = spent(data)
+    for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
+        if (value := data.last(name)) is not None:
+            rows.append([what, number(value)])
+    if data.tokens():
+        rows.append(["tokens (row positions)", number(data.tokens())])
+    facts = table(["what it took", "value"], rows) if rows else ""
+    reached = results_text(data)
+    return "\n".join(part for part in (facts, f"Final numbers:\n\n{reached}" if reached else "") if part)
+
+
+def spent(data: RunData) -> list[list[Any]]:
+    """(what, value) of time, device hours, cost and energy, as far as they are known."""
+    running_s = wall_s(data)
     rows: list[list[Any]] = []
     if running_s:
         rows.append(["time running, all attempts", _hours(running_s)])
@@ -20,18 +34,9 @@ def worth_text(data: RunData) -> str:
         rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
         if price := (data.recipe.get("run") or {}).get("gpu_hour_cost"):
             rows.append(["cost (device hours x run.gpu_hour_cost)", number(price * devices * running_s / 3600)])
-    for name, what in (
-        ("perf/energy_kwh", "energy, kWh"),
-        ("perf/goodput_pct", "goodput, %"),
-        ("perf/lost_steps", "steps lost"),
-    ):
-        if (value := data.last(name)) is not None:
-            rows.append([what, number(value)])
-    if data.tokens():
-        rows.append(["tokens (row positions)", number(data.tokens())])
-    facts = table(["what it took", "value"], rows) if rows else ""
-    reached = results_text(data)
-    return "\n".join(part for part in (facts, f"Final numbers:\n\n{reached}" if reached else "") if part)
+    if (energy := data.last("perf/energy_kwh")) is not None:
+        rows.append(["energy of the GPUs, kWh", number(energy)])
+    return rows
 
 
 def _hours(seconds: float) -> str:

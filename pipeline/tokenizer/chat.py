@@ -5,15 +5,18 @@ import re
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.specials import control_ids, control_strings, tool_marks
+from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 
 def built_in_template(controls: list[str]) -> str:
-    """The chat template, escaping these control strings: each tokenizer has its own list."""
-    template = TEMPLATE_FILE.read_text(encoding="utf-8")
-    line = "{%- set control_strings = " + json.dumps(controls, ensure_ascii=True) + " -%}"
+    """The chat template, escaping these control strings: each tokenizer has its own list.
+
+    Characters stand in it as themselves: llama.cpp's Jinja knows no \\u in a string and refuses the whole model.
+    """
+    template = TEMPLATE_FILE.read_text(encoding="utf-8").replace(r"\u2060", WORD_JOINER)
+    line = "{%- set control_strings = " + json.dumps(controls, ensure_ascii=False) + " -%}"
     return re.sub(r"(?m)^\{%- set control_strings = .*$", lambda _: line, template, count=1)
 
 

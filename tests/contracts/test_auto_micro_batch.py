@@ -55,9 +55,9 @@ def test_a_tried_micro_batch_fits_is_kept_by_later_starts_and_leaves_batch_and_r
     assert f"auto is {manifest['shape']['micro_batch']}: as this run began" in again.output
 
 
-def test_on_a_cpu_a_run_says_what_auto_is_and_trains(warm_runner):
+def test_on_a_cpu_a_run_says_what_auto_is_and_trains(runner):
     train = {"max_steps": 2, "per_device_train_batch_size": "auto", "logging_steps": 1}
-    done = warm_runner.train(warm_runner.recipe("planned", "modern", train=train))
+    done = runner.train(runner.recipe("planned", "modern", train=train))
     assert (
         "train.per_device_train_batch_size: auto is 8: the largest divisor of 8 that fits by arithmetic" in done.output
     )

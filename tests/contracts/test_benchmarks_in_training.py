@@ -51,8 +51,8 @@ class Signalled(TrainerCallback):
 
 
 @pytest.fixture
-def runner(warm_runner):
-    return warm_runner
+def runner(runner):
+    return runner
 
 
 def recipe_of(runner, name, model="gpt2", **evals):

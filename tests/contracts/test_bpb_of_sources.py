@@ -10,8 +10,8 @@ from tests.runner import ROOT
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft"])
-def test_each_source_of_the_validation_has_its_own_bits_per_byte(warm_runner, stage):
-    runner = warm_runner
+def test_each_source_of_the_validation_has_its_own_bits_per_byte(runner, stage):
+    runner = runner
     chat = stage == "sft"
     train, *held_out = [runner.chat_files[i] for i in (0, 1, 1)] if chat else runner.text_files[:3]
     recipe = (runner.sft_recipe if chat else runner.recipe)("mixed", "gpt2", train={"max_steps": 2, "seed": 7})

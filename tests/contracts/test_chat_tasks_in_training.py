@@ -11,8 +11,8 @@ from tests.runner import MODELS
 
 
 @pytest.fixture
-def runner(warm_runner):
-    return warm_runner
+def runner(runner):
+    return runner
 
 
 def recipe_of(runner, name, **chat):

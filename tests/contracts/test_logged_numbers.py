@@ -15,8 +15,8 @@ TRAIN = {"max_steps": 20, "per_device_train_batch_size": 4, "save_steps": 5, "ev
 
 
 @pytest.fixture
-def runner(warm_runner):
-    return warm_runner
+def runner(runner):
+    return runner
 
 
 def mixed(files):

@@ -6,8 +6,8 @@ TOLERANCE = {"gpt2": 1e-5, "modern": 1e-4}  # relative; Muon's orthogonalisation
 
 
 @pytest.fixture
-def runner(warm_runner):
-    return warm_runner
+def runner(runner):
+    return runner
 
 
 @pytest.mark.parametrize("model", ["gpt2", "modern"])

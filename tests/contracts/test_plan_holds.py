@@ -13,24 +13,24 @@ EXACT = ("parameters", "steps", "tokens (row positions)", "FLOPs, nanochat's for
 
 
 @pytest.mark.parametrize(("model", "stage"), [("gpt2", "pretrain"), ("modern", "pretrain"), ("modern", "sft")])
-def test_parameters_steps_tokens_and_flops_are_those_planned(warm_runner, model, stage):
-    write = warm_runner.recipe if stage == "pretrain" else warm_runner.sft_recipe
-    run = warm_runner.train(write(f"{model}-{stage}", model, train={"max_steps": 4}), stage=stage)
+def test_parameters_steps_tokens_and_flops_are_those_planned(runner, model, stage):
+    write = runner.recipe if stage == "pretrain" else runner.sft_recipe
+    run = runner.train(write(f"{model}-{stage}", model, train={"max_steps": 4}), stage=stage)
     text = outcome_text(read_run(str(run.directory)))
     for name in EXACT:
         assert re.search(rf"\| {re.escape(name)} \|.*\| exact \|", text), f"{name}\n{text}"
 
 
-def test_a_probe_is_kept_and_the_runs_own_plan_stands_on_it(warm_runner, capsys, monkeypatch):
+def test_a_probe_is_kept_and_the_runs_own_plan_stands_on_it(runner, capsys, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    recipe = warm_runner.recipe("probed", "gpt2", train={"max_steps": 4})
+    recipe = runner.recipe("probed", "gpt2", train={"max_steps": 4})
     assert preflight([str(recipe), "--probe", "0.2"]) == 0
     said = capsys.readouterr().out
     found = re.search(r"probe: (\d+) steps of ([\d.]+) s \(([\d.]+) to ([\d.]+)\) after a first one of", said)
     assert found, said
     assert int(found[1]) >= 1
     assert float(found[3]) <= float(found[2]) <= float(found[4])
-    run = warm_runner.train(recipe)
+    run = runner.train(recipe)
     plan = json.loads((run.directory / "run_manifest.json").read_text())["plan"]
     assert plan["probe"]["steps"] == int(found[1])
     assert plan["training_s"] == pytest.approx(4 * plan["probe"]["step_s"])

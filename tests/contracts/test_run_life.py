@@ -20,8 +20,8 @@ from tests.runner import wait_for_step
 
 
 @pytest.fixture
-def runner(warm_runner):
-    return warm_runner
+def runner(runner):
+    return runner
 
 
 def test_a_finished_run_says_so_and_leaves_with_0(runner):

@@ -24,20 +24,12 @@ from pipeline.evals.core.results import core_results
 from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
 from pipeline.evals.watched import chat_texts, core_texts
-from tests.faults.warm_runs import WarmRuns
 from tests.runner import WarmRunner
 
 BY_NAME = {task.name: task for task in TASKS}
 SCORED = ("squad", "copa", "winograd")
 MOST = 12  # items of each task; fewer are scored
 MADE_UP = "purple kettles argue with nine wooden admirals about the price of fog in lower"
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory):
-    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
-    yield runs
-    runs.close()
 
 
 @pytest.fixture

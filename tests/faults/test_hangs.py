@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,8 +65,9 @@ class Hangs(TrainerCallback):
 
 @pytest.fixture
 def runner(tmp_path, cache, text_files, chat_files):
+    others = set(psutil.Process().children(recursive=True))  # the interpreter that other tests fork from
     yield Runner(tmp_path, cache, text_files, chat_files)
-    for process in psutil.Process().children(recursive=True):  # of a test that failed half-way
+    for process in set(psutil.Process().children(recursive=True)) - others:  # of a test that failed half-way
         process.kill()
 
 

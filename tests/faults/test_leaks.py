@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 # Notes the main process's resident memory and descriptors after every step.
 NOTES = """

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, seal
 from pipeline.artifacts.rows import last_attempts, read_rows
-from tests.contracts.conftest import Runner
 from tests.faults.numeric_faults import GRADIENT, PARAMETER
 from tests.faults.warm_runs import WarmRuns
+from tests.runner import Runner
 
 RUN = {"callbacks": ["numeric_faults:Fault"]}
 # Two micro-steps of two rows on two ranks; a checkpoint every second step, the fault in the fourth.

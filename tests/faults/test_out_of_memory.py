@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 # Limits the address space of the process when training begins: what is mapped by then and $HEADROOM MB.
 LIMIT = """

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,9 +141,9 @@ def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_
         assert len(hub.repos[REPO].commits) == 2
 
 
-def test_a_push_after_a_publisher_that_died_behind_its_commit_finds_what_arrived(run, tmp_path):
+def test_a_push_after_a_publisher_that_died_behind_its_commit_finds_what_arrived(run, tmp_path, tiny_model):
     with whole_folder(run.model, step=10, run=run.name) as folder:
-        write_json(folder / "config.json", {"model_type": "gpt2"})
+        shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
     queue = HubQueue(run)
     with hub_stand_in() as hub:
         assert push(run.path, hub.url, tmp_path / "hf").returncode == 0
@@ -157,24 +158,22 @@ def test_a_push_after_a_publisher_that_died_behind_its_commit_finds_what_arrived
 
 
 def test_a_queued_model_outlives_its_checkpoint_and_gives_way_to_a_newer_one(run):
-    import shutil
-
     queue = HubQueue(run)
     save_checkpoint(run, 5)
-    queue.add_newest_checkpoint(REPO)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
+    queue.add_checkpoints(REPO)
     shutil.rmtree(run.checkpoint(5))
     (item,) = queue.items()
     assert problems(queue.folder(item)) == []
     assert sorted(p.name for p in queue.folder(item).iterdir()) == ["MANIFEST.json", "config.json", "model.safetensors"]
     save_checkpoint(run, 10)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     assert [item.name for item in queue.items()] == ["checkpoint-10"]
     assert not (queue.path / "checkpoint-5").exists()
     queue.done(queue.items()[0], repo_id=REPO)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     assert queue.items() == []
-    queue.add_newest_checkpoint("somebody/else")
+    queue.add_checkpoints("somebody/else")
     assert [item.name for item in queue.items()] == ["checkpoint-10"]
 
 
@@ -184,7 +183,7 @@ def test_a_checkpoint_found_late_does_not_displace_the_finished_model(run):
     with whole_folder(run.model, step=10, run=run.name) as folder:
         (folder / "model.safetensors").write_bytes(b"weights")
     queue.add_model(REPO)  # the trainer, while the publisher looks for checkpoints
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     assert [item.name for item in queue.items()] == ["checkpoint-10", "model"]
     queue.done(queue.items()[-1], repo_id=REPO)
     assert queue.items() == []
@@ -201,7 +200,7 @@ def test_every_file_of_a_checkpoint_that_only_training_reads_stays_out_of_the_qu
 def test_two_publishers_are_kept_apart(run, tmp_path):
     save_checkpoint(run, 5)
     queue = HubQueue(run)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     with hub_stand_in() as hub:
         with queue.hold() as held:
             assert held
@@ -248,7 +247,7 @@ def test_a_start_from_an_earlier_checkpoint_drops_what_waits_from_beyond_it(run)
     recipe = SimpleNamespace(hub=SimpleNamespace(id=REPO, strategy="end"))
     for step in (5, 20):
         save_checkpoint(run, step)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     Publishing(recipe, run, start_step=20)
     (item,) = queue.items()
     Publishing(recipe, run, start_step=10)
@@ -261,7 +260,7 @@ def test_a_start_from_an_earlier_checkpoint_drops_what_waits_from_beyond_it(run)
 def test_a_damaged_model_leaves_the_queue_when_a_publisher_takes_it(run):
     queue = HubQueue(run)
     save_checkpoint(run, 5)
-    queue.add_newest_checkpoint(REPO)
+    queue.add_checkpoints(REPO)
     with queue.hold():
         (item,) = queue.items()
     (queue.folder(item) / "model.safetensors").write_bytes(b"other")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts.checkpoints import by_step, problems
 from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 # Notes forward passes in evaluation mode, of one row (sampling) or several (evaluation), and slows those of $SLOW from a step on.

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.artifacts.rows import read_rows
-from tests.contracts.conftest import Runner
+from tests.runner import Runner
 
 # Rank 1 computes slowly from step 4 on. The other one waits for it in the exchange of gradients, and takes as long in all.
 SLOW = """

@@ -56,6 +56,8 @@ def serve() -> None:
     import pipeline.callbacks.default
     import pipeline.preflight.closing
     import pipeline.preflight.preparing
+    import pipeline.report.page
+    import pipeline.report.picture
     import pipeline.report.single
     import pipeline.training.build  # noqa: F401
 

@@ -17,12 +17,19 @@ from urllib.parse import unquote, urlsplit
 @dataclass
 class Repo:
     private: bool
-    commits: list[tuple[str, dict[str, bytes]]] = field(default_factory=list)
+    branches: dict[str, list[tuple[str, dict[str, bytes]]]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)  # to the commit
+
+    @property
+    def commits(self) -> list[tuple[str, dict[str, bytes]]]:
+        """Of main, oldest first."""
+        return self.branches["main"]
 
     def files(self, revision: str) -> tuple[str, dict[str, bytes]] | None:
-        if revision == "main":
-            return self.commits[-1]
-        return next((commit for commit in self.commits if commit[0] == revision), None)
+        if revision in self.branches:
+            return self.branches[revision][-1]
+        sha = self.tags.get(revision, revision)
+        return next((commit for branch in self.branches.values() for commit in branch if commit[0] == sha), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +41,7 @@ class Fault:
     cut: bool = False  # half of the body is read, then the connection is closed
     lost: bool = False  # everything is done, and the connection is closed instead of an answer
     times: int | None = None  # of the next so many requests only
-    html: bool = False  # a web page with status 200, as a proxy's login page comes
+    html: bool = False  # a web page, with status 200 as a proxy's login page comes, or with `status`
     status: int | None = None
     retry_after: int | None = None  # seconds
     echo: bool = False  # the answer with that status repeats the Authorization header
@@ -132,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if fault.html:
-            return self.answer(200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8")
+            return self.answer(
+                fault.status or 200, b"<html><body>Please log in</body></html>", Content_Type="text/html; charset=utf-8"
+            )
         if fault.status:
             wait = {} if fault.retry_after is None else {"Retry_After": str(fault.retry_after)}
             said = f"refused: {self.headers.get('Authorization')}" if fault.echo else "made to fail"
@@ -157,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.resolve(repo_id, *rest.split("/", 1))
         return self.answer(404, {"error": f"{call} is not part of the stand-in"})
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
     def create(self, request):
         repo_id = "/".join(filter(None, [request.get("organization"), request["name"]]))
@@ -166,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo_id in self.state.repos:
             return self.answer(409, {"error": "exists", **url})
         private = request.get("private") or request.get("visibility") == "private"
-        self.state.repos[repo_id] = Repo(private=bool(private), commits=[("0" * 40, {".gitattributes": b""})])
+        self.state.repos[repo_id] = Repo(bool(private), {"main": [("0" * 40, {".gitattributes": b""})]})
         return self.answer(body=url)
 
     def lfs_batch(self, request):
@@ -194,12 +203,22 @@ class _Handler(BaseHTTPRequestHandler):
                 for f in json.loads(body)["files"]
             ]
             return self.answer(body={"files": modes})
+        name = "/".join(rest[1:]) or "main"  # of a branch or tag, or a commit
         if rest[:1] == ["commit"]:
-            return self.commit(repo, repo_id, [json.loads(line) for line in body.splitlines()])
-        found = repo.files(rest[1] if len(rest) > 1 else "main")
+            return self.commit(repo, repo_id, name, [json.loads(line) for line in body.splitlines()])
+        if rest[:1] == ["branch"]:
+            return self.branch(repo, name)
+        if rest[:1] == ["tag"]:
+            return self.tag(repo, name, body)
+        if rest[:1] == ["tree"]:
+            name = rest[1]
+        found = repo.files(name)
         if found is None:
             return self.missing("RevisionNotFound")
         sha, files = found
+        if rest[:1] == ["commits"]:
+            facts = {"title": "", "message": "", "date": "2026-01-01T00:00:00.000Z", "authors": []}
+            return self.answer(body=[{"id": commit, **facts} for commit, _ in reversed(repo.branches[name])])
         if rest[:1] == ["tree"]:
             entries = [
                 {"type": "file", "path": p, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
@@ -218,8 +237,24 @@ class _Handler(BaseHTTPRequestHandler):
             }
         )
 
-    def commit(self, repo, repo_id, lines):
-        files = dict(repo.commits[-1][1])
+    def branch(self, repo, name):
+        if name in repo.branches:
+            return self.answer(409, {"error": "exists"})
+        repo.branches[name] = [repo.commits[-1]]
+        return self.answer(body={})
+
+    def tag(self, repo, name, body):
+        if self.command == "DELETE":
+            return self.answer(body={}) if repo.tags.pop(name, None) else self.missing("RevisionNotFound")
+        wanted = json.loads(body)["tag"]
+        if wanted in repo.tags:
+            return self.answer(409, {"error": "exists"})
+        repo.tags[wanted] = repo.files(name)[0]
+        return self.answer(body={})
+
+    def commit(self, repo, repo_id, branch, lines):
+        commits = repo.branches[branch]
+        files = dict(commits[-1][1])
         for line in lines:
             value = line["value"]
             if line["key"] == "file":
@@ -228,8 +263,8 @@ class _Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = self.state.blobs[value["oid"]]
             elif line["key"] == "deletedFile":
                 files.pop(value["path"], None)
-        sha = hashlib.sha1(json.dumps(lines).encode() + repo.commits[-1][0].encode()).hexdigest()
-        repo.commits.append((sha, files))
+        sha = hashlib.sha1(json.dumps(lines).encode() + commits[-1][0].encode()).hexdigest()
+        commits.append((sha, files))
         self.answer(
             body={
                 "success": True,

@@ -10,23 +10,17 @@ import torch
 
 from pipeline.artifacts.errors import CannotWriteError, RecipeError
 from pipeline.hub.export import export
+from pipeline.hub.gguf_file import why_not_cut
 from pipeline.model.build import build_model
 from pipeline.model.export import read_weights, save_model
 from pipeline.tokenizer.bpe import train_bpe
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = [paragraph for file in sorted(DOCS.glob("*.md")) for paragraph in file.read_text().split("\n\n")]
-AWKWARD = [
-    "  a\u00a0b\n\n\tc",
-    "I'll WE'RE it'S",
-    "1 12 12345 x1y22",
-    "e\u0301 \U0001f468\u200d\U0001f469 \u4e2d\u6587",
-    "<|bos|>",
-]
 
 
-def write_model(folder: Path, *, kind: str = "gpt2", pattern: str = "gpt2", **fields) -> Path:
-    tokenizer = train_bpe(TEXTS, vocab_size=800, split_pattern=pattern)
+def write_model(folder: Path, *, kind: str = "gpt2", pattern: str = "gpt2", tokenizer=None, **fields) -> Path:
+    tokenizer = tokenizer or train_bpe(TEXTS, vocab_size=800, split_pattern=pattern)
     sizes = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     model = build_model(kind, {"vocab_size": len(tokenizer), **sizes, **ids, **fields}, seed=0)
@@ -58,28 +52,6 @@ def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
     assert (theirs - mine).abs().max() <= tolerance * mine.abs().max()
 
 
-def test_llama_cpp_gives_the_same_ids_and_the_same_greedy_tokens(model, tmp_path):
-    pytest.importorskip("gguf")
-    llama_cpp = pytest.importorskip("llama_cpp")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    path = export(str(model), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
-    theirs = llama_cpp.Llama(str(path), n_ctx=256, verbose=False, logits_all=True)
-    tokenizer, mine = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model).eval()
-    texts = [*AWKWARD, *TEXTS][:1000]
-    for text in texts:
-        ids = tokenizer(text, split_special_tokens=True, truncation=False).input_ids
-        assert theirs.tokenize(text.encode(), add_bos=True, special=False) == ids, text
-    for text in TEXTS[:5]:
-        ids = tokenizer(text).input_ids[:40]
-        expected = mine.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False, eos_token_id=None)[
-            0, len(ids) :
-        ]
-        theirs.reset()
-        found = [token for token, _ in zip(theirs.generate(ids, temp=0.0), range(24), strict=False)]
-        assert found == expected.tolist()
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -94,6 +66,22 @@ def test_what_llama_cpp_cannot_run_is_refused_with_the_reason(tmp_path, fields, 
     with pytest.raises(RecipeError, match=said):
         export(str(folder), to="gguf", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
     assert not list(tmp_path.glob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("model", {"byte_fallback": True}),
+        ("model", {"ignore_merges": True}),
+        ("model", {"type": "Unigram"}),
+        ("normalizer", {"type": "NFC"}),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_would_run_otherwise_is_named(model, part, change):
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    assert why_not_cut(tokenizer) == []
+    tokenizer[part] = (tokenizer[part] or {}) | change
+    assert why_not_cut(tokenizer) == ["the tokenizer is no plain byte-level BPE"]
 
 
 def test_shards_hold_the_same_weights_in_the_type_asked_for(model, tmp_path):

@@ -23,29 +23,6 @@ ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "aBcD1234" * 5
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory):
-    """A GPT-2 and a byte-level tokenizer, saved as a run's model/ is."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(
-        models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<|bos|>": 256, "<|end|>": 257}, merges=[])
-    )
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|bos|>", eos_token="<|end|>")
-    tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{{ eos_token }}{% endfor %}"
-    tokenizer.save_pretrained(folder)
-    config = GPT2Config(
-        vocab_size=258, n_positions=64, n_layer=1, n_embd=32, n_head=2, bos_token_id=256, eos_token_id=257
-    )
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def run(tmp_path, tiny_model):
     directory = RunDirectory(tmp_path / "runs" / "quick-1a2b3c")
@@ -80,15 +57,19 @@ def hub():
         yield state
 
 
-def command(hub, tmp_path, *arguments, first_wait_s=0.05):
-    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter."""
+def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
+    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter.
+
+    load: after a push a process without our package loads the model, which takes some seconds.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
         "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HOME": str(tmp_path / "hf_home"), "HF_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1",
     }  # fmt: skip
     code = (
-        "import sys; import pipeline.hub.retries as r; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
-        "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
+        "import sys; import pipeline.hub.retries as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
+        + ("" if load else "v._load_as_a_stranger = lambda *a, **k: None\n")
+        + "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
@@ -239,26 +220,34 @@ def run_the_card(hub, tmp_path, *, before=""):
     return done.stdout
 
 
-def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, tmp_path):
-    import torch
-
+@pytest.fixture
+def own_code(run, tiny_model):
+    """The run's model as one that transformers does not have: its code lies in the folder."""
     from pipeline.model.build import build_model
     from pipeline.model.export import save_model
     from pipeline.recipe.presets import MODERN
 
     sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}
-    model = build_model(
-        "tandem", {**MODERN, **sizes, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}, seed=1
-    ).eval()
-    for path in run.model.glob("tokenizer*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
+    ids = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
+    model = build_model("tandem", {**MODERN, **sizes, **ids}, seed=1).eval()
+    write_model(run, tiny_model, lambda folder: save_model(model, folder))
+    return model
+
+
+def write_model(run, tiny_model, save):
     shutil.rmtree(run.model)
     with whole_folder(run.model, step=5, run=run.name) as folder:
-        save_model(model, folder)
-        for path in tmp_path.glob("tokenizer*"):
-            (folder / path.name).write_bytes(path.read_bytes())
-    done = command(hub, tmp_path, "push", run.path)
+        save(folder)
+        for path in tiny_model.glob("tokenizer*"):
+            shutil.copy(path, folder)
+
+
+def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, own_code, tmp_path):
+    import torch
+
+    done = command(hub, tmp_path, "push", run.path, load=True)
     assert done.returncode == 0, done.stderr
+    assert "downloaded again, equal and loaded" in done.stdout
     assert "trust_remote_code=True" in files_of(hub)["README.md"].decode()
     printed = run_the_card(
         hub,
@@ -268,7 +257,29 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
     remap = json.loads((run.model / "tokenizer.json").read_text())["model"]["vocab"]
     ids = torch.tensor([[256, *(remap["\u0120" if c == " " else c] for c in "The capital of France is")]])
     with torch.no_grad():
-        assert json.loads(printed.splitlines()[-1]) == pytest.approx(model(ids).logits[0, -1, :5].tolist(), abs=1e-4)
+        assert json.loads(printed.splitlines()[-1]) == pytest.approx(own_code(ids).logits[0, -1, :5].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("cap * torch.tanh(logits.float() / cap)", "1.0 + cap * torch.tanh(logits.float() / cap)", "computes other ids or logits"),
+        ("import torch\n", "import torch\nimport a_package_of_nobody\n", "cannot load it"),
+    ],
+)  # fmt: skip
+def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
+    hub, run, own_code, tiny_model, tmp_path, old, new, told
+):
+    kept = tmp_path / "kept"
+    shutil.copytree(run.model, kept, ignore=shutil.ignore_patterns("MANIFEST.json", "tokenizer*"))
+    code = kept / "modeling_tandem.py"
+    assert old in code.read_text()
+    write_text(code, code.read_text().replace(old, new, 1))
+    write_model(run, tiny_model, lambda folder: shutil.copytree(kept, folder, dirs_exist_ok=True))
+    done = command(hub, tmp_path, "push", run.path, load=True)
+    assert done.returncode == 69, done.stderr
+    assert told in done.stderr
+    assert "hub" not in run.read_manifest()
 
 
 def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_trust(run):
@@ -303,6 +314,24 @@ def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
     hub.faults += [("PUT /blobs/", 500)] * 7  # more than the client's own attempts
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_card_that_the_hub_does_not_take_is_told_and_an_answer_that_cannot_be_read_is_asked_for_again(
+    hub, run, tmp_path
+):
+    hub.fault = Fault(to="validate-yaml", status=400)
+    done = command(hub, tmp_path, "push", run.path)
+    assert done.returncode == 65
+    assert "the Hub does not take the card" in done.stderr
+    assert len(hub.repos["somebody/quick"].commits) == 1
+    hub.fault = Fault(to="validate-yaml", html=True, status=502, times=1)
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    assert len(hub.repos["somebody/quick"].commits) == 2
+
+
+def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
+    assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
 
 
 def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path):

@@ -43,7 +43,7 @@ def hub(tmp_path_factory):
     (folder / "run_manifest.json").write_text('{"stage": "pretrain"}')
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     with hub_stand_in() as state:
-        state.repos["somebody/parrot"] = Repo(private=False, commits=[(OLD, files), (NEW, {"config.json": b"{}"})])
+        state.repos["somebody/parrot"] = Repo(False, {"main": [(OLD, files), (NEW, {"config.json": b"{}"})]})
         yield state
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
@@ -66,6 +67,13 @@ def test_the_saved_config_names_its_classes_and_tokens(tmp_path):
     code = "".join(file.read_text() for file in tmp_path.glob("*.py"))
     assert "import pipeline" not in code
     assert "from pipeline" not in code
+
+
+def test_a_gpt2s_config_is_that_of_transformers_and_the_name_llama_cpps_converter_reads_its_context_by(tmp_path):
+    save_model(tiny("gpt2"), tmp_path / "ours")
+    GPT2LMHeadModel(GPT2Config(**GPT2)).save_pretrained(tmp_path / "stock")
+    ours, stock = (json.loads((tmp_path / at / "config.json").read_text()) for at in ("ours", "stock"))
+    assert ours == stock | {"n_ctx": GPT2["n_positions"]}
 
 
 def test_the_finished_model_can_be_written_in_bf16_and_stays_fp32_in_memory(model, tmp_path):

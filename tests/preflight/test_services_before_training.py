@@ -39,6 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.calls.append(f"{self.command} {self.path}")
+        if self.path == "/api/validate-yaml":
+            card = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            return self.answer(400 if "free-beer" in card else 200, {"errors": [], "warnings": []})
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token not in (WRITER, READER):
             return self.answer(401, {"error": "Invalid credentials"})
@@ -71,6 +74,7 @@ for repo_id, token in json.loads(sys.argv[1]):
         os.environ["HF_TOKEN"] = token
     recipe = Recipe(path="r.yaml")
     recipe.hub.id, recipe.run.directory, recipe.run.name = repo_id, sys.argv[2], "mine"
+    recipe.hub.license = os.environ.get("LICENSE_OF_THE_TEST")
     problems, notes = services.service_findings(recipe)
     print(json.dumps([[type(p).__name__ for p in problems], [p.status for p in problems], "\\n".join([*map(str, problems), *notes])]))
 """
@@ -125,6 +129,13 @@ def test_a_hub_that_would_refuse_the_model_is_told_before_step_1_and_nothing_is_
         assert said in text, (repo_id, text)
         assert token is None or token not in text
     assert {call.split()[0] for call in calls} == {"GET"}
+
+
+def test_a_license_that_the_hub_does_not_know_is_told_before_step_1(hub, tmp_path):
+    for license, refused in (("free-beer", True), ("apache-2.0", False)):
+        ((kinds, _, text),) = ask([("somebody/private", WRITER)], tmp_path, hub[0], LICENSE_OF_THE_TEST=license)
+        assert kinds == (["ServiceError"] if refused else [])
+        assert ("the Hub knows no license 'free-beer' (hub.license)" in text) is refused
 
 
 def test_a_hub_that_refuses_a_run_which_has_trained_is_a_note_so_that_it_goes_on(hub, tmp_path):

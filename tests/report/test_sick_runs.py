@@ -4,7 +4,6 @@ The thresholds were fixed before the first of these runs. Slow: bash run_tests.s
 """
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +11,6 @@ from pipeline.report.diagnosis import diagnose
 from pipeline.report.diagnosis.section import verdict
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
-from tests.faults.warm_runs import WarmRuns
 from tests.runner import WarmRunner
 
 pytestmark = pytest.mark.slow
@@ -51,13 +49,6 @@ TRAIN = {"max_steps": STEPS, "per_device_train_batch_size": 8, "logging_steps": 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "options": NO_DROPOUT}
 EVALS = {"bpb": {"tokens": 4096, "document_bytes": 0}}
-
-
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory) -> Iterator[WarmRuns]:
-    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
-    yield runs
-    runs.close()
 
 
 @pytest.fixture

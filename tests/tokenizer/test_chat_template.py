@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.chat import prompt_ids, render, render_batch, template_problems
+from pipeline.tokenizer.chat import built_in_template, prompt_ids, render, render_batch, template_problems
 from pipeline.tokenizer.specials import SPECIALS, control_ids, escape
 
 CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": "1+1"}}}
@@ -71,6 +71,13 @@ def test_a_tool_call_is_trained_and_its_output_is_not(tokenizer):
     assert tokenizer.decode(prompt_ids(tokenizer, messages[:3])) == ("<|bos|><|user|>1+1?<|end|>" + turn).removesuffix(
         "It is 2.<|end|>"
     )
+
+
+def test_the_template_escapes_no_character_in_its_strings():
+    # llama.cpp's Jinja refuses a model whose template spells a character by its number.
+    template = built_in_template([*SPECIALS, "<\uff5cend\u2581of\u2581text\uff5c>"])
+    assert "\\u" not in template
+    assert '"<\uff5cend\u2581of\u2581text\uff5c>"' in template
 
 
 def test_a_call_of_another_function_is_written_as_json(tokenizer):

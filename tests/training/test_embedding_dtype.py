@@ -15,9 +15,9 @@ from pipeline.recipe.sizes import sizes_of
 from pipeline.training.build import build_from_recipe
 from pipeline.training.finite import total_norm
 from pipeline.training.optimizer import build_optimizer
-from tests.contracts.conftest import Runner
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
+from tests.runner import WarmRunner
 
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {
@@ -28,8 +28,8 @@ TABLES = {
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files) -> Runner:
-    return Runner(tmp_path, cache, text_files, chat_files)
+def runner(tmp_path, cache, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 def bf16_names(tensors):

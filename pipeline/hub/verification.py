@@ -1,0 +1,97 @@
+"""What stands on the Hub is what was sent: by the hashes that it states, or downloaded, loaded and run by a stranger."""
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.errors import ServiceError
+from pipeline.hub.retries import retried
+
+# Of logits in fp32 between the class of this program and that of a stranger.
+CLOSE = 1e-4
+
+
+def verify(sums: dict[str, str], *, model: Path, repo_id: str, commit: str, within: Path) -> None:
+    """Download every file of the commit into an empty folder and compare it; then a process without this package loads the
+    model from there, and its ids and logits must be ours. ServiceError says what differs.
+
+    model: the local folder of the model. within: where the download is kept meanwhile; in the queue, what a killed process
+    leaves behind is cleared away.
+    """
+    from huggingface_hub import hf_hub_download
+
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=within) as folder:
+        for name, expected in sums.items():
+            download = partial(hf_hub_download, repo_id, name, revision=commit, local_dir=folder)
+            path = Path(retried(download, what=f"downloading {name}"))
+            if sha256_file(path) != expected:
+                wrong.append(name)
+            if not (model / name).exists():
+                path.unlink()  # of large ones only those that are loaded stay
+        _refuse(wrong, repo_id, commit)
+        _load_as_a_stranger(Path(folder), model=model, published=f"{repo_id}@{commit}")
+
+
+def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
+    """As verify, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    wrong = []
+    for name, path in files.items():
+        url = hf_hub_url(repo_id, name, revision=commit)
+        stated = retried(partial(get_hf_file_metadata, url), what=f"reading the hash of {name}").etag
+        # Large files are stated by their sha256, small ones as git does.
+        if stated != (sha256_file(path) if len(stated or "") == 64 else _git_sum(path)):
+            wrong.append(name)
+    _refuse(wrong, repo_id, commit)
+
+
+def _git_sum(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:
+    if wrong:
+        raise ServiceError(
+            f"{repo_id}@{commit}: the Hub gives back other bytes than were sent for {', '.join(wrong)}. Push again; do not use this commit."
+        )
+
+
+def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
+    """Its files are ours by their hashes: no code is run but what was sent."""
+    import torch
+    from safetensors.torch import load_file
+
+    from pipeline.hub import stranger
+    from pipeline.model.build import load_model
+    from pipeline.tokenizer.ready import open_tokenizer
+
+    output = folder / ".stranger.safetensors"
+    # -P: the script's folder, which lies in this package, is not searched for imports.
+    command = [sys.executable, "-P", str(stranger.__file__), str(folder), str(output)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        raise ServiceError(
+            f"{published}: arrived whole, and a program without this package cannot load it ({reason}). Do not use this commit; please report it."
+        )
+    theirs = load_file(output)
+    ids_T = torch.tensor(
+        open_tokenizer(str(model), revision=None, beside=None, where=str(model))(stranger.TEXT).input_ids
+    )
+    ids_T = ids_T[: len(theirs["ids"])]
+    ours = load_model(str(model), dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits_TV = ours(ids_T[None]).logits[0].float()
+    same = torch.equal(ids_T, theirs["ids"]) and torch.allclose(logits_TV, theirs["logits"], rtol=0, atol=CLOSE)
+    if not same:
+        raise ServiceError(
+            f"{published}: arrived whole, and a program without this package computes other ids or logits than this one. "
+            "Do not use this commit; please report it."
+        )

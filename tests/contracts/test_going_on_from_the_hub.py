@@ -1,0 +1,195 @@
+"""Contract 2 across machines: what a run pushed is enough to go on bitwise where nothing of the run lies."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.checkpoints import by_step, step_of
+from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hub.stranger import TEXT
+from pipeline.model.build import load_model
+from tests.faults.services import HF_TOKEN, TEN_STEPS, environment
+from tests.hub.hub_stand_in import hub_stand_in
+from tests.runner import ROOT, Runner, WarmRunner
+
+REPO = "somebody/model"
+SEAL = "last-checkpoint/MANIFEST.json"
+
+
+def state_on(hub):
+    """The step of the checkpoint that the Hub holds."""
+    files = hub.repos[REPO].commits[-1][1] if REPO in hub.repos else {}
+    return json.loads(files[SEAL])["step"] if SEAL in files else None
+
+
+def weights(directory):
+    return {name: value.numpy().tobytes() for name, value in load_file(directory / "model/model.safetensors").items()}
+
+
+@pytest.fixture
+def another_machine(tmp_path, text_files, chat_files, warm):
+    """Another working folder, cache and home of the Hub's client; only the recipe and the data are there."""
+    folder = tmp_path / "another"
+    folder.mkdir()
+    runner = WarmRunner(folder, folder / "cache", text_files, chat_files, warm)
+    runner.here = [f"run.directory={folder}/runs", f"data.cache_dir={runner.cache}"]
+    return runner
+
+
+def train_with_the_hub(runner, recipe, *overrides, **variables):
+    """A run that starts by itself: the Hub's address is read when the Hub's client is imported."""
+    return Runner.train(runner, recipe, *overrides, **variables)
+
+
+def cut_after_its_push(runner, recipe, hub, home, *overrides):
+    """Killed behind step 12 as soon as the checkpoint of step 10 is on the Hub."""
+    return runner.kill(
+        recipe,
+        *overrides,
+        name="cut",
+        after_step=12,
+        ready=lambda directory: state_on(hub) == 10,
+        **environment(hub.url, home),
+    )
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, another_machine, tmp_path, model):
+    recipe = runner.recipe("hub", model, hub={"id": REPO, "strategy": "checkpoint"})
+    uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
+    with hub_stand_in() as hub:
+        cut_after_its_push(runner, recipe, hub, tmp_path / "hf")
+        home = tmp_path / "another hf"
+        gone_on = train_with_the_hub(
+            another_machine, recipe, "run.name=cut", *another_machine.here, **environment(hub.url, home)
+        )
+        assert f"checkpoint-10 was restored from {REPO}@" in gone_on.output
+        assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
+        files = hub.repos[REPO].commits[-1][1]
+        assert state_on(hub) == 20
+        assert files["model.safetensors"] == (gone_on.directory / "model" / "model.safetensors").read_bytes()
+        # The finished run is there as well: a third machine has nothing to do but to take it.
+        third = another_machine.folder / "third"
+        again = another_machine.start(
+            recipe, "run.name=cut", f"run.directory={third}", f"data.cache_dir={another_machine.cache}",
+            **environment(hub.url, home),
+        )  # fmt: skip
+        output, _ = again.communicate(timeout=300)
+    assert again.returncode == 0, output
+    assert "the run has finished" in output
+    assert weights(third / "cut") == weights(gone_on.directory) == weights(uncut.directory)
+    for name in ("train/loss", "train/loss_ema", "val/loss"):
+        assert gone_on.values(name) == uncut.values(name)
+
+
+def test_a_pulled_run_goes_on_bitwise_and_one_without_its_state_says_what_is_missing(runner, another_machine, tmp_path):
+    recipe = runner.recipe("hub", "gpt2", hub={"id": REPO, "strategy": "checkpoint"})
+    uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
+
+    def pull(*arguments):
+        variables = {**os.environ, **environment(hub.url, tmp_path / "another hf"), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "pipeline.hub", "pull", REPO, *arguments]
+        done = subprocess.run(command, env=variables, cwd=another_machine.folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with hub_stand_in() as hub:
+        cut_after_its_push(runner, recipe, hub, tmp_path / "hf")
+        assert "Go on from checkpoint-10: accelerate launch pipeline/pretrain.py runs/cut/recipe.yaml" in pull()
+        own = another_machine.folder / "runs" / "cut" / "recipe.yaml"
+        files = hub.repos[REPO].commits[-1][1]
+        for name in [name for name in files if name.startswith("last-checkpoint/")]:
+            del files[name]
+        assert "It has no checkpoint to go on training from" in pull("--runs", "without")
+    # Code of one's own is not published: the callback that held the run for its kill is not there.
+    more = [*another_machine.here, "hub.id=null", "run.callbacks=[]"]
+    gone_on = another_machine.train(own, "run.name=cut", *more)
+    assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
+    assert weights(gone_on.directory) == weights(uncut.directory)
+    assert gone_on.values("train/loss") == uncut.values("train/loss")
+
+
+def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runner, another_machine, tmp_path):
+    short = {**TEN_STEPS, "max_steps": 4, "save_steps": 2}
+    base = runner.recipe("base", "modern", train=short, hub={"id": REPO})
+    chat = another_machine.sft_recipe("chat", "gpt2", train=short)
+    recipe = yaml.safe_load(chat.read_text())
+    del recipe["tokenizer"], recipe["optimizer"]
+    chat.write_text(yaml.safe_dump({**recipe, "model": {"start_from": REPO}}))
+    with hub_stand_in() as hub:
+        train_with_the_hub(runner, base, **environment(hub.url, tmp_path / "hf"))
+        home = environment(hub.url, tmp_path / "another hf")
+        first = train_with_the_hub(another_machine, chat, stage="sft", **home)
+        begun_from = {"from": REPO, "commit": hub.repos[REPO].commits[-1][0]}
+        assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
+        hub.repos[REPO].commits.append(("f" * 40, hub.repos[REPO].commits[-1][1]))  # the branch goes on
+        shutil.rmtree(first.directory / "model")
+        shutil.rmtree(first.directory / "checkpoints" / "checkpoint-4")
+        manifest = RunDirectory(first.directory).read_manifest()
+        del manifest["finished"]
+        write_json(first.directory / "run_manifest.json", manifest)
+        again = train_with_the_hub(another_machine, chat, stage="sft", **home)
+    assert "going on from checkpoint-2" in again.output
+    assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
+    assert read_json(first.directory / "model" / "config.json")["model_type"] == "tandem"
+
+
+STRANGER = """
+import sys
+sys.modules["pipeline"] = None  # importing it is an error
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+repo, text, *revisions = sys.argv[1:]
+logits = {}
+for revision in revisions:
+    tokenizer = AutoTokenizer.from_pretrained(repo, revision=revision)
+    model = AutoModelForCausalLM.from_pretrained(repo, revision=revision, trust_remote_code=True).float().eval()
+    with torch.no_grad():
+        logits[revision] = model(**tokenizer(text, return_tensors="pt")).logits
+save_file(logits, "logits.safetensors")
+"""
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_every_revision_that_training_pushed_loads_without_our_package_with_the_checkpoints_logits(
+    runner, tmp_path, model
+):
+    hub_section = {"id": REPO, "strategy": "all_checkpoints", "revision": "{run}"}
+    recipe = runner.recipe(
+        "hub", model, hub=hub_section, train={**TEN_STEPS, "max_steps": 15, "save_total_limit": None}
+    )
+    with hub_stand_in() as hub:
+        run = train_with_the_hub(runner, recipe, **environment(hub.url, tmp_path / "hf"))
+        repo = hub.repos[REPO]
+        tags = [f"hub-step-{step}" for step in (5, 10, 15)]
+        assert list(repo.tags) == tags
+        assert len(repo.commits) == 1, "main is not this run's"
+        assert [sha for sha, _ in repo.branches["hub"]][1:4] == list(repo.tags.values())
+        stranger = {**os.environ, **environment(hub.url, tmp_path / "another hf")}
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", STRANGER, REPO, TEXT, *tags, "hub"],
+            env=stranger,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    logits = load_file(tmp_path / "logits.safetensors")
+    for folder in [*by_step(run.directory / "checkpoints"), run.directory / "model"]:
+        revision = "hub" if folder.name == "model" else f"hub-step-{step_of(folder)}"
+        ids = AutoTokenizer.from_pretrained(folder)(TEXT, return_tensors="pt").input_ids
+        with torch.no_grad():
+            ours = load_model(folder).eval()(ids).logits
+        assert torch.allclose(logits.pop(revision), ours, rtol=0, atol=1e-4), revision
+    assert logits == {}
+    assert not any(HF_TOKEN.encode() in body for body in hub.received)
