@@ -12,9 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "build_on.md").read_text()
-EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.S))
-TASKS = dict(re.findall(r"```yaml\n# (\S+)\n(.*?)```", PAGE, re.S))
-COMMANDS = [line for block in re.findall(r"```\n(.*?)```", PAGE, re.S) for line in block.splitlines()]
+FENCED = re.findall(r"^```(\w*)\n(?:# (\S+)\n)?(.*?)^```$", PAGE, re.S | re.M)
+EXAMPLES = {name.removesuffix(".py"): text for language, name, text in FENCED if language == "python"}
+TASKS = {name: text for language, name, text in FENCED if language == "yaml"}
+COMMANDS = [line for language, _, text in FENCED if language == "" for line in text.splitlines()]
 
 # model_type of the finished model -> what makes the quickstart recipes' model one.
 FORMS = {
@@ -82,7 +83,8 @@ class Workplace:
 
     def example(self, name: str, then: str = "") -> dict:
         """The example run as it stands in a process without this package; then `then` with its variables, which fills `told`."""
-        (self.path / f"{name}.py").write_text(EXAMPLES[name])
+        on_a_cpu = re.sub(r"(?<=Config\(\n)( +)(?=output_dir)", r"\1use_cpu=True, ", EXAMPLES[name])  # as the page says
+        (self.path / f"{name}.py").write_text(on_a_cpu)
         code = f"""
 import json, sys
 sys.modules["pipeline"] = None  # importing it is an error
