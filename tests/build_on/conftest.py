@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "build_on.md").read_text()
-FENCED = re.findall(r"^```(\w*)\n(?:# (\S+)\n)?(.*?)^```$", PAGE, re.S | re.M)
-EXAMPLES = {name.removesuffix(".py"): text for language, name, text in FENCED if language == "python"}
-TASKS = {name: text for language, name, text in FENCED if language == "yaml"}
-COMMANDS = [line for language, _, text in FENCED if language == "" for line in text.splitlines()]
+from tests.build_on.page import COMMANDS, EXAMPLES
 
+ROOT = Path(__file__).parents[2]
 # model_type of the finished model -> what makes the quickstart recipes' model one.
 FORMS = {
     "gpt2": ["model.preset=gpt2", "model.options.window_pattern=null", "optimizer.type=adamw", "optimizer.groups=null"],

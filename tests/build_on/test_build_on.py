@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import COMMANDS, EXAMPLES, TASKS
 
 from pipeline.model.build import load_model
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.ready import open_tokenizer
+from tests.build_on.page import COMMANDS, EXAMPLES, TASKS
 
 # What training says of itself, for `example(then=...)`.
 LOG = """
