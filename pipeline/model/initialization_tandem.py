@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+# What transformers makes itself, when the vocabulary is resized.
+NEW_ROWS = {nn.Embedding: "embedding", nn.Linear: "head"}
+
 
 def with_role(module: Any, role: str) -> Any:
     """The module, marked with what it is for, which decides its initial weights.
@@ -20,9 +23,9 @@ def with_role(module: Any, role: str) -> Any:
 
 def init_module(module: Any, config) -> None:
     """Sets the parameters that this module itself owns (not those of its children)."""
-    if hasattr(module, "init_role"):
+    if role := getattr(module, "init_role", NEW_ROWS.get(type(module))):
         init_matrix = _init_nanochat if config.initialization == "nanochat" else _init_gpt2
-        init_matrix(module.weight, module.init_role, config)
+        init_matrix(module.weight, role, config)
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
     elif isinstance(module, nn.LayerNorm):

@@ -47,6 +47,25 @@ class TandemPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module):
         init_module(module, self.config)
 
+    def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
+        """As transformers has it, with the value embeddings; the rows that vocab_multiple adds stay outside the vocabulary."""
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return self.get_input_embeddings()
+        config, multiple = self.config, pad_to_multiple_of or 1
+        vocab_size = -(-(new_num_tokens or config.vocab_size) // multiple) * multiple
+        # First without the rows outside: a new id must not get one of them, which nothing has ever trained.
+        self._resize_rows(config.vocab_size, mean_resizing)
+        config.vocab_size = vocab_size
+        self._resize_rows(config.padded_vocab_size, mean_resizing)
+        config.vocab_size = self.vocab_size = vocab_size
+        return self.get_input_embeddings()
+
+    def _resize_rows(self, rows: int, mean_resizing: bool) -> None:
+        super().resize_token_embeddings(rows, mean_resizing=mean_resizing)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Embedding) and name.endswith("value_embedding"):
+                self._get_resized_embeddings(module, rows, mean_resizing=mean_resizing)
+
 
 class TandemModel(TandemPreTrainedModel):
     """The decoder without its head; last_hidden_state is normalized."""
@@ -220,9 +239,7 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         if shift_labels is not None:
             loss, nats_BT = self._loss(hidden_BTD, shift_labels, num_items_in_batch, per_token_loss)
         if loss is None or not (self.training or per_token_loss):
-            logits = self.lm_head(slice_logits_to_keep(hidden_BTD, logits_to_keep))[..., : self.config.vocab_size]
-            if (cap := self.config.final_logit_softcapping) is not None:
-                logits = cap * torch.tanh(logits.float() / cap)
+            logits = self._logits(slice_logits_to_keep(hidden_BTD, logits_to_keep))
         return TandemOutput(
             loss=loss,
             logits=logits,
@@ -232,14 +249,24 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
             nats=nats_BT if self.training else None,
         )
 
+    def _logits(self, hidden_BTD):
+        logits = self.lm_head(hidden_BTD)[..., : self.config.vocab_size]
+        if (cap := self.config.final_logit_softcapping) is not None:
+            logits = cap * torch.tanh(logits.float() / cap)
+        return logits
+
     def _loss(self, hidden_BTD, shift_labels, num_items_in_batch, per_token_loss: bool):
-        weight_VD = self.lm_head.weight[: self.config.vocab_size]
-        labels_N = shift_labels.flatten().to(hidden_BTD.device)
-        softcap = self.config.final_logit_softcapping
-        if per_token_loss:
-            nats_N = token_nll(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap)
-            return nats_N.view(shift_labels.shape), None
-        total, nats_N = summed_cross_entropy(hidden_BTD.flatten(0, 1), weight_VD, labels_N, softcap=softcap)
+        hidden_ND, labels_N = hidden_BTD.flatten(0, 1), shift_labels.flatten().to(hidden_BTD.device)
+        if isinstance(self.lm_head, nn.Linear):
+            weight_VD, softcap = self.lm_head.weight[: self.config.vocab_size], self.config.final_logit_softcapping
+            if per_token_loss:
+                return token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap).view(shift_labels.shape), None
+            total, nats_N = summed_cross_entropy(hidden_ND, weight_VD, labels_N, softcap=softcap)
+        else:  # PEFT has wrapped the head: its weight is the old one, and a product with that leaves the adapter out
+            nats_N = F.cross_entropy(self._logits(hidden_ND).float(), labels_N, reduction="none")
+            if per_token_loss:
+                return nats_N.view(shift_labels.shape), None
+            total, nats_N = nats_N.sum(), nats_N.detach()
         if num_items_in_batch is None:
             num_items_in_batch = (labels_N != IGNORED).sum().clamp(min=1)
         elif torch.is_tensor(num_items_in_batch):
