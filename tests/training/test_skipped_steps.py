@@ -9,6 +9,7 @@ from pipeline.artifacts.errors import DivergedError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe.schema import Monitor
 from pipeline.training.guard import AMONG_STEPS, MAX_SCALER_SKIPS, StepGuard
+from pipeline.training.trained_text import TrainedText
 from pipeline.training.trainer import TandemTrainer
 
 INFINITE = torch.tensor(torch.inf)
@@ -27,7 +28,7 @@ def trainer(tmp_path):
     trainer.rows = types.SimpleNamespace(origins=lambda step: [("books", 3, 0, step)])
     trainer.accelerator = types.SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), distributed_type="NO")
     trainer._tr_loss, trainer._globalstep_last_logged = torch.tensor(2.5), 5
-    trainer.guard = StepGuard(trainer.run, Monitor())
+    trainer.guard, trainer.text = StepGuard(trainer.run, Monitor()), TrainedText(None, torch.device("cpu"))
     return trainer
 
 
