@@ -5,6 +5,7 @@ bash run_tests.sh -m slow tests/build_on
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,8 @@ def test_a_lora_learns_merges_and_the_merged_folder_serves_every_command(place, 
 import torch
 ids = torch.arange(40)[None]
 told["modules"] = sorted({n.split(".lora_")[0].split(".")[-1] for n, p in trainer.model.named_parameters() if p.requires_grad})
-told["logits"] = trainer.model.eval()(ids).logits[0].tolist()
+exact = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False).eval()  # without TRL's bf16
+told["logits"] = exact(ids).logits[0].tolist()
 """,
     )
     assert (
@@ -227,11 +229,17 @@ def test_the_harness_and_our_command_give_a_chat_run_the_same_numbers(place):
     (place.path / name).parent.mkdir()
     (place.path / name).write_text(task)
     words = ["a list", "a number", "the file", "some text, of which there is more", "nothing"]
-    questions = [{"question": f"What is {w}?", "answers": words, "gold": n % 5} for n, w in enumerate(words * 4)]
+    questions = [{"question": f"What is {w}?", "answers": words, "gold": n * n % 5} for n, w in enumerate(words * 4)]
     place.write_lines("endings.jsonl", questions)
     ours = place.command("python -m pipeline.evals runs/NAME lm_eval:endings")
     theirs = place.command("python -m lm_eval --model hf")
-    pytest.fail(ours + theirs)
+    mine = re.findall(r"lm_eval/endings/(\w+) +([\d.]+) +([\d.]+) +20 ", ours)
+    assert [name for name, _, _ in mine] == ["acc", "acc_norm"]
+    by_harness = [
+        (name, float(value), float(error))
+        for name, value, error in re.findall(r"(acc\w*) *\|\S+ *\|([\d. ]+)\|\S+ *\|([\d. ]+)", theirs)
+    ]
+    assert [(name, float(value), float(error)) for name, value, error in mine] == by_harness
 
 
 @pytest.mark.slow
