@@ -50,7 +50,7 @@ def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_pa
         "gpt2",
         train=TEN_STEPS,
         run={"directory": str(tmp_path / "runs"), "name": "secrets", "callbacks": ["talkative:Talkative"]},
-        hub={"id": "somebody/secrets", "strategy": "every_save", "wait_at_end_s": 30.0},
+        hub={"id": "somebody/secrets", "strategy": "every_save"},
         monitor={"trackers": ["wandb"]},
     )
     status = tmp_path / "status"

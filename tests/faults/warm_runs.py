@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GRACE_S = 10.0  # for the other ranks of one that failed
+GRACE_S = 30.0  # for the other ranks of one that failed, as torchrun gives them
 
 
 @dataclass
