@@ -70,7 +70,10 @@ def test_more_or_fewer_ids_leave_the_others_as_they_were_and_the_model_loads_aga
     model.eval().save_pretrained(tmp_path / "theirs")
     save_model(model, tmp_path / "ours")
     for folder in ("theirs", "ours"):
-        assert torch.equal(load_model(tmp_path / folder)(new).logits, model(new).logits)
+        loaded = load_model(tmp_path / folder)
+        # Out of the mapped file: at its uneven addresses MKL may add in another order.
+        loaded.load_state_dict({name: tensor.clone() for name, tensor in loaded.state_dict().items()}, assign=True)
+        assert torch.equal(loaded(new).logits, model(new).logits)
 
 
 def test_a_new_id_gets_the_mean_of_the_trained_rows_and_not_one_of_the_padding():
