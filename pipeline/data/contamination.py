@@ -44,9 +44,15 @@ class Seen:
             flags[item] = bool(found[item])
         return flags
 
-    def findings(self, tasks: dict[str, list[str]]) -> dict[str, Any]:
-        """For the run's folder, JSON: by task its items' digest and number, which are contaminated (positions) and how
-        many cannot be judged."""
+    @classmethod
+    def together(cls, parts: list["Seen"]) -> "Seen":
+        """Of several runs' text, looked through for the same watch-list."""
+        ngrams = sorted_once([seen.ngrams for seen in parts])
+        return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
+
+    def findings(self, tasks: dict[str, list[str]], **searched: Any) -> dict[str, Any]:
+        """For the run's folder, JSON: by task its items' digest and number, which are contaminated (positions), how many
+        cannot be judged, and in how many shards they were looked for. searched: what else each task is to tell of that."""
         by_task = {}
         for name, texts in tasks.items():
             flags = self.contaminated(texts)
@@ -55,14 +61,17 @@ class Seen:
                 "items": len(texts),
                 "unjudged": [place for place, flag in enumerate(flags) if flag is None],
                 "contaminated": [place for place, flag in enumerate(flags) if flag],
+                "shards": self.shards,
+                "unchecked": self.unchecked,
+                **searched,
             }
-        return {"watchlist": self.watchlist, "shards": self.shards, "unchecked": self.unchecked, "tasks": by_task}
+        return {"tasks": by_task}
 
 
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
     """What `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
-    if found is None or findings["unchecked"] == findings["shards"] or found["digest"] != items_digest(texts):
+    if found is None or found.get("unchecked") == found.get("shards") or found["digest"] != items_digest(texts):
         return None
     contaminated, unjudged = set(found["contaminated"]), set(found["unjudged"])
     return [None if place in unjudged else place in contaminated for place in range(len(texts))]

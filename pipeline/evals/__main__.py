@@ -96,6 +96,26 @@ class Asked:
 
             settings = self._of_recipe("chat")
             self.chat = open_chat(self.tasks["chat"], self.arguments, settings=settings, cache=cache)
+        if self.arguments.search_text:
+            self._search_text()
+
+    def _search_text(self) -> None:
+        """Before the ranks join and the model is loaded: it can take long."""
+        from pipeline.artifacts.errors import RecipeError
+        from pipeline.evals.search_text import search_text
+        from pipeline.evals.watched import watched_bundle, watched_chat
+
+        if self.subject.run is None:
+            raise RecipeError(
+                f"command line: --search-text reads what a run trained on, and {self.subject.path} is no run. Leave it out, or name the run."
+            )
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise RecipeError(
+                "command line: --search-text reads on one process, the others would wait. Run it without accelerate launch first, with "
+                "--max-per-task 1; what it finds is kept for every later scoring."
+            )
+        tasks = watched_bundle(self.bundle) if "core" in self.tasks else {}
+        search_text(self.subject.run, tasks | (watched_chat(self.chat.tasks) if "chat" in self.tasks else {}))
 
     def _of_recipe(self, group: str) -> dict[str, Any]:
         return (self.recipe.get("evals") or {}).get(group) or {}

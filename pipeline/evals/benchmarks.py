@@ -15,8 +15,7 @@ from pipeline.evals.contamination import Findings
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.results import core_results
 from pipeline.evals.core.score import score_core
-from pipeline.evals.core.tasks import TASKS
-from pipeline.evals.watched import chat_texts, core_texts
+from pipeline.evals.watched import watched_bundle, watched_chat
 from pipeline.recipe.schema import Recipe, Source
 
 
@@ -44,9 +43,8 @@ class CoreBenchmark:
         """Nothing is asked of a tokenizer but what every run's has."""
 
     def watched_texts(self) -> dict[str, list[str]]:
-        """What the training text is searched for: every item of every task, in the order of its file."""
-        scored = [task for task in TASKS if task.name not in self.bundle.missing]
-        return {f"core/{task.name}": core_texts(task, self.bundle.items[task.file]) for task in scored}
+        """What the training text is searched for."""
+        return watched_bundle(self.bundle)
 
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
@@ -97,8 +95,8 @@ class ChatBenchmark:
         require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
 
     def watched_texts(self) -> dict[str, list[str]]:
-        """What the training text is searched for: every item of every task, in the order of asking."""
-        return {f"chat/{loaded.task.name}": chat_texts(loaded) for loaded in self.tasks}
+        """What the training text is searched for."""
+        return watched_chat(self.tasks)
 
     def score(
         self,

@@ -79,6 +79,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         choices=("fewer_shots", "crop"),
         help="core prompts beyond the model's positions: leave whole examples out, or keep the last tokens as nanochat does (default the recipe's, else fewer_shots)",
     )
+    tasks.add_argument(
+        "--search-text",
+        action="store_true",
+        help="core, chat: first look for their items in the text that the run, and those it comes from, trained on",
+    )
     chat = parser.add_argument_group("chat")
     chat.add_argument(
         "--chat-data",
@@ -119,6 +124,10 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     arguments.tasks = _tasks(arguments.tasks or ([] if arguments.own_task else list(DEFAULT)))
     if arguments.own_task and "chat" not in arguments.tasks:
         arguments.tasks["chat"] = []
+    if arguments.search_text and not {"core", "chat"} & arguments.tasks.keys():
+        raise RecipeError(
+            "command line: --search-text looks for the items of core and chat, and neither is asked for. Name one: core, chat:gsm8k."
+        )
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
         raise RecipeError(
             f"command line: --output {arguments.output} is in no folder that exists, so the results could not be kept. Make the folder first."

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.parents import parents_of
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.contamination import Seen, flags_of, without_contaminated
 from pipeline.data.watchlist import id_of_file
@@ -21,8 +23,12 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
     if not plan["watchlist"]:
         return None
     try:
-        findings = Seen.by_run(plan, id_of_file(plan["watchlist"])).findings(watched_tasks(benchmarks))
-        write_json(run.contamination, findings)
+        seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
+        parents, absent = parents_of(run)
+        not_searched = [*(parent.name for parent in parents), *absent]  # its own text alone passes by here
+        return keep_findings(
+            run, seen.findings(watched_tasks(benchmarks), text_of=[run.name], not_searched=not_searched)
+        )
     except Exception as error:  # whatever it is, it must not end a training
         print(
             f"contamination: which items stand in the training text cannot be told ({type(error).__name__}: {error}); the training goes on",
@@ -30,7 +36,15 @@ def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Fin
             flush=True,
         )
         return None
-    return findings
+
+
+def keep_findings(run: RunDirectory, findings: Findings) -> Findings:
+    """Write them down in place of what was found before for the same tasks; returns all that is known of the run."""
+    with file_lock(run.contamination.with_name(".contamination.lock")):  # two evaluations may end at the same time
+        before = findings_of(run)
+        kept = {"tasks": {**(before["tasks"] if before else {}), **findings["tasks"]}}
+        write_json(run.contamination, kept)
+    return kept
 
 
 def findings_of(run: RunDirectory | None) -> Findings | None:
@@ -43,13 +57,18 @@ def item_flags(findings: Findings | None, task: str, texts: list[str]) -> list[b
     return None if findings is None else flags_of(findings, task, texts)
 
 
-def clean_score(findings: Findings, correct: Sequence[float], flags: Sequence[bool | None]) -> dict[str, Any]:
-    """For a task's row: counts, its score with and without contaminated items, and at how many shards nobody looked.
+def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence[bool | None]) -> dict[str, Any]:
+    """For a task's row: counts, its score with and without contaminated items, and whose text was not looked through.
 
-    correct: of the items scored. flags: of the same items and in the same order, more may follow.
+    found: of the task, by the findings. correct: of the items scored. flags: of the same items and in the same order, more
+    may follow.
     """
-    found = without_contaminated(correct, flags[: len(correct)])
-    return found | {"shards": findings["shards"], "unchecked_shards": findings["unchecked"]}
+    return without_contaminated(correct, flags[: len(correct)]) | {
+        "shards": found["shards"],
+        "unchecked_shards": found["unchecked"],
+        "text_of": found["text_of"],
+        "not_searched": found["not_searched"],
+    }
 
 
 def clean_mean(
@@ -86,7 +105,7 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
     found = [row for row in results if "contamination" in row]
     tasks = [row["contamination"] for row in found if "left_out" not in row["contamination"]]
     if not tasks:
-        return "contamination: nobody looked for these items in the training text of this run"
+        return "contamination: nobody looked for these items in the training text of this run; --search-text reads it and looks"
     items, unjudged, contaminated = (sum(one[c] for one in tasks) for c in ("items", "unjudged", "contaminated"))
     line = f"contamination: {contaminated:,} of {items:,} scored items stand in the training text ({unjudged:,} cannot be judged)"
     without = [
@@ -96,6 +115,20 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
     ]
     if without:
         line += f"; without them {', '.join(without)}"
-    if unchecked := tasks[0]["unchecked_shards"]:
-        line += f"; at {unchecked:,} of {tasks[0]['shards']:,} shards nobody looked"
-    return line
+    return line + "".join(f"; {part}" for part in search_notes(tasks))
+
+
+def search_notes(tasks: list[dict[str, Any]]) -> list[str]:
+    """Whose text was looked through and whose not. tasks: of the rows of several tasks what they say of contamination."""
+    notes = []
+    most = max(tasks, key=lambda found: found["unchecked_shards"])
+    if most["unchecked_shards"]:
+        notes.append(f"at {most['unchecked_shards']:,} of {most['shards']:,} shards nobody looked")
+    texts, missing = (
+        list(dict.fromkeys(n for found in tasks for n in found[key])) for key in ("text_of", "not_searched")
+    )
+    if len(texts) > 1:
+        notes.append(f"looked through was the text of {', '.join(texts)}")
+    if missing:
+        notes.append(f"not looked through: that of {', '.join(missing)}, which this model comes from")
+    return notes

@@ -6,7 +6,8 @@ from typing import Any
 from pipeline.data.watchlist import Watchlist
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.items import ChatItem
-from pipeline.evals.core.tasks import CoreTask
+from pipeline.evals.core.bundle import Bundle
+from pipeline.evals.core.tasks import TASKS, CoreTask
 
 
 def core_texts(task: CoreTask, items: list[dict]) -> list[str]:
@@ -34,6 +35,17 @@ def _chat_text(item: ChatItem) -> str:
     asked = "\n".join(message.get("content") or "" for message in item.messages)
     # A program's answer begins with what was asked.
     return item.answer if item.answer.startswith(asked) else f"{asked}\n{item.answer}"
+
+
+def watched_bundle(bundle: Bundle) -> dict[str, list[str]]:
+    """The texts of every item of every task that the bundle has, in the order of its file, by the name of the metric."""
+    scored = [task for task in TASKS if task.name not in bundle.missing]
+    return {f"core/{task.name}": core_texts(task, bundle.items[task.file]) for task in scored}
+
+
+def watched_chat(tasks: list[LoadedTask]) -> dict[str, list[str]]:
+    """The texts of every item of every task, in the order of asking, by the name of the metric."""
+    return {f"chat/{loaded.task.name}": chat_texts(loaded) for loaded in tasks}
 
 
 def watched_tasks(benchmarks: list[Any]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ CARD = "README.md"
 def records(run: RunDirectory) -> list[Path]:
     """What a run writes beside its model; in the repository they lie at the root, under the same names."""
     report = [run.report / name for name in ("report.md", "report.html", "curves.png")]
-    return [run.recipe, run.manifest, run.metrics, run.samples, run.evals, *report]
+    return [run.recipe, run.manifest, run.metrics, run.samples, run.evals, run.contamination, *report]
 
 
 def collect(

@@ -7,10 +7,10 @@ from typing import Any
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
-from pipeline.preflight.reading import use_revisions
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.overlap import overlap_of
+from pipeline.sources.revisions import use_revisions
 from pipeline.tokenizer import identity
 from pipeline.training.agreement import on_rank_0
 

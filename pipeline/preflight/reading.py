@@ -13,6 +13,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError,
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import start_folder
+from pipeline.sources.revisions import use_revisions
 
 
 def reading_findings(
@@ -46,14 +47,6 @@ def _sources(recipe: Recipe) -> list[str]:
 
 def _run(recipe: Recipe) -> RunDirectory:
     return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
-
-
-def use_revisions(recipe: Recipe, inputs: dict[str, Any]) -> None:
-    """Set the commits of Hub datasets to those that a manifest's inputs name."""
-    for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
-        for spec, before in zip(specs, inputs.get(role, []), strict=False):
-            if spec.id is not None and spec.id == before["id"]:
-                spec.revision = before["revision"] or spec.revision
 
 
 def _tokenizer(recipe: Recipe) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from pipeline.evals.core.partial import why_partial
 from pipeline.report.benchmark_rows import Benchmark, series_of, task_name
 from pipeline.report.run_data import RunData
-from pipeline.report.tables import code, date, filled_table, number, percent, spread, table
+from pipeline.report.tables import cell, code, date, filled_table, number, percent, spread, table
 
 STEPS_OF_A_SERIES = 16
 
@@ -175,6 +175,9 @@ def _looked(benchmark: Benchmark) -> str:
     )
     if shards:
         line += f"; looked at were {number(shards - unchecked)} of {number(shards)} shards of that text"
+    missing = list(dict.fromkeys(name for row in found for name in row.get("not_searched") or []))
+    if missing:
+        line += f"; the text of {', '.join(map(cell, missing))}, which this model comes from, was not looked at"
     return f"{line}.\n"
 
 

@@ -1,11 +1,8 @@
 """Texts that the model wrote: before its fine-tuning where there was one, while training, and by command."""
 
-from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.checkpoints import SEAL
-from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.parents import base_run
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.tables import filled_table, number, table
 
@@ -37,29 +34,8 @@ def _while_training(data: RunData) -> str:
 
 def parent_of(data: RunData) -> RunData | None:
     """The run whose model this one began with, where it still lies and its model has the recorded hash."""
-    begun_with = (data.manifest.get("inputs") or {}).get("start_from") or {}
-    if not begun_with.get("from"):
-        return None
-    model = Path(begun_with["from"])
-    here = data.run.path.resolve().parent
-    # As it was named, or beside this run: of runs/<name>/model or runs/<name>/checkpoints/checkpoint-<step> the run.
-    for candidate in (model, here / Path(*model.parts[-2:]), here / Path(*model.parts[-3:])):
-        weights = {k: v for k, v in begun_with.items() if k.endswith(".safetensors")}
-        if weights and _has_weights(candidate, weights):
-            run = candidate.parent.parent if candidate.parent.name == "checkpoints" else candidate.parent
-            try:
-                return read_run(str(run))
-            except InputMissingError:
-                continue
-    return None
-
-
-def _has_weights(model: Path, hashes: dict[str, str]) -> bool:
-    try:
-        files = read_json(model / SEAL)["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return all((files.get(name) or {}).get("sha256") == digest for name, digest in hashes.items())
+    base = base_run(data.run.path, data.manifest)
+    return None if base is None else read_run(str(base.path))
 
 
 def _last_texts(data: RunData) -> dict[str, str]:

@@ -252,12 +252,25 @@ def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text
     watchlist = Watchlist.of(tasks)
     seen = Seen(watchlist.id, watchlist.found(documents(text_files[0])), 3, 1)
     findings = json.loads(json.dumps(seen.findings(tasks)))
-    assert findings["unchecked"] == 1
     assert findings["tasks"].keys() == watchlist.tasks.keys()
     for name, items in tasks.items():
+        assert (findings["tasks"][name]["shards"], findings["tasks"][name]["unchecked"]) == (3, 1)
         assert flags_of(findings, name, items) == seen.contaminated(items)
     assert flags_of(findings, "known", tasks["known"][1:]) is None
     assert flags_of(findings, "other", tasks["known"]) is None
+    nowhere = Seen(watchlist.id, seen.ngrams, 3, 3).findings(tasks)
+    assert flags_of(nowhere, "known", tasks["known"]) is None
+
+
+def test_what_several_runs_read_is_what_they_read_together(tasks, text_files):
+    watchlist = Watchlist.of(tasks)
+    parts = [Seen(watchlist.id, watchlist.found(documents(path)), 3, 1) for path in text_files[:2]]
+    both = Seen.together(parts)
+    assert (both.shards, both.unchecked) == (6, 2)
+    for name, items in tasks.items():
+        each = [part.contaminated(items) for part in parts]
+        expected = [None if a is None else a or b for a, b in zip(*each, strict=True)]
+        assert both.contaminated(items) == expected, name
 
 
 def test_the_score_without_contaminated_items_keeps_those_that_cannot_be_judged():

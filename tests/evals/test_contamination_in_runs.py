@@ -1,13 +1,15 @@
 """Evaluation items that stand in a run's training text: found while it is prepared, told beside every score."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
-from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.__main__ import main as prepare
 from pipeline.data.watchlist import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
@@ -29,6 +31,7 @@ from tests.runner import WarmRunner
 BY_NAME = {task.name: task for task in TASKS}
 SCORED = ("squad", "copa", "winograd")
 MOST = 12  # items of each task; fewer are scored
+HALF_SEARCHED = {"shards": 2, "unchecked": 1, "text_of": ["own"], "not_searched": ["gone"]}  # of a task's findings
 MADE_UP = "purple kettles argue with nine wooden admirals about the price of fog in lower"
 
 
@@ -107,9 +110,10 @@ def test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them(ru
     for entry in entries_of(run.directory):
         assert_told(entry, flags, 8)
     findings = findings_of(run)
-    assert findings["unchecked"] == 0 < findings["shards"]
     for name in SCORED:
         found = findings["tasks"][f"core/{name}"]
+        assert found["unchecked"] == 0 < found["shards"]
+        assert (found["text_of"], found["not_searched"]) == (["run"], [])
         assert found["contaminated"] == [place for place, flag in enumerate(flags[name]) if flag]
         assert found["unjudged"] == [place for place, flag in enumerate(flags[name]) if flag is None] == [4]
     assert "contamination:" not in run.output
@@ -132,7 +136,8 @@ def test_a_run_that_was_killed_and_resumed_tells_what_an_undisturbed_one_tells(r
     whole = runner.train(recipe, "run.name=whole", f"data.cache_dir={runner.folder / 'other'}")
     runner.kill(recipe, name="cut", after_step=7)
     run = runner.train(recipe, "run.callbacks=[]")
-    assert findings_of(run) == findings_of(whole)
+    found, undisturbed = findings_of(run)["tasks"], findings_of(whole)["tasks"]
+    assert found == {name: about | {"text_of": ["cut"]} for name, about in undisturbed.items()}
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
@@ -153,9 +158,9 @@ def test_text_that_was_prepared_before_is_counted_and_can_be_looked_at_later(run
     runner.train(recipe, "evals.core.every_steps=null", "run.name=before")
     run = runner.train(recipe)
     (line,) = [line for line in run.output.splitlines() if line.startswith("contamination: ")]
-    findings = findings_of(run)
-    assert findings["unchecked"] == findings["shards"] > 0
-    assert f"in {findings['shards']} of {findings['shards']} shards" in line
+    found = findings_of(run)["tasks"]["core/copa"]
+    assert found["unchecked"] == found["shards"] > 0
+    assert f"in {found['shards']} of {found['shards']} shards" in line
     assert not any("contamination" in row for entry in entries_of(run.directory) for row in entry["results"])
     module, *arguments = line.partition("python -m ")[2].split()
     assert (module, prepare(arguments)) == ("pipeline.data", 0)
@@ -174,7 +179,7 @@ def test_a_run_whose_used_shards_are_deleted_tells_the_same(runner):
     seen = list(runner.cache.rglob("seen-*"))
     kept = [shard for folder in {path.parent for path in seen} for shard in folder.glob("shard-*.safetensors")]
     assert len(seen) > len(kept)
-    assert findings_of(run)["unchecked"] == 0
+    assert findings_of(run)["tasks"]["core/copa"]["unchecked"] == 0
     assert_told(entries_of(run.directory)[-1], flags, 8)
 
 
@@ -203,6 +208,95 @@ def test_an_sft_run_tells_which_chat_items_stand_in_its_conversations(runner, ca
     )
     (again,) = entries_of(run.directory)[-1]["results"]
     assert again["contamination"] == found
+
+
+def test_the_text_of_a_finished_run_can_be_searched_and_what_was_found_is_kept(runner, capsys):
+    recipe, flags = recipe_of(runner, "plain", every_steps=None)
+    run = runner.train(recipe)
+    shutil.rmtree(runner.cache / "shards")  # as on another machine
+    assert evaluate([str(run.directory), "core", "--search-text"]) == 0
+    assert_told(entries_of(run.directory)[-1], flags, MOST)
+    found = findings_of(run)
+    assert evaluate([str(run.directory), "core:copa", "--search-text"]) == 0
+    assert findings_of(run) == found
+    capsys.readouterr()
+    assert evaluate([str(run.directory), "core"]) == 0
+    assert "contamination: 12 of 36 scored items stand in the training text" in capsys.readouterr().out
+    assert_told(entries_of(run.directory)[-1], flags, MOST)
+
+
+def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
+    base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 10}))
+    own, asked = runner.folder / "own.jsonl", {"role": "user", "content": "Go on."}
+    trained = [json.loads(line)["messages"] for line in runner.chat_files[0].read_text().splitlines()]
+    known = [talk[1]["content"] for talk in trained if len(talk) == 2 and len(talk[1]["content"].split()) >= 14][:2]
+    texts = known + trained_words(runner.text_files, count=24)[:3] + [f"{MADE_UP} place {n}" for n in range(4)]
+    own.write_text(
+        "".join(json.dumps({"messages": [asked, {"role": "assistant", "content": t}]}) + "\n" for t in texts)
+    )
+    tasks = [{"name": "mine", "files": "own.jsonl", "checker": "contains"}]
+    evals = {"chat": {"every_steps": 10, "tasks": [], "own": tasks, "max_new_tokens": 4}}
+    model = {"start_from": str(base.directory)}
+    recipe = yaml.safe_load(runner.sft_recipe("talk", "gpt2", train={"max_steps": 10}, evals=evals).read_text())
+    recipe_file = runner.folder / "talk.yaml"
+    recipe["data"] |= {"row_tokens": 64, "batch_tokens": 512}  # as the base has positions
+    recipe_file.write_text(yaml.safe_dump({**recipe, "model": model, "tokenizer": {}}))
+    run = runner.train(recipe_file, stage="sft")
+    (row,) = entries_of(run.directory)[-1]["results"]
+    assert (row["contamination"]["contaminated"], row["contamination"]["text_of"]) == (2, ["talk"])
+    assert row["contamination"]["not_searched"] == ["base"]
+
+    arguments = [str(run.directory), "--own-task", f"mine={own}", "--checker", "contains", "--max-new-tokens", "4"]
+    capsys.readouterr()
+    assert evaluate([*arguments, "--search-text"]) == 0
+    (row,) = entries_of(run.directory)[-1]["results"]
+    found = row["contamination"]
+    assert (found["contaminated"], found["text_of"], found["not_searched"]) == (5, ["talk", "base"], [])
+    both = findings_of(run)["tasks"]["chat/mine"]["contaminated"]
+    said = capsys.readouterr().out
+    assert "contamination: 5 of 9 scored items" in said
+    assert "looked through was the text of talk, base" in said
+
+    changed = yaml.safe_load(RunDirectory(base.directory).recipe.read_text())
+    changed["data"]["sources"] = changed["data"]["sources"][:1]
+    RunDirectory(base.directory).recipe.write_text(yaml.safe_dump(changed))
+    assert evaluate([*arguments, "--search-text"]) == 0
+    told = capsys.readouterr()
+    assert "the text of base is not searched" in told.err
+    assert "are not those that the run trained on" in told.err
+    assert "not looked through: that of base, which this model comes from" in told.out
+    (own_text,) = (set(entry["contaminated"]) for entry in findings_of(run)["tasks"].values())
+    assert (len(own_text), len(both)) == (2, 5)
+    assert own_text < set(both)
+
+
+def test_text_that_has_changed_is_not_searched(runner):
+    recipe, _ = recipe_of(runner, "plain", every_steps=None)
+    run = runner.train(recipe)
+    content = yaml.safe_load((run.directory / "recipe.yaml").read_text())
+    content["data"]["sources"] = content["data"]["sources"][::-1][:1]
+    (run.directory / "recipe.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(DataError, match="are not those that the run trained on"):
+        evaluate([str(run.directory), "core", "--search-text"])
+    assert not (run.directory / "report" / "contamination.json").exists()
+
+
+def test_a_search_that_cannot_be_made_is_refused_before_the_model_is_loaded(
+    tmp_path, text_files, monkeypatch, tiny_model
+):
+    bundle, _ = bundle_of(tmp_path / "bundle", text_files)
+    with pytest.raises(RecipeError, match="neither is asked for"):
+        evaluate([str(tiny_model), "bpb", "--search-text"])
+    with pytest.raises(RecipeError, match="is no run"):
+        evaluate([str(tiny_model), "core", "--bundle", str(bundle), "--search-text"])
+    run = RunDirectory(tmp_path / "run")
+    run.update_manifest(name="run")
+    shutil.copytree(tiny_model, run.model)
+    with pytest.raises(InputMissingError, match="what the run trained on is not recorded"):
+        evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="on one process"):
+        evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
 
 
 def test_findings_that_cannot_be_told_end_no_training(tmp_path, capsys):
@@ -246,11 +340,11 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
             key: [n for n, flag in enumerate(flags[name]) if flag is is_]
             for key, is_ in (("contaminated", True), ("unjudged", None))
         }
-        tasks[f"core/{name}"] = {"digest": items_digest(texts), "items": len(texts), **found}
+        tasks[f"core/{name}"] = {"digest": items_digest(texts), "items": len(texts), **found, **HALF_SEARCHED}
     # Of a model that answers all but the contaminated ones rightly.
     scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 7, 0) for name in SCORED]
     score = CoreScore(scores, dict(bundle.missing), bundle, "", 1.0, 1, 1)
-    rows = core_results(score, {"shards": 2, "unchecked": 1, "tasks": tasks})
+    rows = core_results(score, {"tasks": tasks})
     assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 5
     assert all(row["value"] < 1 for row in rows)
 
@@ -263,9 +357,9 @@ def test_a_chat_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
         tasks.append(LoadedTask(task=BUILT_IN[name], items=items, files=[{"sha256": ""}]))
         texts = chat_texts(tasks[-1])
         about = {"digest": items_digest(texts), "items": 8, "contaminated": [1, 2, 7], "unjudged": [0]}
-        found[f"chat/{name}"] = about
+        found[f"chat/{name}"] = about | HALF_SEARCHED
         scores.append(chat_score(name, [True, False, False, True, True]))
-    rows = chat_results(tasks, scores, {"shards": 2, "unchecked": 0, "tasks": found})
+    rows = chat_results(tasks, scores, {"tasks": found})
     assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 6
     assert rows[0]["name"] == "chat/core_part"
     assert (rows[0]["contamination"]["contaminated"], rows[0]["contamination"]["items"]) == (10, 25)
@@ -292,10 +386,9 @@ def chat_score(name, correct):
 
 
 def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
-    findings = {"shards": 4, "unchecked": 1}
     cleaned = {
-        "a": clean_score(findings, [True, False], [True, False, None]),
-        "b": clean_score(findings, [True], [True, True]),
+        "a": clean_score(HALF_SEARCHED, [True, False], [True, False, None]),
+        "b": clean_score(HALF_SEARCHED | {"text_of": ["own", "base"]}, [True], [True, True]),
     }
     accuracies = {"a": 0.5, "b": 1.0, "c": 0.25}
     mean = clean_mean(accuracies, cleaned, lambda name, accuracy: accuracy - (0.25 if name == "a" else 0))
@@ -305,7 +398,8 @@ def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
     rows = [{"name": "mean", "contamination": mean}, *({"name": n, "contamination": c} for n, c in cleaned.items())]
     assert contamination_line(rows) == (
         "contamination: 2 of 3 scored items stand in the training text (0 cannot be judged); without them mean 0.000000; "
-        "at 1 of 4 shards nobody looked"
+        "at 1 of 2 shards nobody looked; looked through was the text of own, base; "
+        "not looked through: that of gone, which this model comes from"
     )
     assert clean_mean(accuracies, {}, lambda name, accuracy: accuracy) is None
 

@@ -374,11 +374,12 @@ def test_a_public_repository_does_not_silently_take_a_private_run(hub, run, tmp_
 
 
 def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(hub, run, tmp_path):
+    write_text(run.contamination, '{"tasks": {}}')
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
     assert done.returncode == 0, done.stderr
     restored = RunDirectory(tmp_path / "elsewhere" / "quick-1a2b3c")
-    for path in [*run.model.iterdir(), run.recipe]:
+    for path in [*run.model.iterdir(), run.recipe, run.contamination]:
         assert (restored.path / path.relative_to(run.path)).read_bytes() == path.read_bytes()
     assert restored.read_manifest()["pulled_from"]["id"] == "somebody/quick"
     assert command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere").returncode == 73

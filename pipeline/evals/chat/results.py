@@ -64,7 +64,7 @@ def _cleaned(
     for score in scores if findings else []:
         flags = item_flags(findings, f"chat/{score.name}", chat_texts(loaded[score.name]))
         if findings and flags is not None:
-            cleaned[score.name] = clean_score(findings, score.correct, flags)
+            cleaned[score.name] = clean_score(findings["tasks"][f"chat/{score.name}"], score.correct, flags)
     return cleaned
 
 

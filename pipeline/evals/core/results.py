@@ -66,7 +66,9 @@ def _cleaned(score: CoreScore, findings: Findings | None) -> dict[str, dict[str,
         texts = core_texts(scored.task, score.bundle.items[scored.task.file])
         flags = item_flags(findings, f"core/{scored.task.name}", texts)
         if findings and flags is not None:
-            cleaned[scored.task.name] = clean_score(findings, scored.correct.tolist(), in_order(flags, None))
+            cleaned[scored.task.name] = clean_score(
+                findings["tasks"][f"core/{scored.task.name}"], scored.correct.tolist(), in_order(flags, None)
+            )
     return cleaned
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.parents import forked_run, name_of_model
 from pipeline.report.run_data import RunData, read_run
 from pipeline.report.samples import parent_of
 from pipeline.report.tables import cell
@@ -58,20 +58,14 @@ def _started(data: RunData) -> Parent | None:
         return _published(run)
     if set(begun) <= {"from", "commit"} and is_repo_id(start) and not Path(start).exists():
         return Parent(name=start, repo_id=start)  # of a folder the weights' hashes are recorded
-    folder = Path(start)
-    steps = 2 if folder.parent.name == "checkpoints" else 1 if folder.name == "model" else 0
-    return Parent(name=folder.parts[-1 - steps] if len(folder.parts) > steps else str(folder))
+    return Parent(name=name_of_model(Path(start)))
 
 
 def _forked(data: RunData) -> Parent | None:
     if not (name := (data.manifest.get("forked_from") or {}).get("run")):
         return None
-    for path in (Path(name), data.run.path.resolve().parent / Path(name).name):
-        try:
-            return _published(read_run(str(path)))
-        except InputMissingError:
-            continue
-    return Parent(name=Path(name).name)
+    parent = forked_run(data.run.path, data.manifest)
+    return Parent(name=Path(name).name) if parent is None else _published(read_run(str(parent.path)))
 
 
 def _published(run: RunData) -> Parent:
