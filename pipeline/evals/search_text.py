@@ -38,14 +38,14 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]]) -> Findings:
         if parent.path.resolve() in text_of:
             continue
         try:
+            further, absent = parents_of(parent)
+            parents += further
+            not_searched += absent
             seen.append(_seen(parent, watchlist))
             text_of[parent.path.resolve()] = parent.name
         except TandemError as error:
             print(f"contamination: the text of {parent.name} is not searched. {error}", file=sys.stderr, flush=True)
             not_searched.append(parent.name)
-        further, absent = parents_of(parent)
-        parents += further
-        not_searched += absent
     found = Seen.together(seen).findings(tasks, text_of=list(text_of.values()), not_searched=not_searched)
     return keep_findings(run, found)
 

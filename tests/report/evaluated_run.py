@@ -101,6 +101,8 @@ def contaminated(row, found, without):
             "score_without": without,
             "shards": 8,
             "unchecked_shards": 2,
+            "text_of": ["a"],
+            "not_searched": ["the|base"],
         }
     }
 
