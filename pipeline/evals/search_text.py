@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pipeline.model.build  # noqa: F401 - transformers warns of a tokenizer beside a model that it does not know
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
 from pipeline.artifacts.parents import parents_of
