@@ -150,6 +150,11 @@ def babbler(tokenizer, tmp_path):
     return tmp_path / "babbler"
 
 
+def whole_answer(model, prompt, arguments):
+    command = [sys.executable, "-m", "pipeline.chat", model, "-p", prompt, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, browser, tmp_path):
     arguments = ["--greedy", "--max-new-tokens", "3000"]
     with page(babbler, arguments=arguments, log=tmp_path / "log") as (address, _):
@@ -164,6 +169,9 @@ def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, brow
         time.sleep(1)  # for pieces that were on their way
         stopped = visitor.messages()
         assert len(stopped) == 2
+        assert (
+            0 < len(stopped[1]) < 0.9 * len(whole_answer(babbler, "xyz", arguments))
+        )  # it did not just wait for the end
         time.sleep(1)
         assert visitor.messages() == stopped
         visitor.send("and")  # the conversation goes on
