@@ -50,9 +50,12 @@ class Seen:
         ngrams = sorted_once([seen.ngrams for seen in parts])
         return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
 
-    def findings(self, tasks: dict[str, list[str]], **searched: Any) -> dict[str, Any]:
-        """For the run's folder, JSON: by task its items' digest and number, which are contaminated (positions), how many
-        cannot be judged, and in how many shards they were looked for. searched: what else each task is to tell of that."""
+    def findings(self, tasks: dict[str, list[str]], *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
+        """For the run's folder, JSON: by task its items' digest and number, which are contaminated (positions), which cannot
+        be judged, and where they were looked for.
+
+        text_of: the runs whose text this is. not_searched: what the model comes from beside them.
+        """
         by_task = {}
         for name, texts in tasks.items():
             flags = self.contaminated(texts)
@@ -63,7 +66,8 @@ class Seen:
                 "contaminated": [place for place, flag in enumerate(flags) if flag],
                 "shards": self.shards,
                 "unchecked": self.unchecked,
-                **searched,
+                "text_of": text_of,
+                "not_searched": not_searched,
             }
         return {"tasks": by_task}
 
@@ -71,7 +75,9 @@ class Seen:
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
     """What `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
-    if found is None or found.get("unchecked") == found.get("shards") or found["digest"] != items_digest(texts):
+    if found is None or "shards" not in found:  # as it was written before tasks told of their own search
+        return None
+    if found["unchecked"] == found["shards"] or found["digest"] != items_digest(texts):
         return None
     contaminated, unjudged = set(found["contaminated"]), set(found["unjudged"])
     return [None if place in unjudged else place in contaminated for place in range(len(texts))]

@@ -124,9 +124,8 @@ def search_notes(tasks: list[dict[str, Any]]) -> list[str]:
     most = max(tasks, key=lambda found: found["unchecked_shards"])
     if most["unchecked_shards"]:
         notes.append(f"at {most['unchecked_shards']:,} of {most['shards']:,} shards nobody looked")
-    texts, missing = (
-        list(dict.fromkeys(n for found in tasks for n in found[key])) for key in ("text_of", "not_searched")
-    )
+    texts = [name for name in most["text_of"] if all(name in found["text_of"] for found in tasks)]
+    missing = dict.fromkeys(name for found in tasks for name in found["not_searched"])
     if len(texts) > 1:
         notes.append(f"looked through was the text of {', '.join(texts)}")
     if missing:

@@ -15,15 +15,13 @@ def held_out_rows(run: RunDirectory, tokenizer: Any) -> Any:
     from pipeline.data.prepare import Preparation, locks
     from pipeline.data.validation import ValidationRows
     from pipeline.data.work import Workshop
-    from pipeline.recipe import read_recipe
-    from pipeline.sources.open import open_sources
+    from pipeline.evals.own_sources import own_sources
 
     if not run.recipe.exists():
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
-    recipe = read_recipe([str(run.recipe)], stage=None)
-    sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    recipe, sources = own_sources(run)
     plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
         for _ in Workshop(plan, tokenizer, sources=sources).prepare():

@@ -14,10 +14,8 @@ from pipeline.data.contamination import Seen
 from pipeline.data.prepare import prepare_now
 from pipeline.data.watchlist import Watchlist, id_of_file
 from pipeline.evals.contamination import Findings, keep_findings
+from pipeline.evals.own_sources import own_sources
 from pipeline.evals.subject import find_subject
-from pipeline.recipe import read_recipe
-from pipeline.sources.open import open_sources
-from pipeline.sources.revisions import use_revisions
 from pipeline.tokenizer.ready import open_tokenizer
 
 LINE_EVERY_S = 10.0
@@ -56,10 +54,8 @@ def _seen(run: RunDirectory, watchlist: Watchlist) -> Seen:
     inputs = run.read_manifest().get("inputs") or {}
     if not (inputs and run.recipe.exists()):
         raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")
-    recipe = read_recipe([str(run.recipe)], stage=None)
-    use_revisions(recipe, inputs)
-    recipe.data.batch_tokens, recipe.train["max_steps"] = inputs["batch_tokens"], inputs["max_steps"]
-    sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    recipe, sources = own_sources(run)
+    recipe.data.batch_tokens = inputs["batch_tokens"]  # it may follow from the number of processes, which were others
     _refuse_changed(run, sources[0], inputs["sources"])
     folder = find_subject(str(run.path)).path
     tokenizer = open_tokenizer(folder, revision=None, beside=None, where=folder)

@@ -251,15 +251,18 @@ def test_a_killed_child_and_its_successor_find_what_an_undisturbed_one_finds(ben
 def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text_files):
     watchlist = Watchlist.of(tasks)
     seen = Seen(watchlist.id, watchlist.found(documents(text_files[0])), 3, 1)
-    findings = json.loads(json.dumps(seen.findings(tasks)))
+    findings = json.loads(json.dumps(seen.findings(tasks, text_of=["own"], not_searched=["base"])))
     assert findings["tasks"].keys() == watchlist.tasks.keys()
     for name, items in tasks.items():
         assert (findings["tasks"][name]["shards"], findings["tasks"][name]["unchecked"]) == (3, 1)
         assert flags_of(findings, name, items) == seen.contaminated(items)
     assert flags_of(findings, "known", tasks["known"][1:]) is None
     assert flags_of(findings, "other", tasks["known"]) is None
-    nowhere = Seen(watchlist.id, seen.ngrams, 3, 3).findings(tasks)
+    nowhere = Seen(watchlist.id, seen.ngrams, 3, 3).findings(tasks, text_of=["own"], not_searched=[])
     assert flags_of(nowhere, "known", tasks["known"]) is None
+    told = {key: value for key, value in findings["tasks"]["known"].items() if key not in ("shards", "unchecked")}
+    before = {"watchlist": watchlist.id, "shards": 3, "unchecked": 1, "tasks": {"known": told}}  # of an older version
+    assert flags_of(before, "known", tasks["known"]) is None
 
 
 def test_what_several_runs_read_is_what_they_read_together(tasks, text_files):

@@ -25,6 +25,7 @@ from pipeline.evals.core.prompts import in_order
 from pipeline.evals.core.results import core_results
 from pipeline.evals.core.score import CoreScore, TaskScore
 from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.search_text import search_text
 from pipeline.evals.watched import chat_texts, core_texts
 from tests.runner import WarmRunner
 
@@ -225,6 +226,27 @@ def test_the_text_of_a_finished_run_can_be_searched_and_what_was_found_is_kept(r
     assert_told(entries_of(run.directory)[-1], flags, MOST)
 
 
+def test_of_a_run_in_epochs_every_source_is_searched_to_its_end(runner):
+    documents = [line for path in runner.text_files for line in path.read_text().splitlines()]
+    long, short = runner.folder / "long.jsonl", runner.folder / "short.jsonl"
+    long.write_text("\n".join(documents[:200]) + "\n")
+    short.write_text("\n".join(documents[200:210]) + "\n")
+    recipe, _ = recipe_of(runner, "epochs", every_steps=None)
+    content = yaml.safe_load(recipe.read_text())
+    content["data"] |= {"sources": [{"files": str(long)}, {"files": str(short)}], "shard_rows": 16}
+    del content["train"]["max_steps"]
+    content["train"] |= {"num_train_epochs": 1, "save_steps": 1000}
+    recipe.write_text(yaml.safe_dump(content))
+    run = runner.train(recipe)
+    last = [" ".join(json.loads(line)["text"].split()[:20]) for line in documents[150:200]]
+    watched = [text for text in last if len(text.split()) == 20]
+    (found,) = search_text(RunDirectory(run.directory), {"task": watched})["tasks"].values()
+    keys = [share["key"] for share in RunDirectory(run.directory).read_manifest()["shares"].values()]
+    sealed = sum(len(list((runner.cache / "shards" / key).glob("shard-*.safetensors"))) for key in keys)
+    assert (found["shards"], found["unchecked"]) == (sealed, 0)
+    assert found["contaminated"] == list(range(len(watched)))
+
+
 def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
     base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 10}))
     own, asked = runner.folder / "own.jsonl", {"role": "user", "content": "Go on."}
@@ -398,9 +420,10 @@ def test_the_mean_without_contaminated_items_names_what_it_leaves_out():
     rows = [{"name": "mean", "contamination": mean}, *({"name": n, "contamination": c} for n, c in cleaned.items())]
     assert contamination_line(rows) == (
         "contamination: 2 of 3 scored items stand in the training text (0 cannot be judged); without them mean 0.000000; "
-        "at 1 of 2 shards nobody looked; looked through was the text of own, base; "
-        "not looked through: that of gone, which this model comes from"
+        "at 1 of 2 shards nobody looked; not looked through: that of gone, which this model comes from"
     )
+    rows[1]["contamination"] |= {"text_of": ["base", "own"], "not_searched": []}
+    assert "; looked through was the text of base, own; not looked through: that of gone" in contamination_line(rows)
     assert clean_mean(accuracies, {}, lambda name, accuracy: accuracy) is None
 
 

@@ -111,10 +111,8 @@ def test_contaminated_items_are_told_with_the_score_without_them(tmp_path):
     assert (copa["contaminated"], copa["accuracy without them"]) == ("1 of 4 (33.33 %)", "0.2345")
     assert copa["notes"] == "items too short to look for: 1"
     assert cells(text, "piqa")["contaminated"] == "-"
-    assert (
-        "looked at were 6 of 8 shards of that text; the text of the\\|base, which this model comes from, was not"
-        in text
-    )
+    assert "looked at were 6 of 8 shards of that text" in text
+    assert "; the text of the\\|base, which this model comes from, was not looked at" in text
 
 
 def test_several_steps_make_a_series_and_only_the_newest_is_told_task_by_task(tmp_path):
