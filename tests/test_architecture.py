@@ -1,4 +1,4 @@
-"""The shape of the code base: one import direction, short files, no shadowed names."""
+"""The shape of the code base: one import direction, no walls, no shadowed names."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = ["hardware", "artifacts", "recipe", "monitor", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports them
 ORDER = ROOMS + ENTRIES
-MOST_LINES = 300
+MOST_LINES = 1000
 
 
 def room_of(path: Path) -> str:
@@ -62,9 +62,9 @@ def test_imports_are_absolute_except_in_the_model_that_travels_alone():
     assert not wrong, "model's files import relatively and nothing of ours, all others absolutely:\n" + "\n".join(wrong)
 
 
-def test_files_stay_short():
+def test_no_module_is_a_wall():
     long = {str(p.relative_to(ROOT)): n for p in FILES if (n := len(p.read_text().splitlines())) > MOST_LINES}
-    assert not long, f"files over {MOST_LINES} lines, split by responsibility: {long}"
+    assert not long, f"files over {MOST_LINES} lines, split by subject: {long}"
 
 
 def test_names_do_not_shadow_libraries():
