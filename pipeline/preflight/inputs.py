@@ -9,6 +9,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.held_out import use_held_out
 from pipeline.sources.overlap import overlap_of
 from pipeline.sources.revisions import use_revisions
 from pipeline.tokenizer import identity
@@ -16,9 +17,12 @@ from pipeline.training.agreement import on_rank_0
 
 
 def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
-    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now."""
+    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now, and
+    holds out the files that it has held out."""
     if run.step:
-        use_revisions(recipe, run.directory.read_manifest().get("inputs", {}))
+        inputs = run.directory.read_manifest().get("inputs", {})
+        use_revisions(recipe, inputs)
+        use_held_out(recipe, inputs)
 
 
 def record_inputs(

@@ -13,6 +13,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError,
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import start_folder
+from pipeline.sources.held_out import use_held_out
 from pipeline.sources.revisions import use_revisions
 
 
@@ -39,7 +40,9 @@ def _sources(recipe: Recipe) -> list[str]:
     goes_on = run.has_trained()
     if goes_on:
         recipe = copy.deepcopy(recipe)
-        use_revisions(recipe, run.read_manifest().get("inputs", {}))
+        inputs = run.read_manifest().get("inputs", {})
+        use_revisions(recipe, inputs)
+        use_held_out(recipe, inputs)
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
