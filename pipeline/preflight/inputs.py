@@ -44,6 +44,7 @@ def record_inputs(
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),
+            **_validation_bytes(begun, validation, tokenizer),
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
@@ -62,6 +63,12 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     overlap = overlap_of(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
+
+
+def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, int]:
+    """Counted at the first start; absent where no bytes are known."""
+    scored = begun.get("validation_bytes") if begun else validation.scored_bytes(tokenizer)
+    return {} if scored is None else {"validation_bytes": scored}
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

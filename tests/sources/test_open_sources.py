@@ -276,7 +276,9 @@ def test_of_many_small_files_a_tenth_at_most_is_held_out_and_not_the_last_one(tm
     assert not trained.keys() & held.keys()
     share = sum(held.values()) / (sum(held.values()) + sum(trained.values()))
     assert 0.08 < share <= 0.1  # 0.6 MB in all: a hundredth of it could not be scored
-    assert max(int(label[:3]) for label in held) - min(int(label[:3]) for label in held) > 60  # from all over the folder
+    assert (
+        max(int(label[:3]) for label in held) - min(int(label[:3]) for label in held) > 60
+    )  # from all over the folder
 
 
 def test_of_very_many_files_a_hundredth_of_the_text_is_held_out(tmp_path):
@@ -326,7 +328,7 @@ def test_copies_of_a_file_drawn_are_held_out_with_it(tmp_path):
 def test_a_run_begun_with_another_split_keeps_it(tmp_path):
     write_folder(tmp_path / "books", 120)
     made = recipe(tmp_path, Source(files="books"))
-    train, validation = open_sources(made, kind="text")
+    _, validation = open_sources(made, kind="text")
     before = {"name": "books", "files": [{"label": "119.txt", "sha256": "", "bytes": 5000}]}
     use_held_out(made, {"validation": [before]})
     assert split_of(made)[1].keys() == {"119.txt"}
