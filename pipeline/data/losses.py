@@ -20,7 +20,7 @@ from pipeline.tokenizer.chat import render
 MUCH = 0.01  # Of the conversations, or of the rows of the files.
 HELD = 0.99  # Of the conversations, by the row length that is advised.
 SAMPLE = 2_000  # Conversations: a share of 1 % is then known to 0.2 %.
-SAMPLED_FILES = 8  # That a sample is spread over at least, where there are as many.
+SAMPLED_FILES = 16  # That a sample is spread over at least, where there are as many.
 SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
 
 
@@ -113,7 +113,10 @@ class Fit:
 def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
     """What of the conversations is lost, from Fit.facts, and the rows that would hold it."""
     read, dropped, cut = facts["read"], facts["too_long"], facts["cut"]
-    text = f"{dropped:,} of {read:,} conversations ({percent(dropped, read)}) are longer than a row of {row_tokens:,} tokens and left out, {cut:,} ({percent(cut, read)}) lose their last turns"
+    longer = f"are longer than a row of {row_tokens:,} tokens and"
+    text = f"{dropped or cut:,} of {read:,} conversations ({percent(dropped or cut, read)}) {longer} {'left out' if dropped else 'lose their last turns'}"
+    if dropped and cut:
+        text += f", {cut:,} ({percent(cut, read)}) lose their last turns"
     if "tokens_lost" in facts:
         text += f"; with them go {100 * facts['tokens_lost']:.1f} % of the tokens"
     if "row_tokens_99" in facts and (dropped or cut):
@@ -192,7 +195,7 @@ def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: st
 def _spread_blocks(source: Any) -> Iterator[list[Any]]:
     """Conversations of each file that lies here, from all over the list first, at most its part of the sample at once."""
     here = [number for number, file in enumerate(source.files) if file.path is not None]
-    first = here[:: max(1, len(here) // SAMPLED_FILES)][:SAMPLED_FILES]
+    first = [here[len(here) * n // SAMPLED_FILES] for n in range(SAMPLED_FILES)] if len(here) > SAMPLED_FILES else here
     part = -(-SAMPLE // max(1, len(first)))
     later: list[Iterator[list[Any]]] = []
     for number in [*first, *(number for number in here if number not in set(first))]:

@@ -14,7 +14,7 @@ from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 
-ENOUGH_BYTES = 100_000  # Scored; of fewer, BPB differs by several per cent from one sample of text to another.
+ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
 ROWS_AT_ONCE = 512
 
 
@@ -51,25 +51,34 @@ class ValidationRows:
         """Rows that are scored; waits until they are prepared."""
         return self._sealed(role).mixture.total_rows or 0
 
-    def scored_bytes(self, tokenizer: Any) -> int | None:
-        """Bytes of text that val/bpb (of conversations sft/assistant_bpb) is over; waits until they are prepared. None where
-        the ids of conversations have no fixed bytes, and where nothing is held out."""
+    def scored_bytes(self, tokenizer: Any) -> dict[str, int]:
+        """Bytes of text that each validation number is over, by its name; waits until they are prepared.
+
+        Empty where the ids of conversations have no fixed bytes, and where nothing is held out.
+        """
         lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
-        if not self.plan["validation"]["sequences"] or (lengths_V is None and self.plan["kind"] == "chat"):
-            return None
-        stream, total = self._sealed("validation"), 0
-        for sequence, rows in zip(stream.sequences, stream.mixture.used(self.num_rows()), strict=True):
+        is_chat = self.plan["kind"] == "chat"
+        if not self.plan["validation"]["sequences"] or (is_chat and lengths_V is None):
+            return {}
+        if is_chat:
+            return {"sft/assistant_bpb": self._bytes("validation", lengths_V)}
+        roles = {"val/bpb": "validation", "val/bpb_documents": "documents"}
+        return {name: self._bytes(role, lengths_V) for name, role in roles.items() if self.plan[role] is not None}
+
+    def _bytes(self, role: str, lengths_V: np.ndarray | None) -> int:
+        stream, total = self._sealed(role), 0
+        for sequence, rows in zip(stream.sequences, stream.mixture.used(self.num_rows(role)), strict=True):
             rows = min(rows, sequence.rows)
             for number in range(-(-rows // sequence.shard_rows)):
                 total += _bytes_of(sequence.shard(number), rows - number * sequence.shard_rows, lengths_V)
         return total
 
     def size_warnings(self, tokenizer: Any) -> list[str]:
-        """What to say of a validation that is too small to compare anything by."""
+        """What to say of a validation that is too small to compare anything by: none of its numbers is over enough text."""
         scored = self.scored_bytes(tokenizer)
-        if scored is None or scored >= ENOUGH_BYTES:
+        if not scored or max(scored.values()) >= ENOUGH_BYTES:
             return []
-        text, rows = size_text(scored, is_chat=self.plan["kind"] == "chat"), self.num_rows()
+        text, rows = size_text(scored), self.num_rows()
         if rows < self.plan["validation"]["total_rows"]:
             return [f"{text} Name more in data.validation."]
         return [f"{text} evals.bpb.tokens asks for no more than these {rows:,} rows: raise it."]
@@ -109,10 +118,10 @@ class ValidationRows:
             yield batch
 
 
-def size_text(scored: int, *, is_chat: bool) -> str:
-    """That so many bytes are few."""
-    of = " of the assistant's answers" if is_chat else ""
-    return f"validation scores {scored:,} bytes{of}, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
+def size_text(scored: dict[str, int]) -> str:
+    """That so many bytes (scored_bytes) are few."""
+    name, count = max(scored.items(), key=lambda pair: pair[1])
+    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
 
 
 def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:

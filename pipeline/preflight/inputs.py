@@ -65,10 +65,10 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     return {"overlap": known} if overlap.documents else {}
 
 
-def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, int]:
+def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
     """Counted at the first start; absent where no bytes are known."""
     scored = begun.get("validation_bytes") if begun else validation.scored_bytes(tokenizer)
-    return {} if scored is None else {"validation_bytes": scored}
+    return {"validation_bytes": scored} if scored else {}
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

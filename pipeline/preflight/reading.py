@@ -72,7 +72,7 @@ def prepared_notes(recipe: Recipe) -> list[str]:
             ]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:
-        text = size_text(held, is_chat=is_chat)
+        text = size_text({"sft/assistant_bpb" if is_chat else "val/bpb_documents": held})
         notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
     return notes
 

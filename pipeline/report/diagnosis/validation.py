@@ -75,17 +75,17 @@ def is_validated(figures: Figures) -> Verdict | None:
 @rule(
     "validation is large enough",
     needs="inputs.validation_bytes in the manifest",
-    threshold=f"at least {ENOUGH_BYTES:,} bytes (note) or {FEW_BYTES:,} bytes (trouble) are scored",
+    threshold=f"one of the validation numbers is over at least {ENOUGH_BYTES:,} bytes (note) or {FEW_BYTES:,} bytes (trouble) of text",
     reason="documents differ by a tenth or more in bits per byte: over a few of them two runs or steps differ by chance, and a subject that is missing there is never looked at",
     advice="Name more text in data.validation (or in the files, of which a part is held out); where evals.bpb.tokens is what limits it, raise that.",
 )
 def is_large_enough(figures: Figures) -> Verdict | None:
     scored = figures.manifest("inputs.validation_bytes")
-    if scored is None:
+    if not scored:
         return None
-    evidence = f"{scored:,} bytes of validation are scored"
-    if scored < ENOUGH_BYTES:
-        return Verdict("trouble" if scored < FEW_BYTES else "note", "validation is small", evidence)
+    evidence = ", ".join(f"{name} is over {count:,} bytes" for name, count in scored.items())
+    if (most := max(scored.values())) < ENOUGH_BYTES:
+        return Verdict("trouble" if most < FEW_BYTES else "note", "validation is small", evidence)
     return Verdict("healthy", "validation is large enough", evidence)
 
 
