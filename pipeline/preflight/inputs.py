@@ -67,7 +67,7 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
 
 def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
     """Counted at the first start; absent where no bytes are known."""
-    scored = begun.get("validation_bytes") if begun else validation.scored_bytes(tokenizer)
+    scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
     return {"validation_bytes": scored} if scored else {}
 
 
