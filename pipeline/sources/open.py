@@ -14,7 +14,7 @@ from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.heads import FILES_OF_A_SOURCE, head_findings
-from pipeline.sources.held_out import period_of
+from pipeline.sources.held_out import held_out_files, hold_out_copies, split_rows
 from pipeline.sources.open_source import OpenSource
 from pipeline.sources.verify import Findings, verified
 
@@ -43,7 +43,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     opening.verify_all(train + validation)
     opening.refuse()
     if recipe.data.validation is None:
-        opening.split_single_files(train, validation)
+        opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
     return train, validation
 
@@ -65,6 +65,7 @@ class _Opening:
         self.cache = cache_dir(recipe.data.cache_dir)
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
+        self.pinned = recipe.data.held_out
         self.problems: list[TandemError] = []
         self.hub_is_silent = False
 
@@ -114,7 +115,7 @@ class _Opening:
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """The default validation: the last file of each source, taken out of its training files."""
+        """The default validation (held_out.py): files taken out of each source's, or its only file once more."""
         validation = []
         for source in train:
             if source.spec.id is not None and source.spec.id.startswith("tandem:"):
@@ -122,7 +123,10 @@ class _Opening:
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
                 validation.append(replace(source, spec=spec, files=files))
             elif len(source.files) > 1:
-                validation.append(replace(source, files=[source.files.pop()]))
+                held = held_out_files(source.files, pinned=(self.pinned or {}).get(source.name))
+                labels = {file.label for file in held}
+                source.files = [file for file in source.files if file.label not in labels]
+                validation.append(replace(source, files=held))
             else:
                 try:
                     source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
@@ -131,19 +135,13 @@ class _Opening:
                 validation.append(replace(source, files=[replace(file) for file in source.files]))
         return validation
 
-    def split_single_files(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
-        """A one-file source keeps some of its rows from training instead (held_out.py)."""
+    def split_held_out(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
+        """What takes the files' content: a one-file source keeps rows from training, copies follow the file held out."""
         for source, held in zip(train, validation, strict=True):
             if len(source.files) == 1 and len(held.files) == 1 and source.files[0].label == held.files[0].label:
-                path = source.files[0].local_path()
-                rows = self.facts.rows(path)
-                period = period_of(rows)
-                if not period:
-                    raise DataError(
-                        f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
-                    )
-                source.files[0].part, held.files[0].part = "train", "validation"
-                source.files[0].period = held.files[0].period = period
+                split_rows(source.files[0], held.files[0], self.facts)
+            else:
+                hold_out_copies(source.files, held.files)
 
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here, and keep what is wrong with it."""
