@@ -137,15 +137,8 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
         return f"has a damaged footer: {error}. Download it again."
     if not metadata.num_rows:
         return "has no rows. Leave it out or write it again."
-    if (
-        groups
-        and max(
-            g.column(c).data_page_offset + g.column(c).total_compressed_size
-            for g in groups
-            for c in range(g.num_columns)
-        )
-        > size + 2**16
-    ):
+    chunks = [group.column(column) for group in groups for column in range(group.num_columns)]
+    if any(chunk_start(chunk) + chunk.total_compressed_size > size for chunk in chunks):
         return "is truncated: its footer names data beyond its end. Download it again."
     if form.column:
         if schema.names.count(form.column) > 1:
@@ -164,6 +157,15 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
         return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
     return None
+
+
+def chunk_start(chunk: Any) -> int:
+    """Return the offset of a column chunk's first byte: its dictionary page's where it has one, else its first data page's.
+
+    Some writers leave the dictionary's offset 0 where there is none; no page can begin before the magic bytes end.
+    """
+    dictionary = chunk.dictionary_page_offset
+    return min(dictionary, chunk.data_page_offset) if dictionary and dictionary >= 4 else chunk.data_page_offset
 
 
 def _type_problem(form: Format, found: Any) -> str | None:
