@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.sources.raw_rows import kind_of
+from pipeline.sources.raw_rows import is_data, kind_of
 
-READABLE = "parquet, jsonl, json (one object a line), txt; the last three also as .gz or .zst"
+READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
@@ -79,7 +79,7 @@ def _matches(pattern: str, bases: list[Path]) -> tuple[list[Path], str]:
             inside = sorted(
                 path
                 for path in candidate.rglob("*")
-                if path.is_file() and kind_of(path.name) and not path.name.startswith(".")
+                if path.is_file() and is_data(path.name) and not path.name.startswith(".")
             )
             if not inside:
                 return (

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.sources.raw_rows import kind_of
+from pipeline.sources.raw_rows import is_data
 
 KEYWORDS = {
     "train": ("train", "training"),
@@ -35,7 +35,7 @@ def chosen_paths(paths: list[str], configs: list[dict] | None, *, spec: Any, whe
             )
         return _matching(by_split[spec.split], visible, where=f"{where}.split", repo=spec.id)
     folder = f"{config['data_dir'].strip('/')}/" if config and config.get("data_dir") else ""
-    return _by_name([path for path in visible if path.startswith(folder) and kind_of(path)], spec, where)
+    return _by_name([path for path in visible if path.startswith(folder) and is_data(path)], spec, where)
 
 
 def _config(configs: list[dict], spec: Any, where: str) -> dict | None:
