@@ -21,7 +21,7 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
 )
 from pipeline.sources.signatures import wrong_beginning
-from pipeline.sources.verify import HEAD_BYTES, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
+from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 FILES_OF_A_SOURCE = 64  # Those that are read first: a large dataset has thousands, and a look costs two requests.
 TIMEOUT_S = 10.0
@@ -66,7 +66,7 @@ def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str 
         except BrokenArrayError as error:
             if whole or not error.cut_off:
                 raise DataError(error.problem(name)) from error
-        return array_problem(rows, form, column_key)
+        return array_problem(rows, form, column_key) if rows or not whole else NO_ROWS
     lines = head.removeprefix(BOM).splitlines(keepends=True)
     lines = lines if whole else lines[:-1]  # the last one goes on behind the head
     rows = [(0, n, parse_json_line(line)) for n, line in enumerate(lines) if line.strip()]

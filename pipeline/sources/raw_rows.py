@@ -33,6 +33,9 @@ LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends
 PIECE_CHARS = 16_384
 SEPARATOR = "<|endoftext|>"
 BOM = b"\xef\xbb\xbf"
+RETURN = (
+    "\udc0d"  # Stands for a carriage return that ends no record: pandas does not quote it, and Python's csv refuses it.
+)
 
 
 class BadRow:
@@ -86,10 +89,10 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """The file's characters, its line ends as they are. Bytes that are not UTF-8 become lone surrogates."""
+    """The file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
     with (
         open_bytes(path) as raw,
-        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="") as file,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
     ):
         yield file
 
@@ -273,8 +276,12 @@ def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """(line it begins in, fields) of each record that is no blank line."""
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
     first = file.readline(LINE_BYTES)
-    lines = chain([first], iter(lambda: file.readline(LINE_BYTES), "")) if first else iter(())
-    reader = csv.reader(lines, delimiter=_csv_delimiter(name, first), strict=True)
+    end = "\r\n" if first.endswith("\r\n") else "\n"
+    lines = (
+        line.removesuffix(end).replace("\r", RETURN) + end * line.endswith(end) if "\r" in line else line
+        for line in chain([first], iter(lambda: file.readline(LINE_BYTES), ""))
+    )
+    reader = csv.reader(lines if first else (), delimiter=_csv_delimiter(name, first), strict=True)
     while True:
         line = reader.line_num + 1
         try:
@@ -287,7 +294,7 @@ def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
                 f"{name}:{line}: the csv cannot be read from the record of this line on ({why}). Write it again with each text in quotes and quotes in it doubled, or as parquet or jsonl."
             ) from error
         if record:
-            yield line, record
+            yield line, [text.replace(RETURN, "\r") if RETURN in text else text for text in record]
 
 
 def _csv_delimiter(name: str, header: str) -> str:
@@ -407,8 +414,12 @@ class _Chunks:
                 raise self.broken(error.msg, row=row, cut_off=in_a_string or not self.next_mark()) from error
             except RecursionError as error:
                 raise self.broken("it is nested too deeply", row=row) from error
-            if end < len(self.held) or isinstance(value, dict | list | str) or not self.more():
-                break  # a number that ends with the chunk may go on in the next one
+            if (
+                isinstance(value, dict | list | str)
+                or self.held[end : end + 1] in tuple(", \t\r\n]")
+                or not self.more()
+            ):
+                break  # a number that ends near the chunk's end may go on in the next one
         start, self.at = self.at, end
         return value if self.is_utf8 or _is_utf8(self.held[start:end]) else BadRow("is not UTF-8")
 

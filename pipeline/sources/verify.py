@@ -256,9 +256,9 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
 def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
     with open_text(path) as file:
         head = file.read(2**16)
-        if "\0" in head:
-            return NO_TEXT
-        file.seek(0)
+    if "\0" in head:
+        return NO_TEXT
+    with open_text(path) as file:
         names = csv_header(file, str(path))
     if reason := csv_problem(names, form, column_key):
         return reason
