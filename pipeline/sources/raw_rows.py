@@ -148,7 +148,10 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
     import pyarrow
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+    # Without a buffer a column is held as a whole row group has it, which for pandas is a file of a million rows.
+    with pyarrow.parquet.ParquetFile(
+        path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
+    ) as file:
         start = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
