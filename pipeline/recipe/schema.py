@@ -34,7 +34,7 @@ class Source:
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset, or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling.")
-    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id` beside it in one recipe: which files of the repository. Named by an override or an extending recipe it replaces an inherited `id`.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. With `id` beside it in one recipe: which files of the repository. Named by an override or an extending recipe it replaces an inherited `id`.")
     config: str | None = key(None, "The Hub dataset's configuration (its subset).")
     split: str = key("train", "The split to read; files are assigned to splits as the `datasets` library does.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")

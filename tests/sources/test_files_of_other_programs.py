@@ -28,8 +28,10 @@ import yaml
 
 from pipeline.artifacts.errors import DataError
 from pipeline.recipe.schema import Recipe, Source
+from pipeline.sources.heads import head_findings
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import BadRow, array_elements, count_rows, read_blocks, read_rows
+from pipeline.sources.verify import HEAD_BYTES
 from tests.conftest import docstrings
 from tests.runner import WarmRunner
 
@@ -57,14 +59,14 @@ WORDS = [
     "\u6587",
 ]
 DRAW = random.Random(0)
-TEXTS = [f"{n}: " + " ".join(DRAW.choices(WORDS, k=DRAW.randrange(20, 200))) for n in range(3300)]
+TEXTS = [f"{n}: " + " ".join(DRAW.choices(WORDS, k=DRAW.randrange(20, 200))) for n in range(2300)]
 for place, odd in enumerate(ODD):
-    TEXTS.insert(7 + place * 80, odd)
+    TEXTS.insert(7 + place * 60, odd)
 KEPT = [text for text in TEXTS if text.strip()]
 IDS = list(range(len(TEXTS)))
 CHATS = [
     [{"role": "user", "content": f"Question {n}?"}, {"role": "assistant", "content": text}]
-    for n, text in enumerate(KEPT[:2500])
+    for n, text in enumerate(KEPT[:2200])
 ]
 Write = Callable[[Path], Any]
 
@@ -347,6 +349,9 @@ def test_every_text_of_a_file_is_read_as_its_writer_put_it_in(case, tmp_path):
     assert list(source.read(block=2)) == blocks[2:]
     rows = [row for block in read_blocks(tmp_path / only_file(tmp_path)) for _, row, _ in block]
     assert rows == list(range(count_rows(tmp_path / only_file(tmp_path))))
+    content = (tmp_path / only_file(tmp_path)).read_bytes()  # of which a Hub shows both ends
+    ends = (content[:HEAD_BYTES], content[-8:])
+    assert not head_findings(only_file(tmp_path), ends, source.format, column_key="text_column").problems
 
 
 SHORT = [
