@@ -1,10 +1,13 @@
-"""A Hub on 127.0.0.1 that speaks the few endpoints which reading a dataset needs."""
+"""A Hub on 127.0.0.1 that speaks the few endpoints which reading a dataset needs, by us and by `datasets` itself."""
 
 import hashlib
 import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from urllib.parse import parse_qs, unquote
+
+import yaml
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "somebody/corpus"
@@ -80,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             info = {
                 "id": repo,
                 "sha": server.commit if revision == "main" else revision,
-                "cardData": server.card,
+                "cardData": server.card or front_matter(files.get("README.md", b"")),
                 "siblings": [{"rfilename": name} for name in files],
                 "tags": [],
                 "downloads": 0,
@@ -90,11 +93,23 @@ class _Handler(BaseHTTPRequestHandler):
                 "gated": False,
             }
             return self.answer(json.dumps(info).encode(), {"Content-Type": "application/json"})
+        if tree := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", path):
+            files = server.at(tree[2], tree[1]) or {}
+            below = f"{tree[3]}/" if tree[3] else ""
+            recursive = "recursive=true" in self.path.lower()
+            entries = [entry for entry in with_folders(files) if entry["path"].startswith(below)]
+            entries = [entry for entry in entries if recursive or "/" not in entry["path"].removeprefix(below)]
+            if not entries:
+                return self.answer(b"{}", {"X-Error-Code": "EntryNotFound"}, 404)
+            return self.answer(json.dumps(entries).encode(), {"Content-Type": "application/json"})
         wanted = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         content = (server.at(wanted[2], wanted[1]) or {}).get(wanted[3]) if wanted else None
         if wanted is None or content is None:
-            return self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": wanted[2]}
+            known = wanted is not None and server.at(wanted[2], wanted[1]) is not None
+            code = "EntryNotFound" if known else "RepoNotFound"
+            return self.answer(b"{}", {"X-Error-Code": code, "X-Repo-Commit": server.commit}, 404)
+        commit = server.commit if wanted[2] == "main" else wanted[2]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
         if server.ranges and (part := re.fullmatch(r"bytes=(\d*)-(\d+)", self.headers.get("Range") or "")):
             server.peeked.append(wanted[3])
             some = content[int(part[1]) : int(part[2]) + 1] if part[1] else content[-int(part[2]) :]
@@ -111,15 +126,26 @@ class _Handler(BaseHTTPRequestHandler):
         paths = parse_qs(asked.decode())["paths"]
         _, _, _, owner, name, _, revision = unquote(self.path).split("/")
         files = self.server.at(revision, f"{owner}/{name}") or {}
-        listed = [
-            {
-                "type": "file",
-                "path": path,
-                "size": len(content),
-                "oid": "a" * 40,
-                "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
-            }
-            for path in paths
-            if (content := files.get(path)) is not None
-        ]
+        listed = [entry for entry in with_folders(files) if entry["path"] in paths]
         self.answer(json.dumps(listed).encode(), {"Content-Type": "application/json"})
+
+
+def with_folders(files: dict[str, bytes]) -> list[dict]:
+    """The repository's entries, as the Hub lists them."""
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents if str(folder) != "."}
+    return [{"type": "directory", "path": folder, "oid": "b" * 40, "size": 0} for folder in sorted(folders)] + [
+        {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": "a" * 40,
+            "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
+        }
+        for path, content in files.items()
+    ]
+
+
+def front_matter(readme: bytes) -> dict:
+    """The card's YAML, which the Hub reads itself."""
+    parts = readme.decode().split("---\n")
+    return yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0] else {}

@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 from dataset_hub import COMMIT, REPO, HubServer
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.recipe.schema import Source
-from pipeline.sources.hub_splits import chosen_paths
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -225,62 +221,3 @@ def test_a_named_split_and_chosen_files_are_read(hub, tmp_path):
     assert read(hub, tmp_path, split="test")["texts"] == ["a test"]
     chosen = read(hub, tmp_path, files=["data/train-00001*", "data/train-00002*"])
     assert chosen["texts"] == [f"file 1 row {n}" for n in range(5)]
-
-
-PATHS = ["README.md", "train.jsonl", "validation.jsonl", "sub/dev-0.parquet", "sub/test-0.parquet", ".gitattributes"]
-CONFIGS = [
-    {
-        "config_name": "small",
-        "data_files": [
-            {"split": "train", "path": "small/*.parquet"},
-            {"split": "test", "path": ["small-test/a.parquet", "small-test/b.parquet"]},
-        ],
-    },
-    {"config_name": "large", "data_files": "large/**"},
-]
-CONFIG_PATHS = [
-    "small/0.parquet",
-    "small/deep/1.parquet",
-    "small-test/a.parquet",
-    "small-test/b.parquet",
-    "large/x/0.parquet",
-]
-
-
-@pytest.mark.parametrize(
-    ("paths", "configs", "source", "chosen"),
-    [
-        (PATHS, None, {}, ["train.jsonl"]),
-        (PATHS, None, {"split": "validation"}, ["validation.jsonl", "sub/dev-0.parquet"]),
-        (PATHS, None, {"split": "test"}, ["sub/test-0.parquet"]),
-        (["a.parquet", "b.parquet"], None, {}, ["a.parquet", "b.parquet"]),
-        (PATHS, None, {"files": "sub/*"}, ["sub/dev-0.parquet", "sub/test-0.parquet"]),
-        (PATHS, None, {"files": "sub"}, ["sub/dev-0.parquet", "sub/test-0.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "small"}, ["small/0.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "small", "split": "test"}, ["small-test/a.parquet", "small-test/b.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "large"}, ["large/x/0.parquet"]),
-        (CONFIG_PATHS, [{**CONFIGS[0], "default": True}, CONFIGS[1]], {}, ["small/0.parquet"]),
-    ],
-)
-def test_files_of_a_split_are_chosen_as_the_card_or_the_names_say(paths, configs, source, chosen):
-    assert chosen_paths(paths, configs, spec=Source(id=REPO, **source), where="data.sources[0]") == chosen
-
-
-@pytest.mark.parametrize(
-    ("configs", "source", "error", "said"),
-    [
-        (CONFIGS, {}, RecipeError, "several configurations and none is the default: small, large"),
-        (CONFIGS, {"config": "smal"}, RecipeError, "Did you mean 'small'"),
-        (
-            CONFIGS,
-            {"config": "small", "split": "dev"},
-            RecipeError,
-            "no split 'dev' in its configuration 'small'; it has train, test",
-        ),
-        (None, {"files": "nothing/*.parquet"}, InputMissingError, "matches no file"),
-        (None, {"split": "validation"}, InputMissingError, "no files of the split 'validation'"),
-    ],
-)
-def test_a_choice_that_the_dataset_does_not_have_lists_what_it_has(configs, source, error, said):
-    with pytest.raises(error, match=said):
-        chosen_paths(CONFIG_PATHS, configs, spec=Source(id=REPO, **source), where="data.sources[0]")

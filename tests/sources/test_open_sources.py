@@ -241,7 +241,7 @@ def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
     [
         (Source(), "names neither id nor files"),
         (Source(files=[]), "is an empty list"),
-        (Source(files="part-0.jsonl", split="test"), "local files have no splits"),
+        (Source(files="part-0.jsonl", split="test"), "names files one by one, which have no splits"),
         (Source(id="tandem:nothing"), "there is no built-in source"),
         (Source(id="tandem:quickstart_chat"), "holds conversations"),
         (Source(id="tandem:quickstart_text", split="test"), "has train and validation"),
