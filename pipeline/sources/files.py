@@ -9,9 +9,17 @@ from typing import Any, Literal
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.sources.raw_rows import is_data, kind_of
-from pipeline.sources.splits import IGNORED, STATE, is_saved, named_files, saved_files, split_files
+from pipeline.sources.splits import (
+    IGNORED,
+    STATE,
+    is_saved,
+    named_files,
+    refuse_archives,
+    saved_files,
+    some,
+    split_files,
+)
 
-ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
@@ -99,12 +107,8 @@ def refuse_unreadable(paths: list[str], *, of: str, where: str, cure: str = "") 
     unreadable = [path for path in paths if kind_of(path) is None]
     if not unreadable:
         return
-    shown = ", ".join(unreadable[:5]) + (" ..." if len(unreadable) > 5 else "")
-    if any(suffix in ARCHIVES for suffix in Path(unreadable[0].lower()).suffixes[-2:]):
-        raise RecipeError(
-            f"{where}: {of}archives, which are not unpacked: {shown}. Unpack them and name the files.{cure}"
-        )
-    raise RecipeError(f"{where}: {of}files of no readable kind: {shown}. Readable are {READABLE}.{cure}")
+    refuse_archives(unreadable, of=of, where=where)
+    raise RecipeError(f"{where}: {of}files of no readable kind: {some(unreadable)}. Readable are {READABLE}.{cure}")
 
 
 def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[list[Path], str]:

@@ -18,6 +18,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 # `datasets` does not read these of a folder unless they are named; a README.md is the card.
 IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json")
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes beside the data
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 SHOWN = 8
 
 
@@ -51,6 +52,7 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
         try:
             builder = datasets.load_dataset_builder(str(root), config, cache_dir=cache)
         except (DataFilesNotFoundError, FileNotFoundError) as error:
+            refuse_archives(_visible(root), of=f"{name} has ", where=where)
             raise InputMissingError(
                 f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), so there is nothing to read. It has {_shown(root)}. Choose others with `files`."
             ) from error
@@ -169,10 +171,26 @@ def _quiet() -> Iterator[None]:
         datasets.enable_progress_bars()
 
 
+def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
+    """Raise RecipeError where some of the paths are archives."""
+    found = [path for path in paths if any(end in ARCHIVES for end in Path(path.lower()).suffixes[-2:])]
+    if found:
+        raise RecipeError(
+            f"{where}: {of}archives, which are not unpacked: {some(found)}. Unpack them and name the files; of a Hub dataset, try revision: refs/convert/parquet."
+        )
+
+
+def some(paths: list[str]) -> str:
+    return ", ".join(paths[:SHOWN]) + (" ..." if len(paths) > SHOWN else "")
+
+
 def _shown(root: Path) -> str:
+    return some(_visible(root)) or "no files"
+
+
+def _visible(root: Path) -> list[str]:
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    visible = [path for path in paths if not path.startswith(".") and path not in IGNORED]
-    return ", ".join(visible[:SHOWN]) + (" ..." if len(visible) > SHOWN else "") or "no files"
+    return [path for path in paths if not path.startswith(".") and path not in IGNORED]
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ class HubServer(ThreadingHTTPServer):
     """A dataset, and further ones in `others`.
 
     failures: how many requests for whole files are answered by 503 first. asked: paths of what was fetched whole;
-    peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
+    listed: paths whose sizes were asked for; peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
     """
 
     def __init__(self):
@@ -33,6 +33,7 @@ class HubServer(ThreadingHTTPServer):
         self.hung_up = 0
         self.asked: list[str] = []
         self.peeked: list[str] = []
+        self.listed: list[str] = []
 
     def at(self, revision: str, repo: str = REPO) -> dict[str, bytes] | None:
         if repo != REPO:
@@ -124,6 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         paths = parse_qs(asked.decode())["paths"]
+        self.server.listed += paths
         _, _, _, owner, name, _, revision = unquote(self.path).split("/")
         files = self.server.at(revision, f"{owner}/{name}") or {}
         listed = [entry for entry in with_folders(files) if entry["path"] in paths]

@@ -102,6 +102,50 @@ def test_without_the_hub_a_cached_dataset_goes_on_and_says_so(hub, tmp_path):
         assert "the Hub is away" in again["log"]
 
 
+def test_a_commit_s_list_is_made_once_and_again_by_another_version_of_datasets(hub, tmp_path):
+    first = read(hub, tmp_path)
+    listed = list(hub.listed)
+    assert len(listed) == 4
+    assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
+    assert hub.listed == listed
+    for kept in (tmp_path / "cache" / "hub").glob("*.json"):
+        content = json.loads(kept.read_text())
+        kept.write_text(json.dumps({**content, "decided_by": "datasets 1.0", "files": content["files"][:2]}))
+    assert len(read(hub, tmp_path, offline=True)["order"]) == 1
+    assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
+    assert hub.listed == listed * 2
+
+
+# What the rules before these gave for the same files: a run and its shards go on.
+FINEWEB_EDU = [f"data/CC-MAIN-2013-{dump}/train-{n:05d}-of-00003.jsonl" for dump in (20, 48) for n in range(3)]
+
+
+def test_files_of_a_layout_like_fineweb_edu_s_keep_their_order_and_fingerprint(hub, tmp_path):
+    names = [*FINEWEB_EDU, *(f"sample/10BT/{n:03d}_00000.jsonl" for n in range(3))]
+    hub.files = {name: "".join(f'{{"text": "{name} {n}"}}\n' for n in range(9)).encode() for name in names}
+    hub.card = {
+        "configs": [
+            {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
+            {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},
+        ]
+    }
+    whole = read(hub, tmp_path)
+    assert whole["order"] == [FINEWEB_EDU[n] for n in (4, 0, 3, 2, 1)]
+    assert whole["held"] == FINEWEB_EDU[5:]
+    assert whole["fingerprint"] == "7e33803d80e5b2cf6a57a08a464d8f2cc18a78b1f417d234bbade1647383c61f"
+    sample = read(hub, tmp_path, config="sample-10BT")
+    assert sample["fingerprint"] == "d00c7c5bb3931ac8816d5eb3bf0c05eda3ed5274d11a29a6da75a2c4d58042e6"
+
+
+@pytest.mark.parametrize("name", ["train.zip", "corpus.tar.gz"])
+def test_archives_are_refused_by_name_and_not_fetched(hub, tmp_path, name):
+    hub.files = {name: b"PK", "README.md": b"# A corpus"}
+    failed = read(hub, tmp_path)
+    assert failed["status"] == 64
+    assert f"{REPO} has archives, which are not unpacked: {name}." in failed["message"]
+    assert hub.asked == []
+
+
 def test_without_the_hub_and_without_a_cache_the_start_fails_with_status_69(hub, tmp_path):
     for away in ({"offline": True}, {"endpoint": "http://127.0.0.1:9"}):
         failed = read(hub, tmp_path, **away)
