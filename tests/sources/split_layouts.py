@@ -51,10 +51,11 @@ PUBLISHED: dict[str, tuple[dict[str, bytes], list[str | None]]] = {
     "capitals": (tree("TRAIN.jsonl Test.jsonl"), [None]),
     "separators": (tree("corpus.train.jsonl corpus-dev.jsonl corpus_eval_2.jsonl pretrain.jsonl"), [None]),
     "standalone-card": (tree("a.jsonl b.jsonl", **{".huggingface.yaml": b"configs:\n- config_name: mine\n  data_files: b.jsonl\n"}), [None, "mine"]),
+    "one-known": (tree("a.jsonl b.jsonl", "- config_name: a\n  data_files: a.jsonl\n- config_name: b\n  data_files: b.jsonl\ndataset_info:\n  config_name: b\n  features:\n  - name: text\n    dtype: string\n"), [None, "a"]),
     "no-data": (tree("LICENSE script.sh"), [None]),
     "a-script": (tree("a-script.py train.jsonl"), [None]),
     "missing-file": (tree("a.jsonl", "- config_name: mine\n  data_files: b.jsonl\n"), [None]),
     "two-defaults": (tree("a.jsonl b.jsonl", "- config_name: default\n  data_files: a.jsonl\n- config_name: b\n  default: true\n  data_files: b.jsonl\n"), [None]),
-    "outside": (tree("a.jsonl", "- config_name: mine\n  data_files: ../../*/*.jsonl\n"), [None]),
+    "outside": (tree("a.jsonl", "- config_name: mine\n  data_files: ../*.jsonl\n"), [None]),
 }  # fmt: skip
 LAYOUTS = DOCUMENTED | PUBLISHED
