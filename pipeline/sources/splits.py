@@ -6,6 +6,7 @@ library's either way, and it reads no data for them. A folder that `save_to_disk
 
 import contextlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.sources.raw_rows import is_data
 
+LOG = logging.getLogger(__name__)
 # `datasets` does not read these of a folder unless they are named; a README.md is the card.
 IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json")
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes beside the data
@@ -61,7 +64,20 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
             raise RecipeError(
                 _wrong_config(_configs(root), config, name, where) or _unreadable(reason, name, where)
             ) from error
-    return {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
+    by_split = {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
+    if len(builder.builder_configs) == 1:
+        _note_unread(root, {file for files in by_split.values() for file in files}, name, where)
+    return by_split
+
+
+def _note_unread(root: Path, chosen: set[str], name: str, where: str) -> None:
+    """Say which data files belong to no split: of several formats `datasets` reads the most common one alone."""
+    unread = [path for path in _visible(root) if is_data(path) and str(root / path) not in chosen]
+    if unread:
+        LOG.warning(
+            "%s: of %s %d data files belong to no split that `datasets` finds and are not read: %s. Choose files with `files`.",
+            where, name, len(unread), some(unread),
+        )  # fmt: skip
 
 
 def _configs(root: Path) -> list[str]:
@@ -190,7 +206,8 @@ def _shown(root: Path) -> str:
 
 def _visible(root: Path) -> list[str]:
     paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return [path for path in paths if not path.startswith(".") and path not in IGNORED]
+    seen = [path for path in paths if not any(part.startswith((".", "__")) for part in Path(path).parts)]
+    return [path for path in seen if Path(path).name not in IGNORED]
 
 
 def _first_line(error: Exception) -> str:

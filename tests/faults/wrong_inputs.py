@@ -70,7 +70,7 @@ from pipeline.sources.open import open_sources
 for number, kind in enumerate(json.loads(sys.stdin.read())):
     recipe = Recipe(path="recipe.yaml")
     recipe.data.cache_dir = sys.argv[1]
-    recipe.data.sources = [Source(id=f"faults/case-{number}")]
+    recipe.data.sources = [Source(id=f"faults/case-{number}", files="*")]  # Of several formats `datasets` reads one alone.
     recipe.data.max_bad_rows = 200
     told, items, when = [], [], "start"
     try:

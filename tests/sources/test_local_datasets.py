@@ -143,6 +143,14 @@ def test_a_dataset_that_is_not_there_is_said_in_a_sentence(folder, source, error
     assert "\n" not in str(raised.value)
 
 
+def test_data_files_of_no_split_are_named_in_a_warning(folder, caplog):
+    opened(folder, id="own")
+    assert not caplog.messages
+    (folder / "own" / "train" / "z.txt").write_text("of another format")
+    opened(folder, id="own")
+    assert "of own 1 data files belong to no split that `datasets` finds and are not read: train/z.txt." in caplog.text
+
+
 @pytest.mark.parametrize("key", ["id", "files"])
 def test_archives_are_refused_by_name(folder, key):
     with zipfile.ZipFile(folder / "own" / "train" / "a.zip", "w") as archive:
