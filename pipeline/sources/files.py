@@ -10,8 +10,8 @@ from typing import Any, Literal
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.sources.raw_rows import is_data, kind_of
 from pipeline.sources.splits import (
+    DESCRIPTIONS,
     IGNORED,
-    STATE,
     is_saved,
     named_files,
     refuse_archives,
@@ -143,10 +143,9 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
 
 
 def _matched(pattern: Path) -> list[Path]:
-    """The files of a glob without those that describe a dataset, unless it ends with their name."""
-    ignored = {*IGNORED} - {pattern.name}
+    """The files of a glob, without those that describe a saved dataset."""
     found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True)) if os.path.isfile(path)]
-    return [path for path in found if path.name not in ignored and not (path.name == STATE and is_saved(path.parent))]
+    return [path for path in found if path.name not in DESCRIPTIONS or not is_saved(path.parent)]
 
 
 def _readable_files(folder: Path, split: str, where: str) -> list[Path]:

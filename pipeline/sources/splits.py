@@ -20,7 +20,7 @@ from pipeline.sources.raw_rows import is_data
 LOG = logging.getLogger(__name__)
 # `datasets` does not read these of a folder unless they are named; a README.md is the card.
 IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json")
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what save_to_disk writes beside the data
+DESCRIPTIONS = STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # of save_to_disk
 ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
 SHOWN = 8
 
