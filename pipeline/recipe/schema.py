@@ -33,10 +33,10 @@ def key(
 class Source:
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
-    id: str | None = key(None, "A Hub dataset, or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling.")
-    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id` beside it in one recipe: which files of the repository. Named by an override or an extending recipe it replaces an inherited `id`.")
-    config: str | None = key(None, "The Hub dataset's configuration (its subset).")
-    split: str = key("train", "The split to read; files are assigned to splits as the `datasets` library does.")
+    id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset. Named by an override or an extending recipe it replaces an inherited `id`.")
+    config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
+    split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
     text_column: str | None = key(None, "Column that holds a document; default `text`.")
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`.")

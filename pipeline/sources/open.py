@@ -100,18 +100,14 @@ class _Opening:
                 f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
             )
         if spec.id is None:
-            if spec.split != "train":
-                raise RecipeError(
-                    f"{where}.split is {spec.split!r}, and local files have no splits: all that `files` names is read. Leave split out."
-                )
-            return local_files(spec.files, where=where, folder=self.folder)
+            return local_files(spec.files, where=where, folder=self.folder, split=spec.split)
         if spec.id.startswith("tandem:"):
             from pipeline.sources.quickstart.built_in import built_in_files
 
             return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
-        from pipeline.sources.hub_files import hub_files
+        from pipeline.sources.hub_files import dataset_files
 
-        source.revision, files = hub_files(spec, where=where, cache=self.cache)
+        source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
@@ -218,7 +214,7 @@ def _free_name(spec, sources: list[OpenSource]) -> str:
     """The spec's name, else the last part of its id or files that says something; numbered when it is taken."""
     name = spec.name
     if not name and spec.id:
-        name = re.split(r"[/:]", spec.id)[-1]
+        name = re.split(r"[/:]", spec.id.rstrip("/"))[-1].lstrip(".") or "files"
     if not name:
         first = spec.files if isinstance(spec.files, str) else (spec.files or [""])[0]
         parts = [part for part in Path(first).parts if not re.search(r"[*?\[]", part) and part not in ("/", ".", "..")]

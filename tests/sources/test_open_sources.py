@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -240,7 +241,7 @@ def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
     [
         (Source(), "names neither id nor files"),
         (Source(files=[]), "is an empty list"),
-        (Source(files="part-0.jsonl", split="test"), "local files have no splits"),
+        (Source(files="part-0.jsonl", split="test"), "names files one by one, which have no splits"),
         (Source(id="tandem:nothing"), "there is no built-in source"),
         (Source(id="tandem:quickstart_chat"), "holds conversations"),
         (Source(id="tandem:quickstart_text", split="test"), "has train and validation"),
@@ -336,3 +337,13 @@ def test_a_run_begun_with_another_split_keeps_it(tmp_path):
     before["files"][0]["label"] = "gone.txt"  # What is missing is named when the inputs are compared.
     use_held_out(made, {"validation": [before]})
     assert split_of(made)[1].keys() == {file.label for file in validation[0].files}
+
+
+def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):
+    texts = [text(n) * 20 for n in range(4000)]
+    for part in range(2):
+        pandas.DataFrame({"text": texts[part::2]}).to_parquet(tmp_path / f"{part}.parquet")
+    chunk = pq.read_metadata(tmp_path / "0.parquet").row_group(0).column(0)
+    assert chunk.data_page_offset - chunk.dictionary_page_offset > 2**16
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.parquet")), kind="text")
+    assert sorted(item.text for source in train + validation for item in items(source)) == sorted(texts)
