@@ -338,7 +338,7 @@ def is_array(path: Path) -> bool:
 def begins_array(file: IO[str]) -> bool:
     """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a line."""
     text = _Chunks(file, chunk_chars=2**12)
-    if text.next_mark() != "[":
+    if text.next_mark() != "[" or text.at_lines_of_lists():
         return False
     text.at += 1
     mark = text.next_mark()
@@ -409,6 +409,18 @@ class _Chunks:
                 return self.held[self.at]
             if not self.more():
                 return ""
+
+    def at_lines_of_lists(self) -> bool:
+        """Return whether this line is a list and the next one begins another, as far as the first chunk shows."""
+        while (
+            len(self.held) - self.at < CHUNK_CHARS and not re.search(r"\n\s*\S", self.held[self.at :]) and self.more()
+        ):
+            pass
+        line, _, rest = self.held[self.at :].partition("\n")
+        try:
+            return rest.lstrip().startswith("[") and isinstance(json.loads(line), list)
+        except (ValueError, RecursionError):
+            return False
 
     def value(self, row: int) -> Any:
         """Return the value that stands here and go behind it."""

@@ -470,6 +470,20 @@ def test_an_array_is_read_alike_wherever_its_chunks_end():
     assert elements("[]", 1) == elements(" [ ] ", 1) == []
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[], [{"role": "user", "content": "?"}]],
+        [[{"speaker": "a", "says": "b"}]] * 3,
+        [["Hello?", "Hello!"]],
+        [[{"from": "gpt", "value": "a"}]],
+    ],
+)
+def test_lists_that_stand_in_lines_are_rows_and_no_array(rows, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [value for _, _, value in read_rows(tmp_path / "a.jsonl")] == rows
+
+
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_an_array_that_ends_anywhere_too_early_is_said_to_be_cut_off(size):
     text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, 12345, None, "\n", [{}]], indent=1)
