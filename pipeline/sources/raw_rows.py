@@ -28,7 +28,7 @@ KINDS = {
 COMPRESSIONS = (".gz", ".zst")
 COMPRESS_THEMSELVES = ("parquet", "arrow")
 CHUNK_CHARS = 2**20
-WHITE = re.compile(r"[ \t\r\n]*")
+WHITE, CLOSING = re.compile(r"[ \t\r\n]*"), re.compile(r'[\]}",]')
 LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends.
 PIECE_CHARS = 16_384
 SEPARATOR = "<|endoftext|>"
@@ -338,7 +338,7 @@ def is_array(path: Path) -> bool:
 def begins_array(file: IO[str]) -> bool:
     """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a line."""
     text = _Chunks(file, chunk_chars=2**12)
-    if text.next_mark() != "[":
+    if text.next_mark() != "[" or text.at_lines_of_lists():
         return False
     text.at += 1
     mark = text.next_mark()
@@ -410,6 +410,18 @@ class _Chunks:
             if not self.more():
                 return ""
 
+    def at_lines_of_lists(self) -> bool:
+        """Return whether this line is a list and the next one begins another, as far as the first chunk shows."""
+        while (
+            len(self.held) - self.at < CHUNK_CHARS and not re.search(r"\n\s*\S", self.held[self.at :]) and self.more()
+        ):
+            pass
+        line, _, rest = self.held[self.at :].partition("\n")
+        try:
+            return rest.lstrip().startswith("[") and isinstance(json.loads(line), list)
+        except (ValueError, RecursionError):
+            return False
+
     def value(self, row: int) -> Any:
         """Return the value that stands here and go behind it."""
         self.next_mark()
@@ -423,18 +435,18 @@ class _Chunks:
                     raise self.broken(f"it is longer than {LINE_BYTES // 2**20} MiB", row=row) from error
                 if (in_a_string or error.pos > len(self.held) - 16) and self.more():
                     continue
-                self.at += behind
-                raise self.broken(error.msg, row=row, cut_off=in_a_string or not self.next_mark()) from error
+                cut_off = in_a_string or not CLOSING.search(self.held, self.at + behind)
+                self.at = len(self.held) if cut_off else self.at + behind
+                raise self.broken(error.msg, row=row, cut_off=cut_off) from error
             except RecursionError as error:
                 raise self.broken("it is nested too deeply", row=row) from error
-            if (
-                isinstance(value, dict | list | str)
-                or self.held[end : end + 1] in tuple(", \t\r\n]")
-                or not self.more()
-            ):
-                break  # a number that ends near the chunk's end may go on in the next one
-        start, self.at = self.at, end
-        return value if self.is_utf8 or _is_utf8(self.held[start:end]) else BadRow("is not UTF-8")
+            length = end - self.at
+            if isinstance(value, dict | list | str) or self.held[end : end + 1] in tuple(", \t\r\n]"):
+                break
+            if not self.more():  # a number that ends with the chunk may go on in the next one
+                break
+        start, self.at = self.at, self.at + length
+        return value if self.is_utf8 or _is_utf8(self.held[start : self.at]) else BadRow("is not UTF-8")
 
     def broken(self, reason: str, *, row: int, cut_off: bool = False) -> BrokenArrayError:
         """Return the error for this place."""

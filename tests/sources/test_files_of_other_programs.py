@@ -30,7 +30,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.heads import head_findings
 from pipeline.sources.open import open_sources
-from pipeline.sources.raw_rows import BadRow, array_elements, count_rows, read_blocks, read_rows
+from pipeline.sources.raw_rows import BadRow, BrokenArrayError, array_elements, count_rows, read_blocks, read_rows
 from pipeline.sources.verify import HEAD_BYTES
 from tests.conftest import docstrings
 from tests.runner import WarmRunner
@@ -468,6 +468,30 @@ def test_an_array_is_read_alike_wherever_its_chunks_end():
         for size in (1, 2, 3, 7, 50, 10_000):
             assert elements(text, size) == rows
     assert elements("[]", 1) == elements(" [ ] ", 1) == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[], [{"role": "user", "content": "?"}]],
+        [[{"speaker": "a", "says": "b"}]] * 3,
+        [["Hello?", "Hello!"]],
+        [[{"from": "gpt", "value": "a"}]],
+    ],
+)
+def test_lists_that_stand_in_lines_are_rows_and_no_array(rows, tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [value for _, _, value in read_rows(tmp_path / "a.jsonl")] == rows
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+def test_an_array_that_ends_anywhere_too_early_is_said_to_be_cut_off(size):
+    text = json.dumps([{"text": 'a "b" \\ \u00e9', "n": [1, -2.5e-7, True]}, 12345, None, "\n", [{}]], indent=1)
+    for end in range(1, len(text)):
+        with pytest.raises(BrokenArrayError) as caught:
+            elements(text[:end], size)
+        assert caught.value.cut_off, text[:end]
+        assert caught.value.line == 1 + text[:end].count("\n")
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl", "a.arrow", "a.parquet"])
