@@ -6,13 +6,17 @@ from pathlib import Path
 if not __package__:  # started as a file: `pipeline/` stands first on the path and would hide libraries
     sys.path[0] = str(Path(__file__).parents[1])
 
+from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.artifacts.signals import Signals
 from pipeline.recipe import help_text, read_recipe
 
 
 def main(argv: list[str]) -> int:
-    if not argv or "-h" in argv or "--help" in argv:
+    if not argv:
+        print(help_text("sft"), file=sys.stderr)
+        return RecipeError.status
+    if "-h" in argv or "--help" in argv:
         print(help_text("sft"))
         return 0
     signals = Signals()

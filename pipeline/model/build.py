@@ -74,13 +74,14 @@ def _config(config_class, fields: dict, model_type: str):
 
 def set_generation_config(model: PreTrainedModel) -> None:
     """Generation ends at the end token, and at a document's beginning: nothing of this text follows it."""
-    bos, eos = model.config.bos_token_id, model.config.eos_token_id
+    # Not every config class has all of them.
+    bos, eos, pad = (getattr(model.config, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
     ends = list(dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), bos]))
     ends = [token for token in ends if token is not None]
     model.generation_config = GenerationConfig(
         bos_token_id=bos,
         eos_token_id=ends[0] if len(ends) == 1 else ends or None,
-        pad_token_id=model.config.pad_token_id,
+        pad_token_id=pad,
     )
 
 

@@ -11,6 +11,7 @@ from pipeline.hardware.device import DeviceInfo, can_compile, decide_bf16
 from pipeline.preflight.kernels import drops_attention
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import isolates_documents
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.sizes import Sizes
 from pipeline.recipe.start_from import becomes_tandem
 
@@ -21,7 +22,7 @@ LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their squa
 
 
 def choose_attention(
-    recipe: Recipe, device: DeviceInfo, sizes: Sizes | None, *, trial: Callable[..., float] | None = None
+    recipe: Recipe, device: DeviceInfo, sizes: Sizes | CountedSizes | None, *, trial: Callable[..., float] | None = None
 ) -> tuple[str | None, str]:
     """The attention implementation by its name in transformers (None leaves it to transformers), and why.
 
@@ -61,7 +62,7 @@ def attention_line(implementation: str | None, why: str) -> str:
     return f"attention: {implementation or 'default'} ({why})"
 
 
-def _hidden(recipe: Recipe, sizes: Sizes) -> str:
+def _hidden(recipe: Recipe, sizes: Sizes | CountedSizes) -> str:
     """What causal attention over the whole row would see and the model does not; empty when nothing."""
     window = min(sizes.windows)
     parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
@@ -80,7 +81,9 @@ def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[...,
     return difference <= TOLERANCE[dtype], f"on this device it differs by {difference:.0e} from eager, in {dtype}"
 
 
-def difference_from_eager(implementation: str, sizes: Sizes, *, isolated: bool, dtype: str, device: str) -> float:
+def difference_from_eager(
+    implementation: str, sizes: Sizes | CountedSizes, *, isolated: bool, dtype: str, device: str
+) -> float:
     """Largest difference of output and gradients from eager attention in float32, each as a share of its largest value.
 
     Forward and backward of one layer with the model's heads, window and documents on random numbers, in two short rows.
@@ -118,7 +121,9 @@ def difference_from_eager(implementation: str, sizes: Sizes, *, isolated: bool, 
     return torch.stack(differences).max().item()
 
 
-def _layer(implementation: str, sizes: Sizes, window: int | None, length: int, positions: Any) -> Callable:
+def _layer(
+    implementation: str, sizes: Sizes | CountedSizes, window: int | None, length: int, positions: Any
+) -> Callable:
     """The attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
     import torch
 

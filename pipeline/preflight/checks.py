@@ -26,6 +26,7 @@ from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.start_from import begun_run
+from pipeline.recipe.transformers_config import chosen_sizes
 
 WASTE_WORTH_A_NOTE = 0.05
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
@@ -99,7 +100,8 @@ def _benchmarks(recipe: Recipe) -> list[TandemError]:
 
 def find_notes(plan: Plan) -> list[str]:
     """What works and still deserves a sentence."""
-    recipe, notes = plan.recipe, []
+    recipe = plan.recipe
+    notes = [*recipe.notes, *_chosen_sizes(recipe)]
     if plan.padding_share > WASTE_WORTH_A_NOTE:
         notes.append(
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
@@ -124,6 +126,16 @@ def find_notes(plan: Plan) -> list[str]:
             "Set data.keep_shards, or data.cache_dir to a larger disk."
         )
     return notes
+
+
+def _chosen_sizes(recipe: Recipe) -> list[str]:
+    """The sizes that a config of transformers has beside those that the recipe names."""
+    try:
+        chosen = chosen_sizes(recipe)
+    except ImportError:
+        return []
+    listed = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    return [f"{recipe.where('model.type')}: {recipe.model.type} gets {listed}; model.options sets others."] if chosen else []  # fmt: skip
 
 
 def _rows(plan: Plan) -> int:

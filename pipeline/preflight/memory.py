@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 FP32 = 4
@@ -43,7 +44,7 @@ class Memory:
         return None if self.fixed is None else self.fixed + self.activations
 
 
-def memory_of(recipe: Recipe, sizes: Sizes, *, processes: int, half: bool, compiled: bool) -> Memory:
+def memory_of(recipe: Recipe, sizes: Sizes | CountedSizes, *, processes: int, half: bool, compiled: bool) -> Memory:
     """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters."""
     weights = weight_bytes(recipe, sizes)
     return Memory(
@@ -54,17 +55,17 @@ def memory_of(recipe: Recipe, sizes: Sizes, *, processes: int, half: bool, compi
     )
 
 
-def weight_bytes(recipe: Recipe, sizes: Sizes) -> int:
+def weight_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
     """One copy of the weights as they are trained, and of anything that is stored like them."""
     return FP32 * sizes.parameters()["total"] - _narrower_bytes(recipe, sizes)
 
 
-def _narrower_bytes(recipe: Recipe, sizes: Sizes) -> int:
+def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
     """What model.embedding_dtype takes off one copy of the weights in fp32."""
     return FP32 // 2 * sizes.table_parameters if recipe.model.embedding_dtype == "bfloat16" else 0
 
 
-def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
+def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
     parameters = sizes.parameters()
     kind = recipe.optimizer.type
@@ -72,11 +73,7 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
         return 2 * weight_bytes(recipe, sizes)
     if kind == "muon_adamw":
         # Momentum, and one row or column of variances a matrix.
-        width = sizes.n_embd
-        variances = sizes.n_layer * (
-            4 * max(width, sizes.n_head * sizes.head_dim) + (3 if sizes.gated_mlp else 2) * sizes.n_inner
-        )
-        return FP32 * (variances - parameters["matrices"]) + 2 * weight_bytes(recipe, sizes)
+        return FP32 * (sizes.variances - parameters["matrices"]) + 2 * weight_bytes(recipe, sizes)
     if kind == "trainer":
         optim = str(recipe.train.get("optim"))
         known = [name for name in TRAINER_STATES if optim.startswith(name)]
@@ -88,7 +85,7 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
     return None
 
 
-def _activations(recipe: Recipe, sizes: Sizes, *, half: bool, compiled: bool) -> int:
+def _activations(recipe: Recipe, sizes: Sizes | CountedSizes, *, half: bool, compiled: bool) -> int:
     positions = micro_batch(recipe) * sizes.row_tokens
     modern = recipe.model.preset == "modern"
     kept = KEPT[half, compiled][0 if modern else 1]
@@ -102,18 +99,18 @@ def _activations(recipe: Recipe, sizes: Sizes, *, half: bool, compiled: bool) ->
     return positions * sizes.n_embd * (blocks + KEPT_OUTSIDE) + copies + loss
 
 
-def checkpoint_bytes(recipe: Recipe, sizes: Sizes) -> int | None:
+def checkpoint_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """One whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few megabytes."""
     optimizer = optimizer_bytes(recipe, sizes)
     return None if optimizer is None else weight_bytes(recipe, sizes) + optimizer
 
 
-def model_bytes(recipe: Recipe, sizes: Sizes) -> int:
+def model_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
     """The finished model/ in hub.dtype."""
     return (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
 
 
-def queued_bytes(recipe: Recipe, sizes: Sizes) -> int:
+def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
     """What waits for the Hub while its checkpoint is rotated away: one model, with its state where that is published.
 
     all_checkpoints keeps as many as the Hub stays away for, which nobody knows.

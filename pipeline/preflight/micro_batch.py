@@ -7,6 +7,7 @@ from pipeline.hardware.device import DeviceInfo
 from pipeline.preflight.memory import memory_of
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import micro_batch, rows_per_step
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.sizes import Sizes
 
 UNKNOWN = 8  # rows, where arithmetic knows too little: transformers' own default
@@ -23,7 +24,13 @@ def options(recipe: Recipe, processes: int) -> list[int]:
 
 
 def planned_micro_batch(
-    recipe: Recipe, sizes: Sizes | None, device: DeviceInfo, *, processes: int, half: bool, compiled: bool
+    recipe: Recipe,
+    sizes: Sizes | CountedSizes | None,
+    device: DeviceInfo,
+    *,
+    processes: int,
+    half: bool,
+    compiled: bool,
 ) -> int:
     """The largest option that fits by arithmetic, 1 at the least. half, compiled: as for memory_of."""
     on_cpu = device.kind == "cpu"

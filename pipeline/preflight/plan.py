@@ -1,10 +1,12 @@
 """What a run will be, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
 
-Plain arithmetic without torch, network or GPU. What is not known is None, and printed as n/a.
+Plain arithmetic without network, GPU or weights; without torch too, unless model.type is one of transformers. What is not known
+is None, and printed as n/a.
 """
 
 from dataclasses import dataclass
 
+from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.cpu import can_compile, multiplies_bf16_fast
 from pipeline.hardware.device import DeviceInfo
 from pipeline.preflight.memory import (
@@ -20,6 +22,7 @@ from pipeline.preflight.micro_batch import planned_micro_batch
 from pipeline.preflight.probe import Probe, kept
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.counted_sizes import CountedSizes, SizesUnknownError
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
 from pipeline.report.fit import Expected, expected_bpb
@@ -36,7 +39,7 @@ class Plan:
     device: DeviceInfo
     processes: int
     compute_format: str
-    sizes: Sizes | None
+    sizes: Sizes | CountedSizes | None
     steps: int | None
     batch_tokens: int
     micro_steps: int
@@ -45,6 +48,7 @@ class Plan:
     run_disk_bytes: int | None
     shards_bytes: int | None
     probe: Probe | None = None  # measured on this machine
+    sizes_unknown: str | None = None  # why there are none
 
     @property
     def tokens(self) -> int | None:
@@ -53,13 +57,13 @@ class Plan:
     @property
     def flops(self) -> float | None:
         """Of the whole training, by nanochat's formula."""
-        return (
-            None if self.sizes is None or self.tokens is None else self.sizes.flops_per_token("nanochat") * self.tokens
-        )
+        flops = None if self.sizes is None else self.sizes.flops_per_token("nanochat")
+        return None if flops is None or self.tokens is None else flops * self.tokens
 
     @property
     def tokens_per_param(self) -> float | None:
-        return None if self.sizes is None or self.tokens is None else self.tokens / self.sizes.parameters()["scaling"]
+        scaling = None if self.sizes is None else self.sizes.scaling
+        return None if scaling is None or self.tokens is None else self.tokens / scaling
 
     @property
     def rows_per_pass(self) -> int:
@@ -77,10 +81,10 @@ class Plan:
         if self.probe is not None and self.steps is not None:
             return self.steps * self.probe.step_s
         peak = (self.device.peak_flops or {}).get(self.compute_format)
-        if self.sizes is None or self.tokens is None or peak is None:
+        flops = None if self.sizes is None else self.sizes.flops_per_token("exact_causal")
+        if flops is None or self.tokens is None or peak is None:
             return None
-        flops = self.sizes.flops_per_token("exact_causal") * self.tokens / (1 - self.padding_share)
-        return flops / (ASSUMED_MFU * peak * self.processes)
+        return flops * self.tokens / (1 - self.padding_share) / (ASSUMED_MFU * peak * self.processes)
 
     @property
     def process_bytes(self) -> int | None:
@@ -114,8 +118,8 @@ class Plan:
 def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
     """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens, and the micro-batch where it is auto."""
     recipe.data.batch_tokens = with_batch_tokens(recipe, processes)
-    sizes = known_sizes(recipe)
-    steps = horizon_steps(recipe, recipe.data.batch_tokens)
+    sizes, sizes_unknown = _sizes(recipe)
+    steps = _steps(recipe)
     compute = _compute_format(recipe, device)
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
@@ -142,22 +146,44 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
         else None,
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
         probe=kept(recipe, device, processes=processes),
+        sizes_unknown=sizes_unknown,
     )
 
 
-def known_sizes(recipe: Recipe) -> Sizes | None:
-    """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; None when neither is known."""
+def _steps(recipe: Recipe) -> int | None:
+    assert recipe.data.batch_tokens
+    try:
+        return horizon_steps(recipe, recipe.data.batch_tokens)
+    except ValueError as error:
+        raise RecipeError(
+            f"{recipe.path}: run: the horizon follows from sizes that are not known: {error}. Give run.tokens or train.max_steps."
+        ) from error
+
+
+def known_sizes(recipe: Recipe) -> Sizes | CountedSizes | None:
+    return _sizes(recipe)[0]
+
+
+def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
+    """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
     folder = start_folder(recipe)
     if folder is not None:
         from transformers import AutoConfig
 
         import pipeline.model.build  # noqa: F401 - makes our own model type known
 
-        return sizes_from_config(AutoConfig.from_pretrained(folder), recipe.data.row_tokens)
+        try:
+            return sizes_from_config(AutoConfig.from_pretrained(folder), recipe.data.row_tokens), None
+        except SizesUnknownError as error:
+            return None, str(error)
     try:
-        return sizes_of(recipe)
+        return sizes_of(recipe), None
+    except SizesUnknownError as error:
+        return None, str(error)
+    except ImportError:
+        return None, "torch is not installed, and a model of transformers is counted with it"
     except ValueError:
-        return None
+        return None, None
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:

@@ -28,7 +28,10 @@ def why_unknown(plan: Plan) -> list[str]:
     """The causes of the n/a in a plan's table."""
     reasons = []
     if plan.sizes is None:
-        reasons.append("sizes, since the model that the recipe starts from is not on this machine")
+        why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
+        reasons.append(f"sizes, since {why}")
+    elif plan.flops is None and plan.sizes.flops_per_token() is None:
+        reasons.append(f"FLOPs, and MFU with them, since {plan.sizes.unknown}")
     if plan.steps is None:
         reasons.append(
             "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
@@ -77,9 +80,16 @@ def _parameters(role: str) -> Callable[[Plan], str | None]:
     return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
 
 
+def _scaling(plan: Plan) -> str | None:
+    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
+
+
 def _model(plan: Plan) -> str | None:
     sizes = plan.sizes
-    return None if sizes is None else f"{plan.recipe.model.type} {sizes.n_layer} x {sizes.n_embd}, {sizes.n_head} heads"
+    if sizes is None:
+        return None
+    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
+    return f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}"
 
 
 def _device(plan: Plan) -> str:
@@ -92,7 +102,11 @@ def _device(plan: Plan) -> str:
 
 
 def _flops(convention: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if plan.sizes is None else scientific(plan.sizes.flops_per_token(convention), 3)  # type: ignore[arg-type]
+    def text(plan: Plan) -> str | None:
+        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
+        return None if flops is None else scientific(flops, 3)
+
+    return text
 
 
 def _horizon(plan: Plan) -> str | None:
@@ -182,7 +196,7 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  head", _parameters("head")),
     ("  matrices of the blocks", _parameters("matrices")),
     ("  scalars, norms, biases", _parameters("scalars")),
-    ("scaling parameters (matrices + head)", _parameters("scaling")),
+    ("scaling parameters (matrices + head)", _scaling),
     ("FLOPs a token, nanochat's formula", _flops("nanochat")),
     ("FLOPs a token, exact-causal", _flops("exact_causal")),
     ("steps", _horizon),

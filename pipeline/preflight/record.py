@@ -7,7 +7,7 @@ from pipeline.hardware.device import device_info
 from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.plan import ASSUMED_MFU, Plan, make_plan
 from pipeline.recipe import Recipe
-from pipeline.recipe.sizes import sizes_from_config
+from pipeline.recipe.sizes import sizes_from_model
 
 
 def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
@@ -19,13 +19,15 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
     if not trainer.is_world_process_zero():
         return
     model = trainer.model
-    flops = sizes_from_config(model.config, recipe.data.row_tokens).flops_per_token("nanochat")
+    flops = sizes_from_model(model, recipe.data.row_tokens).flops_per_token("nanochat")
     facts: dict[str, Any] = {
-        "model": {
-            "class": type(model).__name__,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "flops_per_token": flops,
-        }
+        "model": _known(
+            {
+                "class": type(model).__name__,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "flops_per_token": flops,
+            }
+        )
     }
     if not (run.step and "plan" in run.directory.read_manifest()):
         settled = copy.deepcopy(recipe)  # make_plan fills what is open
@@ -46,7 +48,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             "device": plan.device.name,
             "processes": plan.processes,
             "parameters": parameters.get("total"),
-            "scaling_parameters": parameters.get("scaling"),
+            "scaling_parameters": plan.sizes.scaling if plan.sizes else None,
             "steps": plan.steps,
             "tokens": plan.tokens,
             "flops": plan.flops,

@@ -18,7 +18,7 @@ from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.plan_text import gibibytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import KEY, is_auto, micro_batch, micro_steps
-from pipeline.recipe.sizes import sizes_from_config
+from pipeline.recipe.sizes import sizes_from_model
 from pipeline.training.agreement import from_every_rank, on_rank_0
 from pipeline.training.out_of_memory import fits
 
@@ -99,7 +99,7 @@ def memory_hint(recipe: Recipe, trainer: Any) -> str | None:
     if args.device.type != "cuda" or is_auto(recipe):
         return None
     peak, limit = trainer.log_row.memory.peak(), torch.cuda.mem_get_info(args.device)[1]
-    sizes = sizes_from_config(trainer.model.config, recipe.data.row_tokens)
+    sizes = sizes_from_model(trainer.model, recipe.data.row_tokens)
     half = bool(args.bf16 or args.fp16)
     memory = memory_of(recipe, sizes, processes=args.world_size, half=half, compiled=bool(args.torch_compile))
     rows = larger_micro_batch(recipe, memory.fixed, peak=peak, limit=limit, processes=args.world_size)

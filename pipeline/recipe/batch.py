@@ -45,14 +45,24 @@ def with_batch_tokens(recipe: Recipe, world_size: int) -> int:
 
 
 def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
-    """Optimizer steps of the run; None when it is given in epochs and only the data know."""
+    """Optimizer steps of the run; None when it is given in epochs and only the data know.
+
+    Raises ValueError when they follow from sizes that cannot be known (recipe/sizes.py).
+    """
     if "max_steps" in recipe.train:
         return recipe.train["max_steps"]
     run = recipe.run
     if run.tokens is not None:
         return run.tokens // batch_tokens
     if run.tokens_per_param is not None:
-        return int(run.tokens_per_param * sizes_of(recipe).parameters()["scaling"]) // batch_tokens
+        sizes = sizes_of(recipe)
+        if sizes.scaling is None:
+            raise ValueError(f"the parameters that a token passes are not known: {sizes.unknown}")
+        return int(run.tokens_per_param * sizes.scaling) // batch_tokens
     if run.flops is not None:
-        return int(run.flops / sizes_of(recipe).flops_per_token("nanochat")) // batch_tokens
+        sizes = sizes_of(recipe)
+        flops = sizes.flops_per_token("nanochat")
+        if flops is None:
+            raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
+        return int(run.flops / flops) // batch_tokens
     return None

@@ -1,14 +1,12 @@
 """What single keys cannot show: values that contradict each other."""
 
-import math
-
 from pipeline.recipe.batch import KEY, is_auto
-from pipeline.recipe.depth import group_settings
+from pipeline.recipe.depth import MATRIX_GROUP, group_settings
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
-from pipeline.recipe.resolve import GROUPED, horizons
+from pipeline.recipe.resolve import GROUPED, horizons, warmup_of
 from pipeline.recipe.schema import Group, Recipe, Source
 from pipeline.recipe.start_from import becomes_tandem
 
@@ -121,14 +119,6 @@ def check_warmup(recipe: Recipe, problems: Problems) -> None:
         )
 
 
-def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
-    """The key that sets the warm-up, and its steps."""
-    if recipe.optimizer.type != "trainer":
-        return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
-    value = recipe.train["warmup_steps"]
-    return "train.warmup_steps", math.ceil(value * steps) if value < 1 else int(value)
-
-
 def _nearest(value: int, multiple: int) -> str:
     low = value // multiple * multiple
     return f"{low} or {low + multiple}" if low else str(multiple)
@@ -229,7 +219,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
     for name in sorted(recipe.train):
         if FATES[name].trainer_only and recipe.train[name] is not None:
             hint = {
-                "learning_rate": "optimizer.groups.<group>.learning_rate",
+                "learning_rate": _all_rates(recipe),
                 "warmup_steps": "optimizer.schedule.warmup_steps",
             }.get(name, "optimizer.groups and optimizer.schedule")
             problems.add(
@@ -252,6 +242,13 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
                 recipe.where(f"optimizer.groups.{group}.betas"),
                 f"is {settings.betas}; it must be two numbers from 0 to below 1. Write [0.9, 0.95].",
             )
+
+
+def _all_rates(recipe: Recipe) -> str:
+    """The keys for a user who means one learning rate; which one of several it were is not to be guessed."""
+    rate = recipe.optimizer.groups.matrices.learning_rate or MATRIX_GROUP.get(recipe.optimizer.type, {}).get("learning_rate")  # fmt: skip
+    own = f" (matrices: {rate:g})" if rate else ""
+    return f"optimizer.rate_scale=0.5, which halves the rates of all groups, or optimizer.groups.<group>.learning_rate for that of one{own}"
 
 
 def _model(recipe: Recipe, problems: Problems) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from pipeline.recipe.counted_sizes import CountedSizes, SizesUnknownError
 from pipeline.recipe.schema import Recipe
 from pipeline.recipe.sizes import Sizes, sizes_of
 
@@ -105,14 +106,20 @@ def group_settings(optimizer_type: str, group: str) -> set[str]:
 
 
 def _scaling(recipe: Recipe) -> int:
-    return sizes_of(recipe).parameters()["scaling"]
+    return _known_scaling(sizes_of(recipe))
 
 
 def _reference_scaling(recipe: Recipe) -> int:
-    return _at_depth(recipe, REFERENCE_DEPTH).parameters()["scaling"]
+    return _known_scaling(_at_depth(recipe, REFERENCE_DEPTH))
 
 
-def _at_depth(recipe: Recipe, depth: int) -> Sizes:
+def _known_scaling(sizes: Sizes | CountedSizes) -> int:
+    if sizes.scaling is None:
+        raise SizesUnknownError(f"the parameters that a token passes are not known ({sizes.unknown})")
+    return sizes.scaling
+
+
+def _at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
     width = width_of(recipe, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)

@@ -19,9 +19,14 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 
 - Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
   `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name.
-- `extends: other.yaml` (relative to the file) takes over another recipe; sections are merged key by key, lists replaced.
+- A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
+  `recipes/` and among the shipped ones.
+- `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
+- Anchors, aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors.
+- In a shell a value with spaces, brackets or braces stands in quotes: `'data.sources=[{files: x.parquet}]'`.
 - Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
-  `run.flops`. One named by an override or an extending recipe replaces the inherited one. The same holds for
+  `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
+  longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
   `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.recipe.command_line import COMMAND_LINE, find_recipe, read_overrides
 from pipeline.recipe.located_yaml import Item, compose, read_file
 from pipeline.recipe.problems import SECRET_NAME, SECRET_VALUE, Problems
 
-COMMAND_LINE = "command line"
 # Of each group one key is in force: a layer that names one takes the others of the layers below away.
 EXCLUSIVE = (
     ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
@@ -22,19 +22,7 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
     """The tree of the recipe at path with everything it extends, and the overrides on top."""
     tree = _with_bases(path, problems, ())
     layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
-    seen: set[str] = set()
-    for text in overrides:
-        name, equals, value = text.partition("=")
-        if text.startswith("-") or not equals or not name:
-            problems.add(
-                COMMAND_LINE,
-                f"{text.split('=')[0]} is not an override. Write section.key=value, for example train.max_steps=100.",
-            )
-            continue
-        if name in seen:
-            problems.add(f"{COMMAND_LINE}: {name}", "is given twice. Remove one of them.")
-            continue
-        seen.add(name)
+    for name, value in read_overrides(overrides, problems).items():
         item = _override_value(value, COMMAND_LINE, problems)
         if _is_inside_list(name):
             tree = _set_in_list(tree, name.split("."), item, problems, name)
@@ -55,14 +43,18 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
         raise RecipeError(
             f"{extends.where}: extends: must be the path of one recipe, relative to this file. Write extends: other.yaml."
         )
-    base = os.path.normpath(Path(path).parent / extends.value)
+    folder = Path(path).parent
+    base = os.path.normpath(folder / extends.value)
+    if not Path(base).is_file():
+        try:
+            base = find_recipe(extends.value, folder=folder)
+        except InputMissingError:
+            raise InputMissingError(
+                f"{extends.where}: extends: {base} does not exist. Name a recipe relative to {folder or '.'}."
+            ) from None
     if os.path.realpath(base) in (*parents, real):
         raise RecipeError(
             f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
-        )
-    if not Path(base).is_file():
-        raise InputMissingError(
-            f"{extends.where}: extends: {base} does not exist. Name a recipe relative to {Path(path).parent or '.'}."
         )
     return merge(_with_bases(base, problems, (*parents, real)), own, problems)
 

@@ -1,6 +1,7 @@
 """YAML with the line of every key, read as YAML 1.2 reads scalars: 3e-4 is a number, `no` and `off` are text."""
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.recipe.problems import Problems
 
+MOST_VALUES = 20_000  # of a recipe with its aliases expanded; the longest of ours has 100
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}  # fmt: skip
@@ -40,10 +42,6 @@ def read_file(path: str, problems: Problems) -> Item:
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
     try:
         raw = file.read_bytes()
-    except FileNotFoundError:
-        near = sorted(p.name for p in file.parent.glob("*.y*ml")) if file.parent.is_dir() else []
-        hint = f" {file.parent} holds: {', '.join(near[:12])}." if near else " Check the path."
-        raise InputMissingError(f"{path}: there is no such recipe.{hint}") from None
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None
     try:
@@ -83,11 +81,16 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         ) from None
     if node is None:
         return Item(None, where or file, file=file)
-    return _item(node, file, problems, where, ())
+    return _item(node, file, problems, where, (), Counter())
 
 
-def _item(node: yaml.Node, file: str, problems: Problems, where: str | None, parents: tuple[int, ...]) -> Item:
+def _item(
+    node: yaml.Node, file: str, problems: Problems, where: str | None, parents: tuple[int, ...], count: Counter
+) -> Item:
     place = where or f"{file}:{node.start_mark.line + 1}"
+    count["values"] += 1
+    if count["values"] > MOST_VALUES:
+        raise RecipeError(f"{place}: its aliases expand to more than {MOST_VALUES:,} values. Write fewer of them.")
     if id(node) in parents:
         raise RecipeError(f"{place}: an alias that holds itself. Write the value out.")
     parents = (*parents, id(node))
@@ -96,20 +99,30 @@ def _item(node: yaml.Node, file: str, problems: Problems, where: str | None, par
             raise RecipeError(f"{place}: the tag {node.tag} is not read here. Write the plain value.")
         return Item(_scalar(node), place, quoted=node.style is not None, file=file)
     if isinstance(node, yaml.SequenceNode):
-        return Item([_item(child, file, problems, where, parents) for child in node.value], place, file=file)
+        return Item([_item(child, file, problems, where, parents, count) for child in node.value], place, file=file)
     values: dict[str, Item] = {}
+    merged: dict[str, Item] = {}
     for key_node, value_node in node.value:
         line = where or f"{file}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
             problems.add(line, "a key must be one word. Put braces that are text in quotes.")
             continue
         name = key_node.value
+        if name == "<<" and key_node.style is None:
+            nodes = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            items = [_item(child, file, problems, where, parents, count) for child in nodes]
+            if not all(isinstance(item.value, dict) for item in items):
+                problems.add(line, "<<: merges keys with values into these. Give it an alias of such, as <<: *name.")
+                continue
+            for item in items:
+                merged = {**item.value, **merged}  # the earlier one wins
+            continue
         if name in values:
             problems.add(line, f"{name}: is given twice, here and at {values[name].where}. Remove one of them.")
             continue
-        child = _item(value_node, file, problems, where, parents)
+        child = _item(value_node, file, problems, where, parents, count)
         values[name] = Item(child.value, line, child.quoted, file)
-    return Item(values, place, file=file)
+    return Item({**merged, **values}, place, file=file)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
@@ -135,7 +148,9 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
         return "a tab character. YAML indents with spaces: replace the tab."
     if "end of stream" in problem and "quoted" in context:
         return "a quote is opened and never closed. Close it on the same line."
-    if "undefined alias" in problem or "alias" in context:
+    if "undefined alias" in problem:
+        return 'an alias without its anchor. Write &name where the value stands first; a text that begins with * must stand in quotes: "*.parquet".'
+    if "alias" in context:
         return 'a value that begins with * must stand in quotes: "*.parquet".'
     if "anchor" in context:
         return "a value that begins with & must stand in quotes."

@@ -66,8 +66,8 @@ NOT_OPTIONS = {
     "eos_token_id": "the tokenizer",
     "pad_token_id": "the tokenizer",
 }
-# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's.
-GPT2_NAMES = {"tandem", "gpt2", "gptj", "codegen", "gpt_bigcode"}
+# Config classes that keep GPT-2's names for the sizes; the others of transformers share Llama's (transformers_config.py).
+GPT2_NAMES = {"tandem", "gpt2"}
 LLAMA_NAMES = {
     "n_layer": "num_hidden_layers",
     "n_embd": "hidden_size",
@@ -76,6 +76,17 @@ LLAMA_NAMES = {
     "n_inner": "intermediate_size",
     "n_positions": "max_position_embeddings",
 }
+
+
+def default_inner(n_embd: int, *, gated: bool) -> int:
+    """Width of an MLP where none is given: 4 x n_embd of two matrices; of three 8/3 of it, which makes as many parameters.
+
+    The latter rounded up to a multiple of 64, below a width of 256 of 8.
+    """
+    if not gated:
+        return 4 * n_embd
+    multiple = 64 if n_embd >= 256 else 8
+    return -(-8 * n_embd // (3 * multiple)) * multiple
 
 
 def options_of(recipe: Recipe) -> dict[str, Any]:
@@ -88,9 +99,12 @@ def model_fields(
 ) -> dict[str, Any]:
     """Arguments of the config class of model.type, in its own names."""
     model = recipe.model
-    names = {name: name for name in LLAMA_NAMES} if model.type in GPT2_NAMES or ":" in model.type else LLAMA_NAMES
-    sizes = {theirs: getattr(model, name) for name, theirs in names.items() if getattr(model, name) is not None}
-    if model.type in GPT2_NAMES - {"tandem"}:
-        sizes.pop("n_kv_head", None)
     ids = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    if model.type not in GPT2_NAMES and ":" not in model.type:
+        from pipeline.recipe.transformers_config import config_fields
+
+        return config_fields(recipe, {"vocab_size": vocab_size, **ids})
+    sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
+    if model.type == "gpt2":
+        sizes.pop("n_kv_head", None)
     return {**options_of(recipe), **sizes, "vocab_size": vocab_size, **ids}

@@ -3,13 +3,13 @@
 from dataclasses import fields
 from typing import Any
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.recipe.checks import check_filled, check_given, check_stage
+from pipeline.recipe.command_line import find_recipe, recipe_of
 from pipeline.recipe.layers import read_layers
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
-from pipeline.recipe.presets import NOT_OPTIONS, TANDEM_OPTIONS
-from pipeline.recipe.problems import Problems
+from pipeline.recipe.presets import LLAMA_NAMES, NOT_OPTIONS, TANDEM_OPTIONS
+from pipeline.recipe.problems import Problems, show
 from pipeline.recipe.resolve import Stage, fill, infer_stage
 from pipeline.recipe.schema import SECTIONS, Recipe
 from pipeline.recipe.training_arguments import read_train
@@ -17,19 +17,15 @@ from pipeline.recipe.values import MISSING, Converter
 
 
 def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
-    """The recipe argv[0] with the overrides argv[1:]. stage: that of the command, None when it serves both.
+    """The recipe argv[0], by path or bare name, with the overrides argv[1:]. stage: that of the command, None when it serves both.
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
-    if not argv or argv[0].startswith("-") or ("=" in argv[0] and not argv[0].endswith((".yaml", ".yml"))):
-        given = f" before {argv[0].split('=')[0]}" if argv else ""
-        raise RecipeError(
-            f"command line: no recipe is named{given}. Write the path of a .yaml file first, then section.key=value."
-        )
+    path = find_recipe(recipe_of(argv))
     problems = Problems()
-    tree = read_layers(argv[0], argv[1:], problems)
+    tree = read_layers(path, argv[1:], problems)
     recipe = _typed(tree, problems)
-    recipe.path = argv[0]
+    recipe.path = path
     problems.raise_if_any()
 
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"
@@ -49,6 +45,8 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     recipe = Recipe()
     sections = {f.name: f for f in fields(Recipe) if f.name in SECTIONS}
     for name, item in tree.value.items():
+        if name.startswith("x-"):
+            continue  # a place for anchors
         if name not in sections:
             problems.add(f"{item.where}: {name}", unknown_key(name))
         elif name == "train":
@@ -60,7 +58,21 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     if recipe.model.type == "tandem" and isinstance(options, dict) and "options" in options:
         recipe.model.options = _options(options["options"], convert)
     recipe.places = convert.places
+    if recipe.model.type != "tandem":
+        _sizes_among_options(recipe, problems)
     return recipe
+
+
+def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:
+    """A size that model.options gives by the config's own name is the one of `model:`, and plan and training take it from there."""
+    model = recipe.model
+    for ours, theirs in LLAMA_NAMES.items():
+        for name in {ours, theirs} & model.options.keys():
+            value, own = model.options[name], getattr(model, ours)
+            if own is None and type(value) is int and value >= 1:
+                setattr(model, ours, value)
+            elif own is not None and own != value:
+                problems.add(recipe.where("model.options"), f"{name} is {show(value)}, and model.{ours} is {own}. Keep one of the two.")  # fmt: skip
 
 
 def _options(item: Item, convert: Converter) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Fills what a recipe leaves open, in the order of the dial: stage, sizes, horizon, batch, rates, decay, name."""
 
 import json
+import math
 import os
 from dataclasses import fields, is_dataclass, replace
 from glob import glob
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
+from pipeline.recipe.counted_sizes import SizesUnknownError
 from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.problems import Problems
@@ -50,14 +52,21 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
     _fill_places(recipe)
     fill_from_start(recipe, set_if_open, problems)
+    _fill_row_tokens(recipe)
     _fill_vocabulary(recipe, problems)
     fill_sizes(recipe, set_if_open)
     if recipe.model.n_positions is None and (recipe.model.n_layer or not recipe.model.start_from):
         recipe.model.n_positions = recipe.data.row_tokens
     if recipe.model.n_head and recipe.model.n_kv_head is None:
         recipe.model.n_kv_head = recipe.model.n_head
-    _fill_dial(recipe, set_if_open, problems)
-    _fill_steps(recipe, problems)
+    try:
+        _fill_dial(recipe, set_if_open, problems)
+        _fill_steps(recipe, problems)
+    except SizesUnknownError as error:
+        problems.add(recipe.where("model.type"), f"{error}, and horizon or rates follow from them. Change the sizes or model.options.")  # fmt: skip
+    except ImportError as error:
+        problems.add(recipe.where("model.type"), f"the sizes of a {recipe.model.type} are counted on its modules, and {error.name} is not installed. Give run.tokens or train.max_steps.")  # fmt: skip
+    _shorten_warmup(recipe)
     if recipe.run.name is None:
         recipe.run.name = _default_name(recipe)
 
@@ -68,6 +77,43 @@ def _default_name(recipe: Recipe) -> str:
     folder = start_folder(recipe) if start and start.startswith("latest:") else None
     named = replace(recipe, model=replace(recipe.model, start_from=str(folder))) if folder else recipe
     return default_name(named)
+
+
+def _fill_row_tokens(recipe: Recipe) -> None:
+    """The default is what the model can hold."""
+    model, data = recipe.model, recipe.data
+    if "data.row_tokens" not in recipe.places and model.n_positions and 8 <= model.n_positions < data.row_tokens:
+        data.row_tokens = model.n_positions
+        recipe.filled["data.row_tokens"] = recipe.filled.get("model.n_positions", "model.n_positions")
+
+
+def _shorten_warmup(recipe: Recipe) -> None:
+    """A horizon that a later layer names, as train.max_steps=20 does on the command line, shortens a warm-up that is longer."""
+    steps, named = recipe.train.get("max_steps"), horizons(recipe)
+    if not steps or not named:
+        return
+    name, warmup = warmup_of(recipe, steps)
+    if warmup <= steps or _layer(recipe, named[0]) <= _layer(recipe, name):
+        return
+    if recipe.optimizer.type == "trainer":
+        recipe.train["warmup_steps"] = steps // 5
+    else:
+        recipe.optimizer.schedule.warmup_steps = steps // 5
+    recipe.notes.append(f"{recipe.where(name)}: {warmup} -> {steps // 5}, a fifth of the run: {named[0]} makes it {steps:,} steps.")  # fmt: skip
+
+
+def _layer(recipe: Recipe, name: str) -> int:
+    """A higher number for a later layer: the command line, the recipe's own file, one that it extends."""
+    place = recipe.places.get(name, "")
+    return 2 if place.startswith("command line") else 1 if place.rpartition(":")[0] == recipe.path else 0
+
+
+def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
+    """The key that sets the warm-up, and its steps."""
+    if recipe.optimizer.type != "trainer":
+        return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
+    value = recipe.train["warmup_steps"]
+    return "train.warmup_steps", math.ceil(value * steps) if value < 1 else int(value)
 
 
 def _fill_vocabulary(recipe: Recipe, problems: Problems) -> None:
@@ -128,7 +174,9 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
                 "follows from the model's sizes, which this recipe does not give. Give run.tokens or train.max_steps.",
             )
         elif not by_size or recipe.tokenizer.vocab_size:
-            steps = horizon_steps(recipe, batch)
+            steps = _horizon_steps(recipe, batch, problems)
+            if steps is None:
+                return
             if steps:
                 recipe.train["max_steps"] = steps
                 recipe.filled["train.max_steps"] = named[0]
@@ -141,6 +189,16 @@ def _fill_steps(recipe: Recipe, problems: Problems) -> None:
     grouped = recipe.optimizer.type != "trainer"
     if grouped and "max_steps" in recipe.train and "optimizer.schedule.warmup_steps" not in recipe.places:
         schedule.warmup_steps = min(schedule.warmup_steps, recipe.train["max_steps"] // 5)
+
+
+def _horizon_steps(recipe: Recipe, batch: int, problems: Problems) -> int | None:
+    try:
+        return horizon_steps(recipe, batch)
+    except SizesUnknownError:
+        raise
+    except ValueError as error:
+        problems.add(recipe.where(horizons(recipe)[0]), f"{error}. Give run.tokens or train.max_steps.")
+        return None
 
 
 def _ready_vocab(folder: str) -> int | None:

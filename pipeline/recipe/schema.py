@@ -62,7 +62,7 @@ class Run:
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
     hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0)
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
-    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
+    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
@@ -90,7 +90,7 @@ class Data:
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
     validation: list[Source] | None = key(None, "What is held out. Default, of each source: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most); of a single file every hundredth row. These are then not trained on.", must_match=True)
     held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
-    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more).", minimum=8, must_match=True)
+    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, must_match=True)
     batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
     packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, must_match=True)
@@ -117,9 +117,9 @@ class Model:
     n_embd: int | None = key(None, "Width.", minimum=1, maximum=1_000_000, must_match=True)
     n_head: int | None = key(None, "Query heads.", minimum=1, must_match=True)
     n_kv_head: int | None = key(None, "Key and value heads; default n_head.", minimum=1, must_match=True)
-    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd.", minimum=1, must_match=True)
+    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd, and 8/3 of it (rounded up to a multiple of 64, below a width of 256 of 8) where the MLP of model.type has a third matrix, the gate.", minimum=1, must_match=True)
     n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, must_match=True)
-    options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class.", must_match=True)
+    options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class. What neither sizes nor options of a type of transformers name is filled in proportion to n_embd and printed: head_dim, the MLP's width, experts' widths; numbers of experts stay the class's own.", must_match=True)
     start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
     embedding_dtype: Literal["float32", "bfloat16"] = key("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.", must_match=True)
     attn_implementation: str | None = key(None, "eager, sdpa, flex_attention or a flash kernel as transformers names it; default: flex_attention for windows and isolated documents on CUDA, where it skips what is hidden, if a trial before step 1 gives the numbers of eager; else sdpa.")
@@ -154,7 +154,7 @@ class Groups:
 class Schedule:
     """The shape of the rates over the run, in optimizer steps; step s (zero-based) has the multiplier lrm(s)."""
 
-    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run.", minimum=0, must_match=True)
+    warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run; so is an inherited one that is longer than the run of a horizon named later (train.max_steps=20).", minimum=0, must_match=True)
     decay_fraction: float = key(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1, must_match=True)
     decay: Literal["linear", "cosine", "1-sqrt"] = key("linear", "Shape of the fall.", must_match=True)
     final_fraction: float = key(0.05, "lrm that the fall ends at.", minimum=0, maximum=1, must_match=True)
@@ -167,7 +167,7 @@ class Optimizer:
     """Who updates the weights."""
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
-    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining); default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, must_match=True)
+    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 
@@ -289,6 +289,7 @@ class Recipe:
     # Not keys of the file: set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
     micro_batch: int | None = field(default=None, metadata={"internal": True})
     path: str | None = field(default=None, metadata={"internal": True})
+    notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
     places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
     filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})

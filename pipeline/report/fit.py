@@ -18,6 +18,7 @@ from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import fit_file
 from pipeline.recipe import Recipe
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.identity import differences, must_match
 from pipeline.recipe.sizes import Sizes
 from pipeline.report.power_law import LEAST, PowerLaw, fit_power_law
@@ -67,18 +68,23 @@ def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
     return path, _text(points, law, rule)
 
 
-def expected_bpb(recipe: Recipe, sizes: Sizes | None, *, tokens: int | None) -> Expected | None:
+def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: int | None) -> Expected | None:
     """What fitted runs of the recipe's family let expect; None when there are none, or its horizon follows another rule."""
     if sizes is None or tokens is None:
         return None
     path = fit_file(Path(recipe.run.directory), family_of(must_match(recipe)))
     if not path.is_file():
         return None
-    found, scaling = read_json(path), sizes.parameters()["scaling"]
-    (rule, value), own = next(iter(found["rule"].items())), {"tokens": tokens, "tokens_per_param": tokens / scaling}
+    flops = (sizes.flops_per_token("nanochat") or 0.0) * tokens
+    if not flops or sizes.scaling is None:
+        return None
+    found = read_json(path)
+    (rule, value), own = (
+        next(iter(found["rule"].items())),
+        {"tokens": tokens, "tokens_per_param": tokens / sizes.scaling},
+    )
     if abs(own[rule] / value - 1) > SAME_RULE:
         return None
-    flops = sizes.flops_per_token("nanochat") * tokens
     largest = found["points"][-1]["flops"]
     return Expected(
         *PowerLaw(**found["law"]).predict(flops),
@@ -108,6 +114,8 @@ def _refuse_unfinished(runs: list[RunData]) -> None:
             lines.append(f"{data.name} has no {METRIC} with a known protocol")
         elif "model" not in data.manifest:
             lines.append(f"{data.name} does not say how large its model is (it was trained by an earlier version)")
+        elif "flops_per_token" not in data.manifest["model"]:
+            lines.append(f"{data.name} has a model whose FLOPs are not known")
     if len(runs) < LEAST:
         lines.append(f"{len(runs)} runs are given, and a line with an interval takes {LEAST}")
     if lines:

@@ -20,7 +20,7 @@ from pipeline.model.token_mean import divides_by_num_items
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import isolates_documents, micro_batch
 from pipeline.recipe.presets import model_fields
-from pipeline.recipe.sizes import sizes_from_config
+from pipeline.recipe.sizes import sizes_from_model, sizes_of
 from pipeline.recipe.start_from import check_sizes
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
 from pipeline.tokenizer.reload import comes_back_beside
@@ -44,6 +44,7 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         model: Any = _build(recipe, tokenizer)
     except ModelOptionsError as error:
         raise RecipeError(f"{recipe.path}: {error}") from error
+    _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
     if recipe.model.embedding_dtype != "float32":
@@ -60,6 +61,22 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
             f"count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
         )
     return model
+
+
+def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
+    """Raise RecipeError when horizon, memory and MFU were computed for a model of another size than the one that was built."""
+    if recipe.model.start_from:  # whose sizes are those of its weights (check_sizes)
+        return
+    try:
+        planned = sizes_of(recipe, len(tokenizer)).parameters()["total"]
+    except ValueError:  # nothing was planned
+        return
+    built = sum(parameter.numel() for parameter in model.parameters())
+    if planned != built:
+        raise RecipeError(
+            f"{recipe.where('model.type')}: {recipe.model.type} is planned with {planned:,} parameters and was built with {built:,}, so horizon, memory "
+            "and MFU would be those of another model. Give the sizes that its config calls otherwise in model.options."
+        )
 
 
 def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
@@ -148,13 +165,16 @@ def build_trainer(
         torch_compile=compiled,
         use_cpu=device_info().kind == "cpu",
     )
-    sizes = sizes_from_config(model.config, recipe.data.row_tokens)
+    sizes = sizes_from_model(model, recipe.data.row_tokens)
     peaks = device_info().peak_flops or {}
     meter = StepMeter(
         batch_tokens=int(recipe.data.batch_tokens or 0),
         max_steps=args.max_steps,
         world_size=args.world_size,
-        flops_per_token={name: sizes.flops_per_token(name) for name in ("exact_causal", "nanochat")},
+        flops_per_token={
+            "exact_causal": sizes.flops_per_token("exact_causal"),
+            "nanochat": sizes.flops_per_token("nanochat"),
+        },
         peak=peaks.get(
             compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=bool(recipe.train.get("fp8")))
         ),

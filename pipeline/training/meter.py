@@ -11,8 +11,8 @@ import psutil
 class StepMeter:
     """Counts the seconds spent in steps; `pause` excludes what is not a step.
 
-    flops_per_token: {"exact_causal", "nanochat"}; peaks: FLOP/s of one device for the compute dtype and for bf16, or None
-    where the device is unknown: the share of an unknown peak is left out, never guessed.
+    flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
+    compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
     """
 
     EMA = 0.9
@@ -23,7 +23,7 @@ class StepMeter:
         batch_tokens: int,
         max_steps: int,
         world_size: int,
-        flops_per_token: dict[str, float],
+        flops_per_token: dict[str, float | None],
         peak: float | None,
         bf16_peak: float | None,
     ):
@@ -83,7 +83,6 @@ class StepMeter:
             "perf/step_s": step_s,
             "perf/tok_per_s": tokens_per_s,
             "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
-            "perf/tflops_per_gpu": self.flops_per_token["exact_causal"] * tokens_per_s / self.world_size / 1e12,
             "perf/eta_s": (self.max_steps - step)
             * (self._timed_s / self._timed_steps if self._timed_steps else step_s),
             "perf/total_s": self.total_s,
@@ -91,14 +90,13 @@ class StepMeter:
         }
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
-        if self.peak:
-            numbers["perf/mfu_pct"] = (
-                100 * self.flops_per_token["exact_causal"] * tokens_per_s / self.world_size / self.peak
-            )
-        if self.bf16_peak:
-            numbers["perf/bf16_mfu_pct"] = (
-                100 * self.flops_per_token["nanochat"] * tokens_per_s / self.world_size / self.bf16_peak
-            )
+        exact, nanochat = (self.flops_per_token.get(name) for name in ("exact_causal", "nanochat"))
+        if exact:
+            numbers["perf/tflops_per_gpu"] = exact * tokens_per_s / self.world_size / 1e12
+        if exact and self.peak:
+            numbers["perf/mfu_pct"] = 100 * exact * tokens_per_s / self.world_size / self.peak
+        if nanochat and self.bf16_peak:
+            numbers["perf/bf16_mfu_pct"] = 100 * nanochat * tokens_per_s / self.world_size / self.bf16_peak
         return numbers
 
     def _elapsed(self) -> float:

@@ -169,6 +169,7 @@ def test_the_choice_of_preflight_is_printed_and_built(quickstart, text_files, mo
     recipe.model.chosen_attention = "flex_attention"
     tokenizer = [0] * 300
     monkeypatch.setattr(build, "model_fields", lambda recipe, **ids: {"n_layer": 1, "n_embd": 32, "n_head": 2})
+    monkeypatch.setattr(build, "_check_planned", lambda *_: None)
     tokenizer = type("Tokenizer", (list,), {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2})(tokenizer)
     assert build.build_from_recipe(recipe, tokenizer).config._attn_implementation == "flex_attention"
 

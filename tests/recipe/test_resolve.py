@@ -211,6 +211,71 @@ def test_a_short_run_gets_a_short_warm_up_unless_one_is_given(folder):
         read_recipe([write(folder), "train.max_steps=10", "optimizer.schedule.warmup_steps=40"])
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_twenty_steps_of_any_shipped_recipe_are_a_smoke_test(name, folder):
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    recipe = read_recipe([f"recipes/{name}", "train.max_steps=20"], stage=STAGES.get(name, "pretrain"))
+    assert recipe.train["max_steps"] == 20
+    schedule = recipe.optimizer.schedule
+    warmup = recipe.train["warmup_steps"] if recipe.optimizer.type == "trainer" else schedule.warmup_steps
+    assert warmup <= 20
+    longer = {"quickstart_pretrain.yaml": 40, "gpt2_124m.yaml": 700}
+    said = f"{longer.get(name)} -> 4, a fifth of the run: train.max_steps makes it 20 steps."
+    assert [said in note for note in recipe.notes] == [True] * (name in longer)
+
+
+def test_a_warm_up_named_with_or_after_a_short_horizon_is_not_shortened(folder):
+    write(folder, BASE.replace("train: {max_steps: 100}", "train: {max_steps: 10}"), "base.yaml")
+    late = "extends: base.yaml\noptimizer: {schedule: {warmup_steps: 40}}\n"
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:2: .*is 40, longer than the run of 10 steps"):
+        read_recipe([write(folder, late)])
+    write(folder, BASE.replace("{type: muon_adamw}", "{type: muon_adamw, schedule: {warmup_steps: 40}}"), "base.yaml")
+    recipe = read_recipe([write(folder, "extends: base.yaml\ntrain: {max_steps: 10}\n")])
+    assert recipe.optimizer.schedule.warmup_steps == 2
+
+
+def test_anchors_aliases_and_merge_keys_are_read(folder):
+    text = BASE.replace("optimizer: {type: muon_adamw}", "x-slow: &slow {learning_rate: 0.01, weight_decay: 0.5}\noptimizer:\n  type: muon_adamw\n  groups:\n    head: {<<: *slow, weight_decay: 0.0}\n    embeddings: *slow\n    scalars: {<<: [{eps: 0.5}, *slow]}")  # fmt: skip
+    groups = read_recipe([write(folder, text)]).optimizer.groups
+    assert (groups.head.learning_rate, groups.head.weight_decay) == (0.01, 0.0)
+    assert (groups.embeddings.learning_rate, groups.embeddings.weight_decay) == (0.01, 0.5)
+    assert (groups.scalars.eps, groups.scalars.learning_rate) == (0.5, 0.01)
+
+
+@pytest.mark.parametrize("name", ["quickstart_pretrain", "quickstart_pretrain.yaml", "recipes/mine", "mine", "own"])
+def test_a_recipe_is_found_by_its_bare_name(folder, name):
+    write(folder, BASE, "own.yaml")
+    write(folder, BASE, "recipes/mine.yaml")
+    recipe = read_recipe([name])
+    stem = Path(name).stem
+    expected = {"own": "own.yaml", "mine": "recipes/mine.yaml"}.get(stem, str(ROOT / "recipes" / f"{stem}.yaml"))
+    assert recipe.path == expected
+    assert recipe.run.name.startswith(f"{stem}-")
+
+
+@pytest.mark.parametrize("base", ["quickstart_pretrain", "quickstart_pretrain.yaml"])
+def test_a_shipped_recipe_is_extended_by_its_bare_name(folder, base):
+    assert read_recipe([write(folder, f"extends: {base}\n")]).model.n_embd == 256
+
+
+def test_rows_are_as_long_as_the_model_can_hold_unless_their_length_is_given(folder):
+    text = BASE.replace("  row_tokens: 64\n", "").replace("batch_tokens: 512", "batch_tokens: 4096")
+    assert read_recipe([write(folder, text)]).data.row_tokens == 2048
+    recipe = read_recipe([write(folder, text), "model.n_positions=512"])
+    assert recipe.data.row_tokens == 512
+    with pytest.raises(RecipeError, match=r"is 1024, more than model\.n_positions \(512\)"):
+        read_recipe([write(folder, text), "model.n_positions=512", "data.row_tokens=1024"])
+
+
+def test_sizes_among_the_options_of_another_type_are_the_recipe_s_own(folder):
+    text = BASE.replace("model: {n_layer: 2,", "model: {type: llama, n_layer: 2,")
+    options = "model.options={num_key_value_heads: 2, intermediate_size: 96, max_position_embeddings: 128}"
+    model = read_recipe([write(folder, text), options]).model
+    assert (model.n_kv_head, model.n_inner, model.n_positions) == (2, 96, 128)
+    with pytest.raises(RecipeError, match=r"model\.options: hidden_size is 64, and model\.n_embd is 32\. Keep one"):
+        read_recipe([write(folder, text), "model.options={hidden_size: 64}"])
+
+
 def test_the_size_of_a_ready_tokenizer_is_read_from_its_folder(folder):
     (folder / "tok").mkdir()
     (folder / "tok/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 299}]}')

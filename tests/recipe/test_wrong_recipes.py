@@ -74,6 +74,44 @@ def test_a_wrong_override_is_refused(folder, override, expected):
     assert "hf_abc" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["data.sources=[{files:", "x.jsonl}]"], "data.sources: the shell cut the value at its spaces. Quote it: 'data.sources=[{files: x.jsonl}]'"),
+        (["run.tags=[a,", "b,", "c]", "train.seed=1"], "run.tags: the shell cut the value at its spaces. Quote it: 'run.tags=[a, b, c]'"),
+        (["data.sources=[files:x]", "data.sources=[weight:2]"], "data.sources: is given twice. Remove one of them. (If it was one value in braces, the shell took it apart"),
+        (["--max_steps", "20"], "--max_steps is not an override. Write section.key=value, here train.max_steps=20."),
+        (["--config", "other.yaml"], "--config is not an option: the recipe is the first word. Write other.yaml first"),
+    ],
+)  # fmt: skip
+def test_what_the_shell_took_apart_is_one_mistake_with_its_cure(folder, words, expected):
+    with pytest.raises(RecipeError) as error:
+        read_recipe([write(folder, GOOD), *words])
+    assert str(error.value) == f"command line: {expected}" or str(error.value).startswith(f"command line: {expected}")
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [["--config", "recipe.yaml"], ["--config=recipe.yaml"], ["-c", "recipe.yaml"]])
+def test_an_option_that_names_the_recipe_is_refused_with_the_way_it_is_written_here(folder, words):
+    write(folder, GOOD)
+    with pytest.raises(RecipeError, match=r"is not an option: the recipe is the first word\. Write recipe\.yaml first"):
+        read_recipe(words)
+
+
+def test_aliases_that_expand_without_end_are_refused(folder):
+    levels = "\n".join(f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10))
+    with pytest.raises(RecipeError, match=r"its aliases expand to more than 20,000 values"):
+        read_recipe([write(folder, f"x-bomb:\n  a0: &a0 [1, 1, 1]\n{levels}\n{GOOD}")])
+
+
+@pytest.mark.parametrize("entry", ["pretrain", "sft"])
+def test_an_entry_without_arguments_prints_its_usage_with_status_64(folder, entry):
+    done = subprocess.run([sys.executable, *COMMANDS[entry]], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr.startswith(f"usage: accelerate launch pipeline/{entry}.py RECIPE.yaml")
+    assert not done.stdout
+
+
 def test_an_override_given_twice_is_refused(folder):
     with pytest.raises(RecipeError, match=r"command line: train\.seed: is given twice"):
         read_recipe([write(folder, GOOD), "train.seed=1", "train.seed=2"])
@@ -98,6 +136,7 @@ def test_a_recipe_of_the_other_stage_names_the_right_command(folder):
 def test_what_is_not_there_has_status_66(folder):
     for argv, expected in [
         (["missing.yaml"], "missing.yaml: there is no such recipe. . holds: recipe.yaml."),
+        (["quickstart_pretrian"], "quickstart_pretrian: there is no such recipe. Did you mean quickstart_pretrain?"),
         (["."], r".: is a folder, not a recipe."),
         ([write(folder, "extends: gone.yaml\n" + GOOD)], "recipe.yaml:1: extends: gone.yaml does not exist."),
     ]:

@@ -1,0 +1,291 @@
+"""Sizes of any other model: it is built without weights, its parameters and the products of a forward pass are counted.
+
+Architectures are many and their configs name things in many ways; the modules are what trains. Imports torch where it is called.
+"""
+
+import copy
+import importlib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.recipe.sizes import KEYS_SEEN, Convention, layer_windows
+from pipeline.recipe.transformers_config import known_fields
+
+# What a layer may do with the keys of its row, as config.layer_types names it; of others the products say too little.
+ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "global", "local"}
+FORWARD_AND_BACKWARD = 3  # the backward pass makes two products for each of the forward pass
+_counted: dict[tuple, "CountedSizes"] = {}
+
+
+class SizesUnknownError(ValueError):
+    """The model cannot be built without weights, for the reason in the message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedSizes:
+    """Sizes of a model over rows of row_tokens, counted on its modules; the same questions as of Sizes.
+
+    counts: parameters by role. linear: FLOPs of a token's matrix products in a forward pass, pairs: (FLOPs of a visible
+    query-key pair, window) of each attention layer; None where they are not known, for the reason in `unknown`. Heads are 0
+    where there are none.
+    variances: rows or columns of all matrices, NorMuon's second state.
+    """
+
+    model_type: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_kv_head: int
+    head_dim: int
+    vocab_rows: int
+    row_tokens: int
+    counts: dict[str, int]
+    variances: int
+    linear: float | None
+    pairs: list[tuple[float, int]]
+    unknown: str | None = None
+    mixture: bool = False
+
+    @property
+    def scaling(self) -> int | None:
+        """parameters()["scaling"]; None for a mixture of experts where it is not known which of them a token passes."""
+        return None if self.mixture and self.linear is None else self.counts["scaling"]
+
+    def parameters(self) -> dict[str, int]:
+        """Counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to, and the head."""
+        return dict(self.counts)
+
+    @property
+    def windows(self) -> list[int]:
+        return [window for _, window in self.pairs] or [self.row_tokens]
+
+    @property
+    def table_parameters(self) -> int:
+        return self.counts["embeddings"]
+
+    def flops_per_token(self, convention: Convention = "exact_causal") -> float | None:
+        """FLOPs of forward and backward per row position, in the conventions of Sizes; None where they are not known."""
+        if self.linear is None:
+            return None
+        seen = KEYS_SEEN[convention]
+        return FORWARD_AND_BACKWARD * (
+            self.linear + sum(pair * seen(window, self.row_tokens) for pair, window in self.pairs)
+        )
+
+
+def sizes_of_fields(model_type: str, fields: dict[str, Any], row_tokens: int, *, code_folder: str | None = None) -> CountedSizes:  # fmt: skip
+    """Sizes of the model that training builds from these fields of its config. Raises SizesUnknownError."""
+    key = (model_type, json.dumps(fields, sort_keys=True, default=str), row_tokens)
+    if key not in _counted:
+        try:
+            model = _built(model_type, fields, code_folder)
+        except Exception as error:  # of config classes, of layers, of the user's own code
+            raise SizesUnknownError(
+                f"a {model_type} cannot be built of these sizes ({type(error).__name__}: {_line(error)})"
+            ) from error
+        _counted[key] = _count(model, model, row_tokens)
+    return _counted[key]
+
+
+def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
+    """Sizes of a model that has been built. Its parameters are counted on itself, its products on a twin without weights."""
+    total = sum(p.numel() for p in model.parameters())
+    key = (type(model), model.config.to_json_string(), total, row_tokens)
+    if key not in _counted:
+        try:
+            twin: Any = _without_weights(type(model), model.config)
+        except Exception as error:
+            twin = f"it cannot be built a second time ({type(error).__name__}: {_line(error)})"
+        _counted[key] = _count(model, twin, row_tokens)
+    return _counted[key]
+
+
+def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
+    """Sizes of the causal LM of a config of transformers. Raises SizesUnknownError."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    key = (type(config), config.to_json_string(), row_tokens)
+    if key not in _counted:
+        try:
+            model = _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+        except Exception as error:
+            raise SizesUnknownError(
+                f"no causal language model of type {config.model_type} can be built ({type(error).__name__}: {_line(error)})"
+            ) from error
+        _counted[key] = _count(model, model, row_tokens)
+    return _counted[key]
+
+
+def _built(model_type: str, fields: dict[str, Any], code_folder: str | None) -> Any:
+    if ":" not in model_type:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        config_class = CONFIG_MAPPING[model_type]
+        if unknown := sorted(fields.keys() - known_fields(config_class)):
+            raise AttributeError(f"{config_class.__name__} has no field {', '.join(unknown)}")
+        return _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[config_class], config_class(**fields))
+    import torch
+
+    module, attribute = model_type.split(":", 1)
+    if code_folder and code_folder not in sys.path:
+        sys.path.insert(1, code_folder)  # as a training has it (preflight/starting.py)
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, type) and hasattr(target, "config_class"):
+        return _without_weights(target, target.config_class(**fields))
+    with torch.device("meta"):
+        return target(**fields)
+
+
+def _without_weights(model_class: Any, config: Any) -> Any:
+    import torch
+
+    config = copy.deepcopy(config)
+    with torch.device("meta"):
+        return model_class._from_config(config, attn_implementation="eager", dtype=torch.float32)
+
+
+def _count(model: Any, twin: Any, row_tokens: int) -> CountedSizes:
+    """twin: the model without weights, or why there is none."""
+    config = model.config.get_text_config()
+    width, heads = _read(config, "hidden_size"), _read(config, "num_attention_heads")
+    counts, variances = _parameters(model)
+    linear, pairs, unknown = (None, [], twin) if isinstance(twin, str) else _products(twin, row_tokens)
+    if linear is not None:
+        # Weights that no token of a row passes (other experts, a cross-attention) are not part of what scales.
+        counts["scaling"] = min(counts["scaling"], round(linear / 2))
+    embedding = model.get_input_embeddings()
+    return CountedSizes(
+        model_type=model.config.model_type,
+        n_layer=_read(config, "num_hidden_layers"),
+        n_embd=width,
+        n_head=heads,
+        n_kv_head=_read(config, "num_key_value_heads") or heads,
+        head_dim=_read(config, "head_dim") or (width // heads if heads else 0),
+        vocab_rows=getattr(embedding, "num_embeddings", None) or getattr(config, "vocab_size", None) or 0,
+        row_tokens=row_tokens,
+        counts=counts,
+        variances=variances,
+        linear=linear,
+        pairs=pairs,
+        unknown=unknown,
+        mixture=_has_experts(model),
+    )
+
+
+def _parameters(model: Any) -> tuple[dict[str, int], int]:
+    """Counts by role, as Sizes.parameters has them, and the variances of the matrices."""
+    import torch
+
+    tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
+    output = model.get_output_embeddings()
+    head = getattr(output, "weight", None)
+    counts = dict.fromkeys(("embeddings", "value_embeddings", "head", "matrices", "scalars"), 0)
+    variances = 0
+    for parameter in model.parameters():  # a tied one comes once
+        if id(parameter) in tables:
+            role = "embeddings"
+        elif parameter is head:
+            role = "head"
+        elif parameter.ndim >= 2:
+            role = "matrices"
+            variances += parameter.numel() // min(parameter.shape[-2:])
+        else:
+            role = "scalars"
+        counts[role] += parameter.numel()
+    total = sum(counts.values())
+    return {**counts, "total": total, "scaling": counts["matrices"] + (0 if head is None else head.numel())}, variances
+
+
+def _products(model: Any, row_tokens: int) -> tuple[float | None, list[tuple[float, int]], str | None]:
+    """FLOPs of a token's linear part and of each attention layer's pairs in a forward pass; or None, and why.
+
+    torch counts the products of rows of a quarter, a half and a whole row: what grows with the square of the length is
+    attention, and nothing may grow otherwise. It does not count element-wise recurrences, so models with a state are left out.
+    """
+    if getattr(model, "_is_stateful", False):
+        return None, [], f"a {model.config.model_type} carries a state along the row, whose FLOPs torch does not count"
+    config = model.config.get_text_config()
+    if strange := set(getattr(config, "layer_types", None) or ()) - ATTENTION_KINDS:
+        return None, [], f"its layers of {', '.join(sorted(strange))} are not counted"
+    if _has_experts(model):
+        config._experts_implementation = "batched_mm"  # one product for each expert of a token, whichever it is
+    lengths = [max(1, row_tokens // 4), max(2, row_tokens // 2), row_tokens]
+    try:
+        counts = [_forward_flops(model, length) for length in lengths]
+    except Exception as error:  # a model may look at its input's values, which are none here
+        return None, [], f"a forward pass without weights fails ({type(error).__name__}: {_line(error)})"
+    pairs, names = {}, [name for name in counts[-1] if name != "Global"]
+    for name in names:
+        pairs[name] = _square(lengths, [count.get(name, 0) for count in counts])
+    whole = [count["Global"] for count in counts]
+    square = _square(lengths, whole)
+    linear = whole[-1] / lengths[-1] - square * lengths[-1]
+    middle = linear * lengths[1] + square * lengths[1] ** 2
+    if abs(middle - whole[1]) > 1e-9 * whole[1]:
+        return None, [], "its FLOPs grow with the row in another way than those of full attention"
+    deepest = {name: pair for name, pair in pairs.items() if pair > 1e-6 and not any(n.startswith(f"{name}.") and pairs[n] > 1e-6 for n in names)}  # fmt: skip
+    windows = layer_windows(
+        config.to_dict() | {"n_positions": row_tokens}, _read(config, "num_hidden_layers") or 1, row_tokens
+    )
+    found = [(pair, windows[min(_layer(name), len(windows) - 1)]) for name, pair in deepest.items()]
+    if abs(sum(pair for pair, _ in found) - square) > 1e-6 * max(square, 1):
+        return None, [], "which of its modules attend is not known"
+    return linear, found, None
+
+
+def _read(config: Any, name: str) -> int:
+    """0 for what a config does not have, or has for each layer on its own."""
+    try:
+        value = getattr(config, name)
+    except Exception:  # the latter has an error of its own
+        return 0
+    return value if isinstance(value, int) else 0
+
+
+def _square(lengths: list[int], flops: list[int]) -> float:
+    """The factor of the square of the length."""
+    first, last = flops[0] / lengths[0], flops[-1] / lengths[-1]
+    return (last - first) / (lengths[-1] - lengths[0])
+
+
+def _layer(name: str) -> int:
+    found = re.search(r"\.(\d+)(\.|$)", name)
+    return int(found[1]) if found else 0
+
+
+def _has_experts(model: Any) -> bool:
+    return any(type(module).__name__.endswith("Experts") for module in model.modules())
+
+
+def _forward_flops(model: Any, length: int) -> dict[str, int]:
+    """FLOPs by the dotted name of the module, children included, and "Global"."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    ids = torch.zeros(1, length, dtype=torch.long, device="meta")
+    # Without a mask some models look into the positions for packed documents, which the meta device cannot show, and with a
+    # plain one a few look for padding.
+    masks: tuple[dict, ...] = (
+        {},
+        {"attention_mask": torch.ones(1, length, dtype=torch.long, device="meta")},
+        {"attention_mask": torch.zeros(1, 1, length, length, device="meta")},
+    )
+    for mask in masks:
+        try:
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                model(input_ids=ids, use_cache=False, **mask)
+            break
+        except Exception:
+            if mask is masks[-1]:
+                raise
+    return {name: sum(flops.values()) for name, flops in counter.flop_counts.items()}
+
+
+def _line(error: Exception) -> str:
+    """The end of a message of several lines: where strict dataclasses say the cause."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1].strip()
