@@ -1,6 +1,8 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE]`: prepare all rows of a recipe now."""
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE]`: prepare all rows of a recipe now;
+`python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is a recipe."""
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -13,11 +15,23 @@ LINE_EVERY_S = 1.0
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.data", description="Fetch, verify, tokenize and pack the data of a recipe."
+        prog="python -m pipeline.data",
+        description="Fetch, verify, tokenize and pack the data of a recipe; or look at data that has none yet.",
     )
-    parser.add_argument("recipe", nargs="?", help="recipe file")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows with the trained tokens marked")
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        metavar="RECIPE|DATA",
+        help="recipe file; or a data file, a folder, a glob, the id of a dataset",
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="changes to the recipe; beside data: keys of a source, as split=test or 'columns={prompt: Q, response: A}'",
+    )
+    parser.add_argument("--show", type=int, metavar="N", help="print N rows with the trained tokens marked (data: 3)")
+    parser.add_argument("--tokenizer", metavar="ID_OR_FOLDER", help="data: render and count with this tokenizer")
     parser.add_argument(
         "--prune",
         action="store_true",
@@ -35,7 +49,18 @@ def main(argv: list[str]) -> int:
 
         return run_ahead(Path(arguments.ahead))
     if arguments.recipe is None:
-        parser.error("no recipe is named")
+        parser.error("neither a recipe nor data is named")
+    from pipeline.data.preview import is_recipe, preview
+
+    if not is_recipe(arguments.recipe):
+        count = 3 if arguments.show is None else arguments.show
+        colour = sys.stdout.isatty()
+        logging.getLogger("pipeline.sources.open").setLevel(logging.ERROR)  # the preview says itself what is left out
+        for line in preview(
+            arguments.recipe, arguments.overrides, tokenizer=arguments.tokenizer, rows=count, colour=colour
+        ):
+            print(line)
+        return 0
     _prepare(arguments)
     return 0
 
@@ -67,6 +92,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.tokenizer import load_or_train
 
     sources = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    for source in sources[0]:
+        if source.recognised:
+            print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
     preparation = prepare_now(
         recipe, tokenizer, sources=sources, verify=True, report=_Line(recipe), watchlist=arguments.watchlist
@@ -77,7 +105,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
         print(line)
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
-    for line in shown_rows(rows, tokenizer, count=arguments.show, colour=sys.stdout.isatty()):
+    for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)
     if arguments.prune:
         count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))

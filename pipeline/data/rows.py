@@ -12,6 +12,7 @@ from pipeline.data.prepare import Preparation
 from pipeline.data.shards import shard_path
 from pipeline.data.sliding import delete_used, note_used
 from pipeline.data.stream import RowPlace, Stream
+from pipeline.sources.bad_rows import grouped
 
 KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
 
@@ -211,11 +212,12 @@ class TrainingRows:
             bad += sequence.bad_rows(self.stream.shards_needed(s))
         bad = list(dict.fromkeys(bad))
         if len(bad) > self.plan["max_bad_rows"]:
-            shown = "\n".join(f"  {line}" for line in bad[:20]) + (
-                f"\n  ... and {len(bad) - 20} more" if len(bad) > 20 else ""
+            reasons = grouped(bad)
+            shown = "\n".join(f"  {line}" for line in reasons[:20]) + (
+                f"\n  ... and {len(reasons) - 20} more reasons" if len(reasons) > 20 else ""
             )
             raise DataError(
                 f"data.sources: {len(bad)} rows are unreadable and data.max_bad_rows is {self.plan['max_bad_rows']}, so the run stops "
                 f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
-                "again, or mend the files and start a new run."
+                "again, or correct the files and start a new run."
             )

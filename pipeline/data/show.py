@@ -90,8 +90,13 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
             f"{int(shard.targets[place.row])} trained"
         )
         yield f"{DIM}{head}{PLAIN}" if colour else head
-        parts = []
-        for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
-            text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
-            parts.append(text if not is_trained else f"{GREEN}{text}{PLAIN}" if colour else f"[[{text}]]")
-        yield "".join(parts)
+        yield marked(tokenizer, ids, trained, colour=colour)
+
+
+def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool) -> str:
+    """The text of the ids, what is trained in green, or in [[ ]] without colour."""
+    parts = []
+    for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
+        parts.append(text if not is_trained else f"{GREEN}{text}{PLAIN}" if colour else f"[[{text}]]")
+    return "".join(parts)

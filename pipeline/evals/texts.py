@@ -8,6 +8,7 @@ from pipeline.recipe.schema import Source
 from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.raw_rows import BadRow, read_blocks
+from pipeline.sources.recognition import looked_at_rows, recognise
 
 SHOWN = 10
 
@@ -24,11 +25,16 @@ def read_conversations(patterns: list[str], *, max_conversations: int) -> list[l
 
 def _items(patterns: list[str], *, kind: Any, option: str, limit: int, size: Any) -> list[Any]:
     spec = Source(files=patterns)
+    files = local_files(patterns, where=option, folder=None)
     form = format_of(spec, kind=kind, where=option, folder=None)
+    if found := recognise(looked_at_rows(files), kind=kind):
+        if not found.format:
+            raise DataError(f"{option}: {files[0].label} {found.refusal}")
+        form = found.format
     read_row = form.reader()
     items, total, bad = [], 0, []
-    for file in local_files(patterns, where=option, folder=None):
-        for block in read_blocks(file.local_path(), columns=[form.column] if form.column else None):
+    for file in files:
+        for block in read_blocks(file.local_path(), columns=form.read_columns):
             for _, row, value in block:
                 if total >= limit:
                     break
@@ -47,7 +53,7 @@ def _items(patterns: list[str], *, kind: Any, option: str, limit: int, size: Any
     if bad:
         shown = "\n  ".join(bad[:SHOWN]) + (f"\n  and {len(bad) - SHOWN} more" if len(bad) > SHOWN else "")
         raise DataError(
-            f"{option}: {len(bad)} bad rows, so the figure would not be of the text that was named:\n  {shown}\nMend them, or name other files."
+            f"{option}: {len(bad)} bad rows, so the figure would not be of the text that was named:\n  {shown}\nCorrect them, or name other files."
         )
     if not items:
         raise InputMissingError(

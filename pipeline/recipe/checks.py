@@ -7,12 +7,11 @@ from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import GROUPED, horizons, warmup_of
-from pipeline.recipe.schema import Group, Recipe, Source
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
 from pipeline.recipe.start_from import becomes_tandem
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 OPTIMIZERS = ("trainer", *GROUPED)
-FORMATS = ("text", "messages", "turns", "prompt_response")
 BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling")
 
 
@@ -186,17 +185,38 @@ def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> No
             recipe.where(f"{name}.format"), f"is {source.format!r}. Write {', '.join(FORMATS)}, or module:attr."
         )
     chat = recipe.stage == "sft"
-    if chat and (source.text_column or source.format == "text"):
+    roles = set(source.columns or ())
+    if source.columns is not None and (mistake := _columns_mistake(source)):
+        problems.add(recipe.where(f"{name}.columns"), mistake)
+        return
+    if chat and (source.text_column or source.format == "text" or "text" in roles):
         problems.add(
             place,
             "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set run.stage: pretrain.",
         )
-    if not chat and (source.messages_column or source.format in FORMATS[1:]):
+    if not chat and (source.messages_column or FORMATS.get(source.format or "") == "chat" or roles - {"text"}):
         problems.add(
             place, "holds conversations, and pretraining reads plain text. Give text_column, or set run.stage: sft."
         )
     if (source.config or source.revision) and source.id is None:
         problems.add(place, "config and revision belong to a data set of the Hub. Remove them, or give id.")
+
+
+def _columns_mistake(source: Source) -> str | None:
+    """Why `columns` of a source says none of its three things, or says it beside another key that does, or None."""
+    columns = source.columns or {}
+    example = "Write columns: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN} or {text: COLUMN}."
+    if unknown := [role for role in columns if role not in COLUMN_ROLES]:
+        return f"names {', '.join(map(repr, unknown))}, which is none of {', '.join(COLUMN_ROLES)}. {example}"
+    if not all(isinstance(column, str) and column for column in columns.values()):
+        return f"must give each of {', '.join(columns)} the name of one column. {example}"
+    main = [role for role in ("text", "messages", "prompt") if role in columns]
+    only = {"text": {"text"}, "messages": {"messages", "system"}}.get(main[0] if main else "", set(columns))
+    if len(main) != 1 or ("prompt" in columns) != ("response" in columns) or set(columns) - only:
+        return f"says {', '.join(columns) or 'nothing'}, from which no document or conversation follows. {example}"
+    if beside := [key for key in ("text_column", "messages_column", "format") if getattr(source, key)]:
+        return f"stands beside {' and '.join(beside)}, which says the same. Keep columns."
+    return None
 
 
 def _optimizer(recipe: Recipe, problems: Problems) -> None:

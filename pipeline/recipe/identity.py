@@ -16,6 +16,7 @@ KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "mode
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER = {"model.embedding_dtype": "float32"}
+LATER_OF_A_SOURCE = ("columns",)
 
 
 def must_match(recipe: Recipe) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def default_name(recipe: Recipe) -> str:
 def _json(value: Any) -> Any:
     if is_dataclass(value):
         # A source's name is for tables only.
-        return {f.name: _json(getattr(value, f.name)) for f in fields(value) if f.name != "name"}
+        given = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "name"}
+        return {name: _json(v) for name, v in given.items() if v is not None or name not in LATER_OF_A_SOURCE}
     if isinstance(value, list):
         return [_json(v) for v in value]
     return value

@@ -13,14 +13,13 @@ from pipeline.recipe.counted_sizes import SizesUnknownError
 from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.problems import Problems
-from pipeline.recipe.schema import OwnTask, Recipe, Source
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, Recipe, Source
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.training_arguments import defaults
 
 Stage = Literal["pretrain", "sft"]
 GROUPED = ("adamw", "muon_adamw")
 DEFAULT_VOCAB_SIZE = 32768
-CHAT_FORMATS = ("messages", "turns", "prompt_response")
 TEXT_ID = "tandem:quickstart_text"
 CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
 
@@ -28,9 +27,10 @@ CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
 def infer_stage(recipe: Recipe) -> Stage | None:
     """The stage that the sources speak of; None when they name neither columns nor formats."""
     for source in recipe.data.sources:
-        if source.format in CHAT_FORMATS or source.messages_column or source.id in CHAT_IDS:
+        kinds = {COLUMN_ROLES.get(role) for role in source.columns or ()} | {FORMATS.get(source.format or "")}
+        if "chat" in kinds or source.messages_column or source.id in CHAT_IDS:
             return "sft"
-        if source.format == "text" or source.text_column or source.id == TEXT_ID:
+        if "text" in kinds or source.text_column or source.id == TEXT_ID:
             return "pretrain"
     return None
 

@@ -29,6 +29,12 @@ def key(
     return field(default=default, metadata=metadata)
 
 
+# The built-in formats of a source, and whether a row gives a document or a conversation.
+FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
+# What `columns` of a source may name: a document's text; a conversation's messages; or its prompt and response.
+COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat"}
+
+
 @dataclass(kw_only=True)
 class Source:
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
@@ -38,9 +44,10 @@ class Source:
     config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
     split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
-    text_column: str | None = key(None, "Column that holds a document; default `text`.")
-    messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`.")
-    format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default text for pretraining, messages for SFT.")
+    text_column: str | None = key(None, "Column that holds a document; default `text`, else the one that is recognised by looking at the rows (docs/data.md).")
+    messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`, else what is recognised by looking at the rows.")
+    columns: dict[str, str] | None = key(None, "Columns by what they hold, where they have other names than the usual: {prompt: Question, response: Response}, with context, system and history where there are any; {messages: chat, system: persona}; or {text: content}.")
+    format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")

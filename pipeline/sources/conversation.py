@@ -1,16 +1,69 @@
 """What a conversation must be to be trained on."""
 
+import json
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
 KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
+# Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
+ROLE_NAMES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "chatbot": "assistant",
+    "model": "assistant",
+    "function_call": "function_call",
+    "observation": "tool",
+    **{role: role for role in ROLES},
+}
+
+
+class UntrainableConversation(ValueError):
+    """A conversation in good form that nothing can be learned from, as every large set has some: no answer, an empty one,
+    or turns in an order that no chat template renders. Training leaves it out and counts it; the row is not damaged."""
+
+
+def messages_of(value: Any) -> list[dict]:
+    """Plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
+    turns with the user's first, or pairs {input, output}. Raises ValueError with the reason when it is none of them."""
+    if not isinstance(value, list):
+        raise ValueError(f"the messages are {_kind(value)}, not a list")
+    messages: list[Any] = []
+    for place, turn in enumerate(value):
+        if isinstance(turn, str):
+            messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
+        elif isinstance(turn, dict) and "input" in turn and "output" in turn:
+            messages.append({"role": "user", "content": turn["input"]})
+            messages.append({"role": "assistant", "content": turn["output"]})
+        elif isinstance(turn, dict) and "role" not in turn and "from" in turn:
+            role = ROLE_NAMES.get(str(turn["from"]).lower())
+            if role is None:
+                raise ValueError(f"turn {place} is from {turn['from']!r}, not one of {', '.join(ROLE_NAMES)}")
+            content = turn.get("value")
+            messages.append(_call(content, place) if role == "function_call" else {"role": role, "content": content})
+        elif isinstance(turn, dict) and isinstance(turn.get("role"), str):
+            messages.append({**turn, "role": ROLE_NAMES.get(turn["role"].lower(), turn["role"])})
+        else:
+            messages.append(turn)
+    return plain_messages(messages)
+
+
+def _call(value: Any, place: int) -> dict:
+    """The assistant's message of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"turn {place} is a function call that is not JSON ({error})") from None
+    calls = calls if isinstance(calls, list) else [calls]
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": call} for call in calls]}
 
 
 def plain_messages(value: Any) -> list[dict]:
     """The messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
 
     Keys that are None are left out: a parquet column gives every message every key. Content may be a list of text parts,
-    which is joined.
+    which is joined. Raises UntrainableConversation where only the order or an empty text is in the way.
     """
     if not isinstance(value, list):
         raise ValueError(f"the messages are {_kind(value)}, not a list")
@@ -25,23 +78,38 @@ def plain_messages(value: Any) -> list[dict]:
         if content is not None and not isinstance(content, str):
             raise ValueError(f"the content of message {place} is {_kind(content)}, not text")
         messages.append(plain)
+        reason = _form_problem(plain, place)
+        if reason:
+            raise ValueError(reason)
     reason = problem(messages)
     if reason:
-        raise ValueError(reason)
+        raise UntrainableConversation(reason)
     return messages
 
 
+def _form_problem(message: dict, place: int) -> str | None:
+    """Why this is no message, whatever stands around it, or None."""
+    if message.get("role") not in ROLES:
+        return f"message {place} has the role {message.get('role')!r}, not one of {', '.join(ROLES)}"
+    calls = message.get("tool_calls")
+    if message["role"] == "assistant" and calls is not None:
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            return f"message {place} has tool_calls that are not a list of mappings"
+        for call in calls:
+            function = call.get("function", call)
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                return f"message {place} has a tool call without a function name"
+    return None
+
+
 def problem(messages: list[dict]) -> str | None:
-    """Why these messages cannot be trained on, or None."""
+    """Why these messages, each in good form, cannot be trained on, or None."""
     if not messages:
         return "the conversation has no messages"
     previous, can_use_tool, answers = "start", False, 0
     for place, message in enumerate(messages):
-        role = message.get("role")
+        role = message["role"]
         where = f"message {place}"
-        if role not in ROLES:
-            hint = "; use format: turns" if role in ("human", "gpt", "bot") else ""
-            return f"{where} has the role {role!r}, not one of {', '.join(ROLES)}{hint}"
         if role == "system" and previous != "start":
             return f"{where} is a system message, which may only come first"
         if role == "user" and previous == "user":
@@ -53,9 +121,8 @@ def problem(messages: list[dict]) -> str | None:
                 return f"{where} is an assistant message before any user message"
             if previous == "assistant":
                 return f"{where} is a second assistant message in a row"
-            reason = _assistant_problem(message)
-            if reason:
-                return f"{where} {reason}"
+            if not message.get("tool_calls") and not (message.get("content") or "").strip():
+                return f"{where} (assistant) is empty"
             can_use_tool = bool(message.get("tool_calls"))
             answers += 1
         if role == "tool":
@@ -67,20 +134,6 @@ def problem(messages: list[dict]) -> str | None:
             return f"{where} ({role}) has no content"
         previous = role
     return None if answers else "no assistant message: nothing to train on"
-
-
-def _assistant_problem(message: dict) -> str | None:
-    calls = message.get("tool_calls")
-    if calls is not None:
-        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-            return "has tool_calls that are not a list of mappings"
-        for call in calls:
-            function = call.get("function", call)
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                return "has a tool call without a function name"
-    if not calls and not (message.get("content") or "").strip():
-        return "(assistant) is empty"
-    return None
 
 
 def _kind(value: Any) -> str:

@@ -30,7 +30,7 @@ class Block:
     """Up to BLOCK_ROWS consecutive rows of one file.
 
     items: what the rows gave, in order. bad_rows: one line `file:row: reason` for each row that gave nothing because it
-    is damaged. empty_rows: how many held no text at all, which is no damage.
+    is damaged. empty_rows: how many held no text at all, or a conversation that nothing can be learned from, which is no damage.
     """
 
     items: list = field(default_factory=list)

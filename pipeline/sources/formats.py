@@ -1,8 +1,8 @@
 """How a row becomes a document or a conversation.
 
-Built-in: text, messages, turns, prompt_response. Any other is `module:attr`, importable from the recipe's folder: a
-function that takes the row (a dict) and returns a str, a list of messages, or None to pass the row over; what it raises
-makes the row a bad row.
+Built-in: text, messages (and turns, another name for it), prompt_response. Any other is `module:attr`, importable from the
+recipe's folder: a function that takes the row (a dict) and returns a str, a list of messages, or None to pass the row over;
+what it raises makes the row a bad row. A source that names none gets what its rows show (recognition.py).
 """
 
 import hashlib
@@ -14,20 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
-from pipeline.sources.conversation import plain_messages
+from pipeline.recipe.schema import FORMATS
+from pipeline.sources.conversation import messages_of
 
-BUILT_IN = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
-TURN_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "tool": "tool",
-}
-# The column pairs of the well-known instruction sets; a third column is put below the instruction when it has text.
+# Usual names of a column of text, and of one of messages.
+TEXT_COLUMNS = ("text", "content", "contents", "document", "body", "article", "story", "page", "passage", "raw_content")
+CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialog", "dialogue", "turns", "chat")
+# The column pairs that `format: prompt_response` looks for in each row, with a column that is put below the prompt.
 PROMPT_RESPONSE = (
     ("prompt", None, "response"),
     ("prompt", None, "completion"),
@@ -35,16 +28,36 @@ PROMPT_RESPONSE = (
     ("instruction", "context", "response"),
     ("question", None, "answer"),
 )
+OPTIONAL_ROLES = ("context", "system", "history")
 
 
 @dataclass(frozen=True)
 class Format:
-    """A row's reading. column: the one column that is read, or None when the whole row is."""
+    """A row's reading. column: the one column of text or messages, or None when several or the whole row are read.
+
+    columns: (role, column) of COLUMN_ROLES beside or instead of it. recognised: found by looking at the rows, so that
+    columns of OPTIONAL_ROLES need not be there.
+    """
 
     name: str
     kind: str
     column: str | None
     folder: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    recognised: bool = False
+
+    @property
+    def read_columns(self) -> list[str] | None:
+        """The columns that a reader of columns need not leave out; None for all."""
+        names = ([self.column] if self.column else []) + [column for _, column in self.columns]
+        return list(dict.fromkeys(names)) or None
+
+    @property
+    def required_columns(self) -> list[str]:
+        """Those without which a file is of another form."""
+        optional = OPTIONAL_ROLES if self.recognised else ()
+        named = [column for role, column in self.columns if role not in optional]
+        return list(dict.fromkeys(([self.column] if self.column else []) + named))
 
     def reader(self) -> Callable[[Any], str | list[dict] | None]:
         """The function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
@@ -60,26 +73,64 @@ class Format:
     def _reader(self) -> Callable[[Any], str | list[dict] | None]:
         if self.name == "text":
             return lambda row: _text(_column(row, self.column))
-        if self.name == "messages":
-            return lambda row: plain_messages(row if isinstance(row, list) else _column(row, self.column))
-        if self.name == "turns":
-            return lambda row: plain_messages(_turns(row if isinstance(row, list) else _column(row, self.column)))
+        if self.name in ("messages", "turns"):
+            return self._messages
         if self.name == "prompt_response":
-            return _prompt_response
+            return self._exchange if self.columns else _prompt_response
         function, wanted = import_attribute(self.name, self.folder), self.kind
 
         def own(row: Any) -> str | list[dict] | None:
             value = function(row)
             if value is None:
                 return None
-            return _text(value) if wanted == "text" else plain_messages(value)
+            return _text(value) if wanted == "text" else messages_of(value)
 
         return own
 
+    def _messages(self, row: Any) -> list[dict]:
+        if isinstance(row, list):
+            return messages_of(row)
+        value = _column(row, self.column)
+        system = self._texts(row, "system")
+        if system and isinstance(value, list) and not _begins_with_system(value):
+            value = [{"role": "system", "content": system[0]}, *value]
+        return messages_of(value)
+
+    def _exchange(self, row: Any) -> list[dict]:
+        """Messages from a prompt and a response; each is a text, or messages as TRL's conversational form has them."""
+        named = dict(self.columns)
+        prompt, response = _column(row, named["prompt"]), _column(row, named["response"])
+        if isinstance(prompt, str):
+            prompt = "\n\n".join([prompt, *self._texts(row, "context")])
+        asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        answered = response if isinstance(response, list) else [{"role": "assistant", "content": response}]
+        system = [] if _begins_with_system(asked) else self._texts(row, "system")[:1]
+        history = row.get(named.get("history")) or []
+        earlier = [
+            message
+            for question, answer in history
+            for message in ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+        ]
+        return messages_of([*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered])
+
+    def _texts(self, row: dict, role: str) -> list[str]:
+        """What the columns of an optional role hold in this row, where it is more than white space."""
+        found = []
+        for name in (column for named, column in self.columns if named == role):
+            value = row.get(name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"the column {name!r} holds {type(value).__name__}, not text")
+            if value and value.strip():
+                found.append(value)
+        return found
+
     def identity(self) -> str:
         """What must be equal for two readings to give the same: the name, the column, and the code of an own function."""
-        if self.name in BUILT_IN:
-            return f"{self.name}({self.column})"
+        if self.name in FORMATS:
+            parts = [self.column] if self.column or not self.columns else []
+            return (
+                f"{self.name}({', '.join([*map(str, parts), *(f'{role}={column}' for role, column in self.columns)])})"
+            )
         function = import_attribute(self.name, self.folder)
         module = sys.modules.get(getattr(function, "__module__", "") or "")
         path = getattr(module, "__file__", None)
@@ -88,14 +139,16 @@ class Format:
 
 
 def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
-    """The format of a recipe's source. Raises RecipeError when there is none of that name or it gives the other kind."""
+    """The format of a recipe's source, as far as the recipe says it; else the default, whose name is the kind's.
+
+    Raises RecipeError when there is none of that name or it gives the other kind.
+    """
+    if spec.columns:
+        return _format_of_columns(spec.columns, kind=kind, where=where)
     name = spec.format or ("text" if kind == "text" else "messages")
-    if name in BUILT_IN:
-        if BUILT_IN[name] != kind:
-            have, need = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
-            raise RecipeError(
-                f"{where}.format: {name} gives {have}, and this stage reads {need}. Use a source and a format of {need}, or run the other stage."
-            )
+    if name in FORMATS:
+        if FORMATS[name] != kind:
+            raise _other_kind(f"{where}.format: {name}", kind)
         if name == "text":
             return Format(name, kind, spec.text_column or "text")
         if name == "prompt_response":
@@ -103,7 +156,7 @@ def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
         return Format(name, kind, spec.messages_column or ("messages" if name == "messages" else "conversations"))
     if ":" not in name:
         raise RecipeError(
-            f"{where}.format: there is no format {name!r}. Use one of {', '.join(BUILT_IN)}, or module:attr."
+            f"{where}.format: there is no format {name!r}. Use one of {', '.join(FORMATS)}, or module:attr."
         )
     try:
         function = import_attribute(name, folder)
@@ -116,6 +169,24 @@ def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
             f"{where}.format: {name} is no function. Name a function that takes a row and returns a text or messages."
         )
     return Format(name, kind, None, folder)
+
+
+def _format_of_columns(columns: dict[str, str], *, kind: str, where: str) -> Format:
+    if ("text" in columns) != (kind == "text"):
+        raise _other_kind(f"{where}.columns: {{{', '.join(columns)}}}", kind)
+    if "text" in columns:
+        return Format("text", kind, columns["text"])
+    named = tuple((role, columns[role]) for role in columns if role not in ("text", "messages"))
+    if "messages" in columns:
+        return Format("messages", kind, columns["messages"], columns=named)
+    return Format("prompt_response", kind, None, columns=named)
+
+
+def _other_kind(what: str, kind: str) -> RecipeError:
+    have, need = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
+    return RecipeError(
+        f"{what} gives {have}, and this stage reads {need}. Use a source and a format of {need}, or run the other stage."
+    )
 
 
 def import_attribute(name: str, folder: str | None) -> Any:
@@ -167,22 +238,9 @@ def _must_be_characters(item: str | list[dict] | None) -> None:
                 ) from error
 
 
-def _turns(value: Any) -> list[dict]:
-    """Messages from a list of texts, user first and in turns, or of mappings {from, value}."""
-    if not isinstance(value, list):
-        raise ValueError(f"the turns are {'null' if value is None else type(value).__name__}, not a list")
-    messages: list[dict[str, Any]] = []
-    for place, turn in enumerate(value):
-        if isinstance(turn, str):
-            messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
-        elif isinstance(turn, dict) and "from" in turn:
-            role = TURN_ROLES.get(str(turn["from"]).lower())
-            if role is None:
-                raise ValueError(f"turn {place} is from {turn['from']!r}, not one of {', '.join(TURN_ROLES)}")
-            messages.append({"role": role, "content": turn.get("value")})
-        else:
-            raise ValueError(f"turn {place} is neither a text nor a mapping of from and value")
-    return messages
+def _begins_with_system(messages: list) -> bool:
+    first = messages[0] if messages else None
+    return isinstance(first, dict) and "system" in (first.get("role"), first.get("from"))
 
 
 def _prompt_response(row: Any) -> list[dict]:
@@ -193,7 +251,7 @@ def _prompt_response(row: Any) -> list[dict]:
             text: Any = row[prompt]
             if context and isinstance(row.get(context), str) and row[context].strip() and isinstance(text, str):
                 text = f"{text}\n\n{row[context]}"
-            return plain_messages([{"role": "user", "content": text}, {"role": "assistant", "content": row[response]}])
+            return messages_of([{"role": "user", "content": text}, {"role": "assistant", "content": row[response]}])
     pairs = ", ".join(f"{prompt} and {response}" for prompt, _, response in PROMPT_RESPONSE)
     raise ValueError(
         f"there is no pair of prompt and response columns ({pairs}); found: {', '.join(map(str, row)) or 'none'}"

@@ -1,6 +1,7 @@
 """From the recipe to verified sources: everything that is wrong with any planned file is said at once, before step 1."""
 
 import hashlib
+import logging
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,17 @@ from typing import Literal
 
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
+from pipeline.sources.bad_rows import grouped
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.heads import FILES_OF_A_SOURCE, head_findings
 from pipeline.sources.held_out import held_out_files, hold_out_copies, split_rows
 from pipeline.sources.open_source import OpenSource
+from pipeline.sources.recognition import Recognised, looked_at_rows, recognise
 from pipeline.sources.verify import Findings, verified
 
+LOG = logging.getLogger(__name__)
 SHOWN = 20  # Problems of a kind that a message lists.
 
 
@@ -40,12 +44,21 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     seed = int(recipe.train.get("seed", 42))
     for place, source in enumerate(train):
         source.files = permuted(source.files, key=f"{seed} {place}")
+    opening.recognise_all(train + validation)
     opening.verify_all(train + validation)
     opening.refuse()
     if recipe.data.validation is None:
         opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
     return train, validation
+
+
+def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
+    """The training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot mean."""
+    opening = _Opening(recipe, kind)
+    planned = opening.planned(recipe.data.sources, "data.sources")
+    opening.refuse()
+    return planned
 
 
 def permuted(files: list[SourceFile], *, key: str) -> list[SourceFile]:
@@ -68,6 +81,7 @@ class _Opening:
         self.pinned = recipe.data.held_out
         self.problems: list[TandemError] = []
         self.hub_is_silent = False
+        self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
         """The sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
@@ -139,8 +153,32 @@ class _Opening:
             else:
                 hold_out_copies(source.files, held.files)
 
+    def recognise_all(self, sources: list[OpenSource]) -> None:
+        """Look at the rows of the sources whose recipe names neither a format nor a column, and choose how they are read.
+
+        A validation that is held out of a training source is read as that one.
+        """
+        seen: dict[int, Recognised | None] = {}
+        for source in sources:
+            spec = source.spec
+            if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
+                continue
+            is_built_in = (spec.id or "").startswith("tandem:")
+            if id(spec) not in seen and not is_built_in:
+                seen[id(spec)] = found = recognise(looked_at_rows(source.files), kind=self.kind)
+                if found and not found.format:
+                    name = source.spec.id or source.files[0].path
+                    if source.spec.id:
+                        name = f"{name}/{source.files[0].label}"
+                    self.problems.append(DataError(f"{name} {found.refusal}"))
+            found = seen.get(id(spec))
+            if found and found.format:
+                source.format, source.recognised = found.format, "" if found.is_default else found.name
+        self.refused = {spec for spec, found in seen.items() if found and not found.format}
+
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here, and keep what is wrong with it."""
+        sources = [source for source in sources if id(source.spec) not in self.refused]
         work = [(source, file) for source in sources for file in source.files if file.path is not None]
         for source in sources:
             away = [
@@ -160,10 +198,13 @@ class _Opening:
                 else "data.max_bad_rows allows none"
             )
             problems += [
-                *rows,
-                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Mend them, or raise data.max_bad_rows to leave such rows out.",
+                *grouped(rows),
+                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Correct them, or raise data.max_bad_rows to leave such rows out.",
             ]
         self.problems += [DataError(problem) for problem in problems]
+        left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
+        for line in grouped(left_out)[:SHOWN]:
+            LOG.warning("left out, and counted as empty: %s", line)
 
     def _verify(self, source: OpenSource, file: SourceFile) -> Findings:
         if file.path is None:

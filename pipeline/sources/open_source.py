@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pipeline.artifacts.errors import DataError, InputMissingError
 from pipeline.artifacts.retries import wait_or_raise
 from pipeline.sources.bad_rows import row_name
+from pipeline.sources.conversation import UntrainableConversation
 from pipeline.sources.documents import Block, Conversation, Document
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
@@ -28,7 +29,8 @@ class OpenSource:
     """Files in the order in which they are read, and how their rows are read.
 
     spec: the recipe's Source. fingerprint: equal for two sources exactly when they give the same items in the same order.
-    revision: the commit of a Hub dataset.
+    revision: the commit of a Hub dataset. recognised: what the rows are, where the recipe does not say it and it is not
+    the default.
     """
 
     name: str
@@ -38,6 +40,7 @@ class OpenSource:
     files: list[SourceFile] = field(default_factory=list)
     revision: str | None = None
     facts: FactsOfFiles | None = None
+    recognised: str = ""
 
     @property
     def column_key(self) -> str:
@@ -76,6 +79,8 @@ class OpenSource:
         have = sum(file.path is not None for file in self.files)
         size = sum(file.bytes for file in self.files) / 1e6
         line = f"{self.name}: have {have} of {len(self.files)} files, {size:,.1f} MB"
+        if self.recognised:
+            line += f", {self.recognised}"
         if self.revision:
             line += f", commit {self.revision[:12]}"
         if self.is_built_in:
@@ -92,7 +97,7 @@ class OpenSource:
         when a file is not the one that was verified.
         """
         read_row = self.format.reader()
-        columns = [self.format.column] if self.format.column else None
+        columns = self.format.read_columns
         for number in range(file, len(self.files)):
             this = self.files[number]
             path = self._path(this)
@@ -124,6 +129,9 @@ class OpenSource:
                     raise ValueError(value.reason)
                 item = read_row(value)
                 reason = None
+            except UntrainableConversation:
+                made.empty_rows += 1
+                continue
             except (
                 Exception
             ) as error:  # An own format may raise anything; the row is named and the recipe's limit decides.

@@ -9,10 +9,10 @@ from typing import Any
 
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.retries import read_again
-from pipeline.sources.bad_rows import all_empty, bad_rows, reason_of, row_name
+from pipeline.sources.bad_rows import all_empty, bad_rows, grouped, reason_of, row_name, untrainable
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import Format
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format
 from pipeline.sources.raw_rows import (
     COMPRESSIONS,
     BadRow,
@@ -46,10 +46,12 @@ EMPTY = "has no text: all rows that were looked at are empty. Name the column th
 
 @dataclass
 class Findings:
-    """problems: what makes the file useless. bad_rows: single rows, `file:row: reason`, that a recipe may tolerate."""
+    """problems: what makes the file useless. bad_rows: single rows, `file:row: reason`, that a recipe may tolerate.
+    untrainable: conversations in good form that are left out and counted, named in the same way."""
 
     problems: list[str] = field(default_factory=list)
     bad_rows: list[str] = field(default_factory=list)
+    untrainable: list[str] = field(default_factory=list)
 
 
 def verify(path: Path, form: Format, *, column_key: str) -> Findings:
@@ -164,7 +166,7 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
         return "is truncated: its footer names data beyond its end. Download it again."
     if reason := _schema_problem(schema, form, column_key):
         return reason
-    columns = [form.column] if form.column else None
+    columns = form.read_columns
     rows = list(islice(parquet_rows(path, columns=columns), SAMPLED_ROWS))
     if metadata.num_rows > SAMPLED_ROWS:
         rows += parquet_rows(path, first_row=max(SAMPLED_ROWS, metadata.num_rows - SAMPLED_ROWS), columns=columns)
@@ -174,6 +176,18 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     if all_empty(rows, form):
         return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
+    return _untrainable_problem(path, rows, form, findings)
+
+
+def _untrainable_problem(path: Path, rows: list[RawRow], form: Format, findings: Findings) -> str | None:
+    """Why a file of conversations is read wrongly or is none for SFT: most of what was looked at would be left out."""
+    if form.kind != "chat":
+        return None
+    left_out = untrainable(path, rows, form)
+    if 2 * len(left_out) > len(rows):
+        reason = " / ".join(grouped(left_out))
+        return f"holds conversations most of which cannot be trained on: {reason}. Correct them, or read them with a format module:attr."
+    findings.untrainable += left_out
     return None
 
 
@@ -191,28 +205,26 @@ def _verify_arrow(path: Path, form: Format, column_key: str, findings: Findings)
     count = count_rows(path)
     if not count:
         return NO_ROWS
-    columns = [form.column] if form.column else None
+    columns = form.read_columns
     rows = list(islice(arrow_rows(path, columns=columns), SAMPLED_ROWS))
     rows += arrow_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
     if all_empty(rows, form):
         return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
-    return None
+    return _untrainable_problem(path, rows, form, findings)
 
 
 def _schema_problem(schema: Any, form: Format, column_key: str) -> str | None:
-    if not form.column:
-        return None
-    return (
-        _column_twice(form, schema.names)
-        or column_problem(form, schema.names, column_key)
-        or _type_problem(form, schema.field(form.column).type)
-    )
+    if reason := _column_twice(form, schema.names) or column_problem(form, schema.names, column_key):
+        return reason
+    problems = (_type_problem(form, column, schema.field(column).type) for column in form.required_columns)
+    return next(filter(None, problems), None)
 
 
 def _column_twice(form: Format, found: list[str]) -> str | None:
-    if form.column and found.count(form.column) > 1:
-        return f"has {found.count(form.column)} columns {form.column!r}, and which one is meant cannot be known. Write it again with one."
+    twice = next((column for column in form.required_columns if found.count(column) > 1), None)
+    if twice:
+        return f"has {found.count(twice)} columns {twice!r}, and which one is meant cannot be known. Write it again with one."
     return None
 
 
@@ -225,32 +237,46 @@ def chunk_start(chunk: Any) -> int:
     return min(dictionary, chunk.data_page_offset) if dictionary and dictionary >= 4 else chunk.data_page_offset
 
 
-def _type_problem(form: Format, found: Any) -> str | None:
+def _type_problem(form: Format, column: str, found: Any) -> str | None:
     import pyarrow.types as types
 
     if types.is_dictionary(found):
         found = found.value_type
+    is_text = types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)
+    is_list = types.is_list(found) or types.is_large_list(found)
     if form.name == "text":
-        if types.is_string(found) or types.is_large_string(found) or types.is_string_view(found):
+        if is_text:
             return None
-        return f"has a column {form.column!r} of type {found}, not text. Name a column of text, or write a format module:attr that makes text of it."
-    if types.is_list(found) or types.is_large_list(found):
+        return f"has a column {column!r} of type {found}, not text. Name a column of text, or write a format module:attr that makes text of it."
+    if column == form.column:
+        if is_list:
+            return None
+        return f"has a column {column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
+    if is_text or is_list:
         return None
-    return f"has a column {form.column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
+    return f"has a column {column!r} of type {found}, neither text nor a list of messages. Name another in columns, or write a format module:attr."
 
 
 def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
-    """Why the format's column is none of those found, with the one that is probably meant."""
-    if form.column is None or form.column in found:
+    """Why the format's columns are none of those found, with the one that is probably meant."""
+    missing = [column for column in form.required_columns if column not in found]
+    if not missing:
         return None
-    near = get_close_matches(form.column, found, n=1)
-    usual = [
-        name
-        for name in found
-        if name.lower() in ("text", "content", "document", "body", "messages", "conversations", "conversation")
-    ]
-    cure = (near or usual or found or ["?"])[0]
-    return f"has no column {form.column!r}; found: {', '.join(found) or 'none'}. Set {column_key}: {cure}."
+    said = f"has no column {missing[0]!r}; found: {', '.join(found) or 'none'}."
+    if form.recognised:
+        return (
+            f"{said} The files of a source are read alike, as its first one shows: give this file a source of its own."
+        )
+    near = get_close_matches(missing[0], found, n=1)
+    if form.columns:
+        return f"{said} Correct columns{f': did you mean {near[0]}?' if near else '.'}"
+    usual = TEXT_COLUMNS if form.kind == "text" else CHAT_COLUMNS
+    meant = near or [name for name in found if name.lower() in usual]
+    if meant:
+        return f"{said} Set {column_key}: {meant[0]}."
+    if form.kind == "text":
+        return f"{said} Set {column_key} to the one that holds the text."
+    return f"{said} Leave {column_key} out, and the columns are recognised by looking; or name them: columns: {{prompt: COLUMN, response: COLUMN}}."
 
 
 def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
@@ -288,7 +314,7 @@ def array_problem(rows: list[RawRow], form: Format, column_key: str) -> str | No
 
 def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
     """Read every row of a file that cannot be read on behind a mistake; its first and last rows through the format."""
-    rows = read_rows(path, columns=[form.column] if form.column else None)
+    rows = read_rows(path, columns=form.read_columns)
     looked_at, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
     if not looked_at:
         return NO_ROWS
@@ -300,7 +326,7 @@ def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
     if all_empty(looked_at, form):
         return EMPTY
     findings.bad_rows += bad_rows(path, looked_at, form)
-    return None
+    return _untrainable_problem(path, looked_at, form, findings)
 
 
 def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
@@ -310,6 +336,8 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
     if reason := jsonl_problem(rows, form, column_key, start=start):
         return reason
     findings.bad_rows += bad_rows(path, rows, form)
+    if reason := _untrainable_problem(path, rows, form, findings):
+        return reason
     last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
     if all_empty([*rows, *([(0, 0, parse_json_line(last))] if last else [])], form):
         return EMPTY
@@ -333,7 +361,7 @@ def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: b
     if not values and len(rows) > 1:
         return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
     mappings = [value for value in values if isinstance(value, dict)]
-    if mappings and form.column and not any(form.column in value for value in mappings):
+    if mappings:
         return column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
     return None
 

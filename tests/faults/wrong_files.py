@@ -96,6 +96,11 @@ def wrong_files() -> Iterator[WrongFile]:
         except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError):
             continue  # parquet has one type for all rows: these cannot be written
         yield WrongFile(name, "chat", "bad.parquet", content, said, row=f" row {PLACE}: ")
+    for name, messages, said in _untrainable():
+        said = f"cannot be trained on: 9 rows: the conversation {said}" if name == "no messages" else said
+        content = _lines([{"messages": messages}] * 9)
+        yield WrongFile(f"only {name}", "chat", "bad.jsonl", content, said)
+        yield WrongFile(f"only {name}", "chat", "bad.parquet", _chat_parquet(messages, rows=9), said)
     for name, content, said in _chat_files():
         yield WrongFile(name, "chat", "bad.jsonl", content, said)
     yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "is csv, whose columns are text")
@@ -131,9 +136,13 @@ def _jsonl_files() -> Iterator[tuple[str, bytes, str]]:
     yield "PDF", b"%PDF-1.7\n%\xe2\xe3\n", "is a PDF"
     yield "zeros", bytes(5000), "holds zero bytes where its content should be"
     yield "noise", b"{" + random.Random(0).randbytes(5000), "is no jsonl"
-    yield "another column", _lines([{"content": "hello", "id": n} for n in range(9)]), "Set text_column: content"
-    yield "a column by another case", _lines([{"Text": "hello"}] * 9), "Set text_column: Text"
-    yield "a column of null", _lines([{"text": None}] * 9), ":1: the text is null"
+    yield (
+        "another column",
+        _lines([{"content": "hello", "id": n} for n in range(9)]),
+        "has no column 'text'; found: content, id",
+    )
+    yield "a column by another case", _lines([{"Text": "hello"}] * 9), "has no column 'text'; found: Text"
+    yield "a column of null", _lines([{"text": None}] * 9), ": the text is null"
     yield "a column of empty texts", _lines([{"text": n % 2 * " "} for n in range(9)]), "has no text"
 
 
@@ -204,7 +213,7 @@ def _parquet_files() -> Iterator[tuple[str, bytes, str]]:
     yield "encrypted", b"PARE" + large[4:-4] + b"PARE", "ends in .parquet and is no such file"
     yield "no rows", _table({"text": pa.array([], pa.string())}), "has no rows"
     yield "another column", _table({"content": TEXTS, "id": range(ROWS)}), "has no column 'text'; found: content, id"
-    yield "a column by another case", _table({"Text": TEXTS}), "Set text_column: Text"
+    yield "a column by another case", _table({"Text": TEXTS}), "has no column 'text'; found: Text"
     for name, column, said in (
         ("integers", pa.array(range(ROWS)), "int64"),
         ("fractions", pa.array([0.5] * ROWS), "double"),
@@ -217,7 +226,7 @@ def _parquet_files() -> Iterator[tuple[str, bytes, str]]:
         ("categories of integers", pa.array([1, 2] * (ROWS // 2)).dictionary_encode(), "int64"),
     ):
         yield f"a column of {name}", _table({"text": column}), f"has a column 'text' of type {said}"
-    yield "a column of null texts", _table({"text": pa.nulls(ROWS, pa.string())}), " row 0: the text is null"
+    yield "a column of null texts", _table({"text": pa.nulls(ROWS, pa.string())}), ": the text is null"
     yield "a column of empty texts", _table({"text": ["", " "] * (ROWS // 2)}), "has no text"
     yield "a column twice", _twice(), "has 2 columns 'text'"
 
@@ -268,7 +277,12 @@ def _arrays() -> Iterator[tuple[str, bytes, str, str]]:
     yield "zeros of a crash", whole[:3000] + bytes(500) + whole[3500:], "Invalid control character", ""
     yield "a second array", whole + whole, "something follows the closing bracket", ""
     yield "no rows", b"[]", "has no rows", ""
-    yield "another column", json.dumps([{"content": "hello", "id": 1}] * 9).encode(), "Set text_column: content", ""
+    yield (
+        "another column",
+        json.dumps([{"content": "hello", "id": 1}] * 9).encode(),
+        "has no column 'text'; found: content",
+        "",
+    )
     yield "a column of empty texts", json.dumps([{"text": " "}] * 9).encode(), "has no text", ""
     yield "null", wrong({"text": None}), "the text is null", f" row {PLACE}: "
     yield "number", wrong({"text": 3}), "the text is int", f" row {PLACE}: "
@@ -295,8 +309,8 @@ def _csv_files() -> Iterator[tuple[str, bytes, str, str]]:
     yield "parquet", _table({"text": TEXTS}), "is a parquet file", ""
     yield "jsonl", good_file("text"), "has no column 'text'", ""
     yield "no header", b"".join(lines), "has no column 'text'; found: 0, Document number 0", ""
-    yield "another column", wrong(lines[0]).replace(b"text", b"content", 1), "Set text_column: content", ""
-    yield "a column by another case", wrong(lines[0]).replace(b"text", b"Text", 1), "Set text_column: Text", ""
+    yield "another column", wrong(lines[0]).replace(b"text", b"content", 1), "has no column 'text'; found: ", ""
+    yield "a column by another case", wrong(lines[0]).replace(b"text", b"Text", 1), "has no column 'text'; found: ", ""
     yield "a column twice", wrong(lines[0]).replace(b"id", b"text", 1), "has 2 columns 'text'", ""
     yield "a column of empty texts", b"id,text\n" + b"1,\n" * 9, "has no text", ""
     yield "zero bytes", wrong(b'6,"a\0b"\n'), "zero bytes in it", ""
@@ -333,7 +347,7 @@ def _arrow_files() -> Iterator[tuple[str, bytes, str, str]]:
     yield "jsonl", good_file("text"), "ends in .arrow and is no such file", ""
     yield "parquet", _table({"text": TEXTS}), "is a parquet file", ""
     yield "no rows", _stream({"text": pa.array([], pa.string())}), "has no rows", ""
-    yield "another column", _stream({"content": pa.array(TEXTS)}), "Set text_column: content", ""
+    yield "another column", _stream({"content": pa.array(TEXTS)}), "has no column 'text'; found: content", ""
     yield "a column of integers", _stream({"text": pa.array(range(ROWS))}), "of type int64, not text", ""
     yield "a column of empty texts", _stream({"text": pa.array([" "] * ROWS)}), "has no text", ""
     yield "null", _stream({"text": pa.array([*TEXTS[:-1], None])}), "the text is null", f" row {ROWS - 1}: "
@@ -362,39 +376,48 @@ def _zipped(content: bytes) -> bytes:
 def _conversations() -> Iterator[tuple[str, object, str]]:
     yield "null", None, "the messages are null"
     yield "text", "hello", "the messages are text, not a list"
-    yield "no messages", [], "has no messages"
-    yield "messages of text", ["hello", "hi"], "not a mapping of role and content"
+    yield "messages of numbers", [1, 2], "not a mapping of role and content"
     yield "message is null", [USER, None], "not a mapping of role and content"
-    yield "unknown role", [{"role": "human", "content": "x"}, ANSWER], "has the role 'human'"
+    yield "unknown role", [{"role": "narrator", "content": "x"}, ANSWER], "has the role 'narrator'"
     yield "no role", [{"content": "x"}, ANSWER], "has the role None"
-    yield "content is null", [{"role": "user", "content": None}, ANSWER], "has no content"
     yield "content is a number", [{"role": "user", "content": 3}, ANSWER], "is a number, not text"
+    yield "half a surrogate pair", [USER, {"role": "assistant", "content": "\ud83d"}], "half of a surrogate pair"
+
+
+def _untrainable() -> Iterator[tuple[str, list, str]]:
+    """A few of these among others are left out and counted; a file of nothing else is wrong."""
+    yield "no messages", [], "has no messages"
+    yield "null", [{"role": "user", "content": None}, ANSWER], "has no content"
     yield "two users", [USER, USER, ANSWER], "second user message in a row"
     yield "two assistants", [USER, ANSWER, ANSWER], "second assistant message in a row"
     yield "assistant first", [ANSWER, USER], "before any user message"
     yield "system later", [USER, ANSWER, {"role": "system", "content": "x"}], "may only come first"
     yield "no assistant", [USER], "nothing to train on"
-    yield "empty assistant", [USER, {"role": "assistant", "content": " \n"}], "is empty"
-    yield "tool without a call", [USER, ANSWER, TOOL], "no tool call"
-    yield "half a surrogate pair", [USER, {"role": "assistant", "content": "\ud83d"}], "half of a surrogate pair"
+    yield "empty assistants", [USER, {"role": "assistant", "content": " \n"}], "is empty"
+    yield "tools without a call", [USER, ANSWER, TOOL], "no tool call"
 
 
-def _chat_parquet(messages: object) -> bytes:
-    rows = [good_row(n, "chat") for n in range(ROWS)]
-    rows[PLACE] = {"messages": messages}
+def _chat_parquet(messages: object, *, rows: int = 1) -> bytes:
+    """The messages in one row among good ones, or in so many rows alone."""
+    one = {"messages": messages}
+    made = [one] * rows if rows > 1 else [one if n == PLACE else good_row(n, "chat") for n in range(ROWS)]
     kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, pa.schema([("messages", kind)])), sink)
+    pq.write_table(pa.Table.from_pylist(made, pa.schema([("messages", kind)])), sink)
     return sink.getvalue()
 
 
 def _chat_files() -> Iterator[tuple[str, bytes, str]]:
     rows = [good_row(n, "chat") for n in range(9)]
     yield "text column", good_file("text"), "has no column 'messages'; found: text"
-    yield "turns", _lines([{"conversations": r["messages"]} for r in rows]), "Set messages_column: conversations"
+    yield (
+        "turns",
+        _lines([{"conversations": r["messages"]} for r in rows]),
+        "has no column 'messages'; found: conversations",
+    )
     yield "HTML page", HTML, "looks like an HTML page"
     yield "empty", b"", "empty"
-    yield "only questions", _lines([{"messages": [USER]}] * 9), ":1: no assistant message"
+    yield "only questions", _lines([{"messages": [USER]}] * 9), "9 rows: no assistant message"
 
 
 def count(cases: Callable[[], Iterator[WrongFile]], ending: str) -> int:

@@ -210,6 +210,11 @@ WRONG = {
     "grouped heads of GPT-2": (in_model("type: gpt2\n  n_kv_head: 2"), ["15: model.n_kv_head: gpt2 has no grouped keys and values."]),
     "checkpointing by both names": (in_train("activation_checkpointing: true\n  gradient_checkpointing: true"), ["19: train.gradient_checkpointing: is the older name of train.activation_checkpointing"]),
     "conversations by their column": (in_source("messages_column: m"), ["7: data.sources.0: holds conversations, and pretraining reads plain text."]),
+    "conversations by columns": (in_source("columns: {prompt: q, response: a}"), ["7: data.sources.0: holds conversations, and pretraining reads plain text."]),
+    "a column of nothing known": (in_source("columns: {txt: body}"), ["8: data.sources.0.columns: names 'txt', which is none of text, messages, prompt"]),
+    "a prompt without a response": (in_source("columns: {prompt: q}"), ["8: data.sources.0.columns: says prompt, from which no document or conversation follows."]),
+    "a column that is a list": (in_source("columns: {text: [a, b]}"), ["8: data.sources.0.columns: must give each of text the name of one column."]),
+    "columns said twice": (in_source("columns: {text: a}\n      text_column: a"), ["8: data.sources.0.columns: stands beside text_column, which says the same. Keep columns."]),
     # fields of TrainingArguments that are refused or set elsewhere
     "load_best_model_at_end": (in_train("load_best_model_at_end: true"), ["18: train.load_best_model_at_end: is refused:"]),
     "deepspeed": (in_train("deepspeed: ds.json"), ["18: train.deepspeed: is refused:"]),

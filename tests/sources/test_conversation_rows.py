@@ -31,11 +31,16 @@ GOOD = {
     ],
 }
 BAD = {
-    "no messages": ([], "no messages"),
     "not a list": ("hello", "not a list"),
     "null": (None, "null"),
-    "unknown role": ([{"role": "human", "content": "x"}, ANSWER], "role 'human'"),
+    "unknown role": ([{"role": "narrator", "content": "x"}, ANSWER], "role 'narrator'"),
     "no role": ([{"content": "x"}, ANSWER], "role None"),
+    "content is a number": ([{"role": "user", "content": 3}, ANSWER], "not text"),
+    "message is a number": ([1, 2], "not a mapping"),
+    "call without a name": ([USER, {"role": "assistant", "tool_calls": [{"function": {}}]}], "without a function name"),
+}
+LEFT_OUT = {
+    "no messages": ([], "no messages"),
     "two users in a row": ([USER, USER, ANSWER], "second user message in a row"),
     "two assistants in a row": ([USER, ANSWER, ANSWER], "second assistant message in a row"),
     "assistant first": ([ANSWER, USER], "before any user message"),
@@ -45,9 +50,6 @@ BAD = {
     "assistant without content": ([USER, {"role": "assistant", "content": None}], "is empty"),
     "tool without a call": ([USER, ANSWER, TOOL], "no tool call"),
     "user instead of an answer to the tool": ([USER, CALL, TOOL, USER], "should answer the tool"),
-    "content is a number": ([{"role": "user", "content": 3}, ANSWER], "not text"),
-    "message is text": (["hello", "hi"], "not a mapping"),
-    "call without a name": ([USER, {"role": "assistant", "tool_calls": [{"function": {}}]}], "without a function name"),
 }
 
 
@@ -84,6 +86,46 @@ def test_a_conversation_that_cannot_be_trained_on_is_named_with_file_and_row(nam
     assert "chat.jsonl:3: " in str(caught.value)
     assert reason in str(caught.value)
     assert len(conversations(sources(tmp_path, files="chat.jsonl", max_bad_rows=1))) == 3
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_conversation_from_which_nothing_can_be_learned_is_left_out_counted_and_named(name, tmp_path, caplog):
+    messages, reason = LEFT_OUT[name]
+    lines = [json.dumps({"messages": [USER, ANSWER]})] * 4
+    lines[2] = json.dumps({"messages": messages})
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines) + "\n")
+    found = sources(tmp_path, files="chat.jsonl")
+    blocks = [block for part in found for source in part for block in source.read()]
+    assert sum(len(block.items) for block in blocks) == 3
+    assert sum(block.empty_rows for block in blocks) == 1
+    assert not any(block.bad_rows for block in blocks)
+    assert "chat.jsonl:3: " in caplog.text
+    assert reason in caplog.text
+
+
+def test_conversations_most_of_which_cannot_be_trained_on_are_refused(tmp_path):
+    lines = [json.dumps({"messages": [ANSWER, USER]})] * 3 + [json.dumps({"messages": [USER, ANSWER]})] * 2
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(DataError) as caught:
+        sources(tmp_path, files="chat.jsonl")
+    assert "most of which cannot be trained on: 3 rows: message 0 is an assistant message before any user" in str(
+        caught.value
+    )
+    assert "(first: " in str(caught.value)
+
+
+def test_one_mistake_in_many_rows_is_told_once_with_its_count_and_first_place(tmp_path):
+    good = json.dumps({"messages": [USER, ANSWER]})
+    bad = [json.dumps({"messages": [USER] * n + [{"role": "assistant", "content": n}]}) for n in (1, 3, 5)]
+    (tmp_path / "chat.jsonl").write_text("\n".join([good, *bad, "{", good]) + "\n")
+    with pytest.raises(DataError) as caught:
+        sources(tmp_path, files="chat.jsonl")
+    message = str(caught.value)
+    assert "  3 rows: the content of message 1 is a number, not text (first: " in message
+    assert "chat.jsonl:2)" in message
+    assert "chat.jsonl:5: is not JSON" in message
+    assert "4 bad rows among" in message
+    assert message.startswith("3 problems with the data:")
 
 
 def test_parquet_messages_lose_the_keys_that_are_null(tmp_path):
@@ -160,7 +202,9 @@ def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_
 def test_an_own_format_that_fails_names_the_row(tmp_path):
     (tmp_path / "own_format_c.py").write_text("def read(row):\n    return row['nothing']\n")
     (tmp_path / "chat.jsonl").write_text('{"q": 1}\n{"q": 2}\n')
-    with pytest.raises(DataError, match=r"chat.jsonl:1: own_format_c:read raised KeyError"):
+    with pytest.raises(
+        DataError, match=r"2 rows: own_format_c:read raised KeyError: 'nothing' \(first: .*chat.jsonl:1\)"
+    ):
         sources(tmp_path, files="chat.jsonl", format="own_format_c:read")
 
 

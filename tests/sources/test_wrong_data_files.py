@@ -104,13 +104,16 @@ def no_rows(folder):
 
 
 def renamed_column(folder):
-    write_parquet(folder / "a.parquet", {"content": ["hello there"] * 4, "id": [1, 2, 3, 4]})
-    return "a.parquet", DataError, ["has no column 'text'; found: content, id", "Set text_column: content"]
+    write_parquet(folder / "a.parquet", {"essay": ["hello there"] * 4, "id": [1, 2, 3, 4]})
+    return "a.parquet", DataError, ["has no column 'text'; found: essay, id", "Set text_column: essay"]
 
 
 def renamed_key(folder):
-    (folder / "a.jsonl").write_text("".join(json.dumps({"content": "hello"}) + "\n" for _ in range(5)))
-    return "a.jsonl", DataError, ["has no column 'text'; found: content", "Set text_column: content"]
+    (folder / "a.jsonl").write_text("".join(json.dumps({"content": "hello", "body": "x"}) + "\n" for _ in range(5)))
+    said = (
+        "has no column 'text'; found: content, body. content and body could each be the text. Set text_column: content"
+    )
+    return "a.jsonl", DataError, [said]
 
 
 def integer_column(folder):

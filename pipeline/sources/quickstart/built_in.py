@@ -36,9 +36,8 @@ def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[Sou
         )
     if spec.split not in SPLITS:
         raise RecipeError(f"{where}.split is {spec.split!r}; {spec.id} has {' and '.join(SPLITS)}. Write one of them.")
-    own = [
-        key for key in ("files", "config", "revision", "text_column", "messages_column", "format") if getattr(spec, key)
-    ]
+    keys = ("files", "config", "revision", "text_column", "messages_column", "columns", "format")
+    own = [key for key in keys if getattr(spec, key)]
     if own:
         raise RecipeError(
             f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is made here. Leave {'it' if len(own) == 1 else 'them'} out."

@@ -1,0 +1,261 @@
+"""A look at data before there is a recipe: what the rows are, three of them as they are trained, the lines for a recipe."""
+
+import json
+import re
+import shlex
+import shutil
+import textwrap
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.data.show import PLAIN, marked
+from pipeline.recipe.located_yaml import Item, compose
+from pipeline.recipe.problems import Problems
+from pipeline.recipe.resolve import TEXT_ID
+from pipeline.recipe.schema import Recipe, Source
+from pipeline.recipe.values import Converter
+from pipeline.sources.bad_rows import grouped, untrainable
+from pipeline.sources.formats import Format
+from pipeline.sources.open import open_sources, planned_sources
+from pipeline.sources.open_source import OpenSource
+from pipeline.sources.raw_rows import read_blocks
+from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
+
+SHOWN_LINES = 12  # of a row
+COUNTED = 2_000  # Conversations whose turns and lengths are counted.
+LENGTHS = (512, 1024, 2048)
+COLUMNS_SHOWN = 30
+
+
+def is_recipe(argument: str) -> bool:
+    """Whether the command's argument names a recipe, and not data: a .yaml file, or a name among recipes/."""
+    if argument.endswith((".yaml", ".yml")):
+        return True
+    return not Path(argument).exists() and Path("recipes", f"{argument}.yaml").is_file()
+
+
+def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool) -> Iterator[str]:
+    """Lines for a terminal of 80 columns. settings: keys of a source, `split=test`.
+
+    Raises what a recipe with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
+    """
+    recipe = Recipe()
+    recipe.data.sources = [source_of(target, settings)]
+    recipe.data.validation = []  # Nothing is held out: all of it is looked at.
+    spec = recipe.data.sources[0]
+    kinds = _kinds(spec)
+    planned = planned_sources(recipe, kind=kinds[0])[0]
+    planned.files.sort(key=lambda file: file.label)
+    sample = looked_at_rows(planned.files)
+    found = {} if _says_itself(spec) else {kind: recognise(sample, kind=kind) for kind in kinds}
+    usable = [kind for kind in kinds if (seen := found.get(kind)) and seen.format]
+    if any(found.values()) and not usable:
+        yield f"{target}:"
+        yield from _columns(sample, None)
+        yield ""
+        raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
+
+    kind = usable[0] if usable else kinds[0]
+    source = open_sources(recipe, kind=kind)[0][0]
+    source.files.sort(key=lambda file: file.label)
+    items = list(islice((item for block in source.read() for item in block.items), COUNTED))
+    if not items:
+        raise DataError(f"{target}: no row of it can be trained on. Look at its rows, or name other files.")
+    seen = found.get(kind)
+    yield f"{target}: {seen.name if seen else f'read as {source.format.identity()}'}"
+    yield _size(source)
+    yield ""
+    yield from _columns(sample, source.format)
+    yield ""
+    named = _named_tokenizer(recipe, tokenizer) if tokenizer else None
+    yield from _rows(items[:rows], kind, named or _bytes_tokenizer(), colour=colour)
+    if kind == "chat":
+        yield from _conversations(source, [item.messages for item in items], named)
+    yield from _recipe_lines(spec, kind)
+    text = found.get("text")
+    if usable == ["chat", "text"] and text and text.format:
+        yield ""
+        yield from _wrapped(f"Its column {text.format.column} is text: run_pretrain.sh trains on that alone.")
+
+
+def source_of(target: str, settings: list[str]) -> Source:
+    """The source that files, a folder, a glob or the id of a dataset are, with further keys of a source."""
+    path = Path(target).expanduser()
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+|tandem:\w+|[\w-]+", target) and path.suffix not in (
+        ".jsonl",
+        ".json",
+        ".txt",
+    )
+    if not (path.exists() or re.search(r"[*?\[]", target) or is_id):
+        raise InputMissingError(
+            f"{target}: there is no such file or folder, and it is no id of a dataset (owner/name). Correct the path; a recipe ends in .yaml."
+        )
+    problems = Problems()
+    items = {"files" if path.exists() or not is_id else "id": Item(target, "command line")}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise RecipeError(
+                f"command line: {setting} is no key of a source. Write key=value, for example split=test."
+            )
+        items[key.removeprefix("data.sources.0.")] = compose(value, "command line", problems, where="command line")
+    source = Converter(problems).section(Source, Item(items, "command line"), "data.sources.0")
+    problems.raise_if_any()
+    return source
+
+
+def _says_itself(spec: Source) -> bool:
+    return bool(spec.text_column or spec.messages_column or spec.format or spec.columns)
+
+
+def _kinds(spec: Source) -> list[Any]:
+    """What the source can be for; conversations first, since most of them have some column of text too."""
+    if spec.text_column or spec.format == "text" or "text" in (spec.columns or ()) or spec.id == TEXT_ID:
+        return ["text"]
+    return ["chat"] if _says_itself(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]
+
+
+def _refusal(found: dict[Any, Recognised | None]) -> str:
+    chat, text = found.get("chat"), found.get("text")
+    if text and (not chat or chat.name == NO_CONVERSATIONS):
+        return f"{text.refusal.removesuffix('.')} to pretrain on it; for SFT name the columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}} (docs/data.md)."
+    assert chat is not None
+    return chat.refusal
+
+
+def _size(source: OpenSource) -> str:
+    here = [file for file in source.files if file.path is not None]
+    size = sum(file.bytes for file in source.files)
+    unit = next(
+        (f"{size / scale:,.1f} {name}" for scale, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")) if size >= scale),
+        f"{size} bytes",
+    )
+    files = f"{unit} in {len(source.files):,} file{'s' if len(source.files) > 1 else ''}"
+    assert source.facts is not None
+    rows = sum(source.facts.rows(file.path) for file in here if file.path is not None)
+    if len(here) == len(source.files):
+        return f"{rows:,} rows, {files}"
+    return f"{files}; {len(here):,} here, with {rows:,} rows"
+
+
+def _columns(sample: list[Any], form: Format | None) -> Iterator[str]:
+    """Name, kind, share of rows with a value and use of each column, in the rows that were looked at."""
+    rows = [row for row in sample if isinstance(row, dict)]
+    types = column_types(rows)
+    if not types:
+        return
+    uses: dict[str, str] = {column: role for role, column in form.columns} if form else {}
+    if form and form.column:
+        uses[form.column] = "text" if form.kind == "text" else "conversation"
+    lines = [("column", "holds", "filled", "read as")]
+    for name, kind in islice(types.items(), COLUMNS_SHOWN):
+        filled = sum(row.get(name) not in (None, "", []) for row in rows) / len(rows)
+        holds = {"messages": "role, content", "turns": "from, value", "exchanges": "input, output"}.get(kind, kind)
+        lines.append((textwrap.shorten(name, 32, placeholder="..."), holds, f"{filled:4.0%}", uses.get(name, "-")))
+    widths = [max(len(line[i]) for line in lines) for i in range(4)]
+    for line in lines:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+    if len(types) > COLUMNS_SHOWN:
+        yield f"  and {len(types) - COLUMNS_SHOWN} more columns"
+
+
+def _named_tokenizer(recipe: Recipe, name: str) -> Any:
+    from pipeline.tokenizer import load_or_train
+
+    recipe.tokenizer.path = name
+    return load_or_train(recipe, [])
+
+
+def _bytes_tokenizer() -> Any:
+    """A tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean nothing."""
+    from pipeline.tokenizer.bpe import train_bpe
+
+    return train_bpe([], vocab_size=272, split_pattern="gpt2")
+
+
+def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Iterator[str]:
+    from pipeline.tokenizer.chat import render
+
+    learned = "in green" if colour else "in [[ ]]"
+    what = f"what the model learns to write is {learned}" if kind == "chat" else "all of it is learned"
+    if items:
+        yield f"{len(items)} row{'s' if len(items) > 1 else ''} as trained; {what}:"
+    for item in items:
+        yield ""
+        if kind == "text":
+            text, length = item.text, f"{len(item.text):,} characters"
+        else:
+            ids, trained = render(tokenizer, item.messages)
+            text, length = marked(tokenizer, ids, trained, colour=colour), f"{len(item.messages)} messages"
+        yield f"row {item.row} ({length})"
+        lines = list(islice(_wrapped(text, indent="  "), SHOWN_LINES + 1))
+        yield from lines[:SHOWN_LINES]
+        if len(lines) > SHOWN_LINES:
+            yield f"  {PLAIN if colour else ''}..."
+    yield ""
+
+
+def _conversations(source: OpenSource, talks: list[list[dict]], tokenizer: Any) -> Iterator[str]:
+    """Turns, lengths, and what is left out, over the first conversations."""
+    from pipeline.tokenizer.chat import render_batch
+
+    answers = [sum(message["role"] == "assistant" for message in talk) for talk in talks]
+    system = sum(talk[0]["role"] == "system" for talk in talks)
+    yield f"In the first {len(talks):,} conversations:"
+    yield f"  answers in each   {median(answers):g} in the middle, {max(answers)} at most"
+    yield f"  system message    in {system / len(talks):.0%}"
+    if tokenizer is None:
+        lengths = [sum(len(message.get("content") or "") for message in talk) for talk in talks]
+        yield f"  characters        {median(lengths):,.0f} in the middle, {max(lengths):,} at most"
+        yield "                    (--tokenizer ID_OR_FOLDER counts tokens)"
+    else:
+        lengths = [len(ids) for ids, _ in render_batch(tokenizer, talks)]
+        yield f"  tokens            {median(lengths):,.0f} in the middle, {max(lengths):,} at most"
+        longer = ", ".join(f"{limit:,}: {sum(n > limit + 1 for n in lengths) / len(lengths):.1%}" for limit in LENGTHS)
+        yield f"  longer than rows  of {longer} (data.row_tokens)"
+    file = source.files[0]
+    blocks = islice(read_blocks(file.local_path(), columns=source.format.read_columns), 2)
+    left_out = [line for block in blocks for line in untrainable(Path(file.label), block, source.format)]
+    for reason in grouped(left_out):
+        yield from _wrapped(f"left out, and counted as empty: {reason}", indent="  ")
+    yield ""
+
+
+def _recipe_lines(spec: Source, kind: str) -> Iterator[str]:
+    given = {
+        name: value
+        for name, value in vars(spec).items()
+        if value != Source.__dataclass_fields__[name].default and value
+    }
+    stage, script = ("sft", "run_sft.sh") if kind == "chat" else ("pretrain", "run_pretrain.sh")
+    yield "In a recipe:"
+    tree = {"run": {"stage": stage}, "data": {"sources": [given]}}
+    for line in yaml.safe_dump(tree, sort_keys=False, width=70, allow_unicode=True).splitlines():
+        yield f"  {line}"
+    yield ""
+    yield "Or over the quickstart's:"
+    yield f"  bash {script} recipes/quickstart_{stage}.yaml \\"
+    yield f"      {shlex.quote(f'data.sources=[{_flow(given)}]')}"
+
+
+def _flow(value: Any) -> str:
+    """YAML on one line, with double quotes where it needs any: the shell wants the single ones."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_flow(v)}' for key, v in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_./][\w./*-]*", value)
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def _wrapped(text: str, *, indent: str = "") -> Iterator[str]:
+    """Lines of at most 80 columns, the text's own line ends kept."""
+    width = min(80, shutil.get_terminal_size().columns)
+    for line in text.splitlines() or [""]:
+        yield from textwrap.wrap(line, width=width, initial_indent=indent, subsequent_indent=indent) or [""]
