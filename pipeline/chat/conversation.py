@@ -123,7 +123,7 @@ class Conversation:
 
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*self.messages, {"role": "user", "content": text}]
-        while len(ids := prompt_ids(self.speaker.tokenizer, system + messages)) > room:
+        while len(ids := prompt_ids(self.speaker.tokenizer, system + messages, today=True)) > room:
             turns = [place for place, message in enumerate(messages) if message["role"] == "user"]
             if len(turns) == 1:
                 break

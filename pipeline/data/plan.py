@@ -17,6 +17,9 @@ from pipeline.data.stream import Stream
 from pipeline.recipe.batch import horizon_steps, isolates_documents, with_batch_tokens
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.byte_lengths import is_byte_level
+from pipeline.tokenizer.chat import own_template
+from pipeline.tokenizer.own_template import RENDERING_VERSION
+from pipeline.tokenizer.specials import document_start
 
 VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
@@ -50,6 +53,8 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "packing_documents": recipe.data.packing_documents,
         "shard_rows": recipe.data.shard_rows,
     }
+    if chat and own_template(tokenizer):
+        common["rendering"] = RENDERING_VERSION
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
     steps = horizon_steps(recipe, int(batch_tokens))
     horizon = (
@@ -150,8 +155,8 @@ def digest(value: Any) -> str:
 
 
 def special_ids(tokenizer: Any) -> tuple[int, int]:
-    """(BOS, padding) ids; a tokenizer without one of them lends its end-of-text token."""
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    """(BOS, padding) ids; a tokenizer without one of them lends the token between its texts. Padding is never a target."""
+    bos = document_start(tokenizer)
     if bos is None:
         raise RecipeError(
             "tokenizer: it has neither a bos nor an eos token, so rows cannot say where a document begins. Choose another one."

@@ -14,6 +14,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.evals.bpb import IGNORED
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level, span_byte_lengths
 from pipeline.tokenizer.encode import encode_documents
+from pipeline.tokenizer.specials import document_start
 
 
 def documents_protocol_id(texts: Iterable[str]) -> str:
@@ -30,7 +31,7 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
     A document longer than the window is cut, and every piece begins with BOS as in training, so that no text token is
     lost as a first input. Raises DataError when the tokenizer has no token to begin with.
     """
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    start = document_start(tokenizer)
     if start is None:
         raise DataError(
             "the tokenizer has neither a BOS nor an EOS token, so the first token of a text cannot be scored. Set bos_token in its tokenizer_config.json."

@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.generation.stream import stream_together
 from pipeline.tokenizer.chat import prompt_ids
 from pipeline.tokenizer.encode import encode_documents
+from pipeline.tokenizer.specials import document_start
 
 
 def complete(
@@ -48,9 +49,9 @@ def complete(
 
 
 def document_ids(tokenizer, text: str) -> list[int]:
-    """The ids of a document's beginning: BOS, where the tokenizer has one, and the text."""
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    return bos + encode_documents(tokenizer, [text])[0].tolist()
+    """The ids of a document's beginning: what documents began with in training, where the tokenizer has it, and the text."""
+    start = document_start(tokenizer)
+    return ([] if start is None else [start]) + encode_documents(tokenizer, [text])[0].tolist()
 
 
 def continuations(

@@ -149,7 +149,8 @@ def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """What the run will read, as far as it lies on this machine; the Hub is not asked."""
     from pipeline.preflight.reading import prepared_notes, reading_findings
 
-    here = {"sources": _local(recipe), "tokenizer": os.path.isdir(recipe.tokenizer.path or ""), "weights": True}
+    ready = os.path.isdir(recipe.tokenizer.path or "")
+    here = {"sources": _local(recipe), "tokenizer": ready, "weights": True, "changes": ready}
     problems, notes = reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
     if not problems and here["sources"] and _has_torch():
         notes += prepared_notes(recipe)

@@ -1,8 +1,6 @@
 """What the run will read: its sources, its tokenizer, the weights that it starts from, all opened before step 1."""
 
-import contextlib
 import copy
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,12 +18,17 @@ from pipeline.sources.revisions import use_revisions
 def reading_findings(
     recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
 ) -> tuple[list[TandemError], list[str]]:
-    """(problems, notes) of what the recipe names; model.start_from is resolved by now."""
+    """(problems, notes) of what the recipe names; model.start_from is resolved by now.
+
+    only: `changes` is for who trains nothing: what becomes of a ready tokenizer is said again when a run loads it.
+    """
     found: list[TandemError] = []
     notes: list[str] = []
     for what in only:
         try:
-            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights}[what](recipe) or []
+            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights, "changes": _changes}[what](
+                recipe
+            ) or []
         except TandemError as error:
             found.append(error)
     return found, notes
@@ -55,14 +58,13 @@ def prepared_notes(recipe: Recipe) -> list[str]:
     from pipeline.data.show import longest_row
     from pipeline.data.validation import ENOUGH_BYTES, size_text
     from pipeline.sources.open import open_sources
-    from pipeline.tokenizer.ready import load_ready
+    from pipeline.tokenizer.ready import ready_tokenizer
 
     is_chat = recipe.stage == "sft"
     train, validation = open_sources(recipe, kind="chat" if is_chat else "text")
     notes = []
     if is_chat and recipe.tokenizer.path and Path(recipe.tokenizer.path).is_dir():
-        with contextlib.redirect_stdout(io.StringIO()):
-            tokenizer = load_ready(recipe)
+        tokenizer, _ = ready_tokenizer(recipe)
         row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
         for source in train:
             loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
@@ -101,10 +103,9 @@ def _tokenizer(recipe: Recipe) -> None:
     path, start = recipe.tokenizer.path, start_folder(recipe)
     if path is None:
         return
-    from pipeline.tokenizer.ready import load_ready, open_tokenizer
+    from pipeline.tokenizer.ready import open_tokenizer, ready_tokenizer
 
-    with contextlib.redirect_stdout(io.StringIO()):  # what it adds is said when the run loads it
-        tokenizer = load_ready(recipe)
+    tokenizer, _ = ready_tokenizer(recipe)
     where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
     largest, rows = max(ids.values()), max(len(tokenizer), _rows(start))
     if largest >= rows:
@@ -122,6 +123,29 @@ def _tokenizer(recipe: Recipe) -> None:
             f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of {len(own):,} tokens; {token!r} was "
             f"{number} and is {ids.get(token, 'none')}), so its embeddings would stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
         )
+
+
+def _changes(recipe: Recipe) -> list[str]:
+    """What a run keeps of the ready tokenizer and of the vocabulary, and each change to them."""
+    if recipe.tokenizer.path is None:
+        return []
+    from pipeline.tokenizer.ready import ready_tokenizer
+
+    try:
+        tokenizer, lines = ready_tokenizer(recipe)
+    except TandemError:  # which `tokenizer` has found as well
+        return []
+    have = _rows(start_folder(recipe))
+    if have:
+        added = max(0, len(tokenizer) - have)
+        lines.append(
+            f"model: {added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+            if added
+            else f"model: its {have:,} embeddings stay as they are; none is added"
+        )
+    return lines or [
+        f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
+    ]
 
 
 def _rows(start: Path | None) -> int:

@@ -87,7 +87,7 @@ class Tokenizer:
     split_pattern: str = key("nanochat", "nanochat (GPT-4's with numbers cut to two digits), gpt2, or a regular expression.", must_match=True)
     train_chars: int = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
     document_chars: int = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
-    chat_template: str | None = key(None, "A Jinja file instead of the built-in chat template.", must_match=True)
+    chat_template: str | None = key(None, "A Jinja file instead of the chat template that the tokenizer has, or else of the built-in one.", must_match=True)
 
 
 @dataclass(kw_only=True)

@@ -2,12 +2,17 @@
 
 import json
 import re
+import weakref
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
+from pipeline.tokenizer.own_template import GENERATION, OwnTemplate
 from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
+
+# Tokenizers that are in use: how their template is rendered, with what that depends on.
+_own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def built_in_template(controls: list[str]) -> str:
@@ -36,6 +41,8 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
         return []
     if not all(conversations):
         raise DataError("the chat template refuses the conversation: it has no messages")
+    if own := own_template(tokenizer):
+        return own.render(conversations)
     try:
         out = tokenizer.apply_chat_template(
             conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -46,12 +53,17 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
     return list(zip(out["input_ids"], masks, strict=True))
 
 
-def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
-    """The ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it."""
+def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[int]:
+    """The ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
+
+    today: a template that writes the date writes today's; else the one of the training rows.
+    """
     from jinja2.exceptions import TemplateError
 
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
+    if own := own_template(tokenizer):
+        return own.prompt_ids(messages, today=today)
     try:
         out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
     except (TemplateError, ValueError, TypeError) as error:
@@ -88,27 +100,49 @@ def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
     return messages
 
 
-def template_problems(tokenizer) -> list[str]:
-    """What a chat template or tokenizer that is not ours gets wrong, found by rendering a probe; empty when nothing.
+def own_template(tokenizer) -> OwnTemplate | None:
+    """The template that the tokenizer came with; None for one that escapes control strings and marks answers itself, as ours."""
+    key = (str(tokenizer.chat_template), len(tokenizer))
+    known, own = _own_templates.get(tokenizer, (None, None))
+    if known != key:
+        own = None if _escapes(tokenizer) else OwnTemplate(tokenizer)
+        _own_templates[tokenizer] = (key, own)
+    return own
 
-    Looked at: assistant spans that hold exactly the answers, and control strings inside messages that stay text.
-    """
-    if not re.search(r"\{%-?\s*generation", tokenizer.chat_template or ""):
-        return ["marks no assistant span ({% generation %}), so that nothing would be trained"]
-    problems = []
+
+def template_problems(tokenizer) -> list[str]:
+    """Return why the tokenizer's chat template cannot be trained with, found by rendering a probe; empty when it can."""
+    own = own_template(tokenizer)
+    return own.problems if own else []
+
+
+def end_of_turn(tokenizer) -> int | None:
+    """Return the id that ends what the assistant writes, None where the template trains no control token."""
+    own = own_template(tokenizer)
+    return own.end_of_turn if own else tokenizer.eos_token_id
+
+
+def _escapes(tokenizer) -> bool:
+    """Whether the template marks exactly the answers, and lets no control string inside a message become a control token."""
+    from jinja2.exceptions import TemplateError
+
+    if not isinstance(tokenizer.chat_template, str) or not GENERATION.search(tokenizer.chat_template):
+        return False
     answer = " an \u00e4nswer\n"
-    ids, trained = render(
-        tokenizer, [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
-    )
-    written = tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit], skip_special_tokens=True)
-    if written.strip() != answer.strip() or all(trained):
-        problems.append(f"marks {written!r} as written by the assistant, where it wrote {answer!r}")
+    question = {"role": "user", "content": "a question"}
     controls = control_ids(tokenizer)
-    clean, _ = render(tokenizer, _probe(["x"]))
-    hostile, _ = render(tokenizer, _probe(control_strings(tokenizer)))
-    if sum(i in controls for i in clean) != sum(i in controls for i in hostile):
-        problems.append("lets control strings inside a message become control tokens")
-    return problems
+    conversations = [[question, {"role": "assistant", "content": answer}]]
+    conversations += [_probe(["x"]), _probe(control_strings(tokenizer))]
+    try:
+        out = tokenizer.apply_chat_template(
+            conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+    except (TemplateError, ValueError, TypeError):
+        return False
+    (ids, clean, hostile), trained = out["input_ids"], out["assistant_masks"][0]
+    written = tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit], skip_special_tokens=True)
+    exact = written.strip() == answer.strip() and not all(trained)
+    return exact and sum(i in controls for i in clean) == sum(i in controls for i in hostile)
 
 
 def _probe(texts: list[str]) -> list[dict]:

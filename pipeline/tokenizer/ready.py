@@ -1,50 +1,102 @@
-"""Ready tokenizers, from a folder or the Hub, made fit for both stages."""
+"""Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
-from pipeline.tokenizer.chat import built_in_template, template_problems
+from pipeline.tokenizer.chat import built_in_template, own_template, template_problems
+from pipeline.tokenizer.own_template import DATE
 from pipeline.tokenizer.specials import BOS, END, PAD, TEMPLATE_MARKS, control_strings
+
+WRITE_ONE = (
+    "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the assistant "
+    "writes, its end of turn included; TRL has such files for many models (trl/chat_templates/*_training.jinja)."
+)
 
 
 def load_ready(recipe) -> Any:
-    """The tokenizer that `tokenizer.path` names, complete: bos, pad, a chat template and the control tokens it writes.
+    """The tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
+    tokenizer, lines = ready_tokenizer(recipe)
+    for line in lines if os.environ.get("RANK", "0") == "0" else []:
+        print(line)
+    return tokenizer
 
-    What is missing is added behind the last id, and each addition is printed: the model needs rows for it. Its own chat
-    template stays when it marks what the assistant writes; `tokenizer.chat_template` goes before either.
+
+def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
+    """The tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
+
+    One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template` replaces
+    the template alone. One without gets the built-in template, and behind its last id the control tokens that this writes:
+    the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
     """
     settings = recipe.tokenizer
     tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
-    ids_before, own_template = len(tokenizer), tokenizer.chat_template
+    given = chosen_template(recipe, []) if settings.chat_template else None
+    if given and (tokenizer.chat_template or not any(mark in given for mark in TEMPLATE_MARKS)):
+        tokenizer.chat_template = given
+    elif given or not tokenizer.chat_template:
+        return tokenizer, _completed(recipe, tokenizer)
+    problems = template_problems(tokenizer)
+    whose = settings.chat_template or f"the chat template of {settings.path}"
+    if problems and (given or recipe.stage == "sft"):
+        raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
+    return tokenizer, _kept_lines(recipe, tokenizer, problems)
+
+
+def _kept_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
+    path, own = recipe.tokenizer.path, own_template(tokenizer)
+    if own is None:  # ours, of an earlier stage
+        return []
+    whose = (
+        f"has the chat template {recipe.tokenizer.chat_template}"
+        if recipe.tokenizer.chat_template
+        else "keeps its chat template"
+    )
+    lines = [f"tokenizer: {path} {whose} and its {len(tokenizer):,} ids; nothing is added"]
+    if problems:
+        return [*lines, f"tokenizer: stage sft could not train with this template: it {'; it '.join(problems)}"]
+    if recipe.stage == "pretrain":
+        return lines
+    end = None if own.end_of_turn is None else tokenizer.convert_ids_to_tokens(own.end_of_turn)
+    lines.append(
+        "tokenizer: trained is what the template has between its {% generation %} marks"
+        if own.marks_answers
+        else f"tokenizer: trained are the assistant's turns, each with its end {end!r}"
+    )
+    if end is None:
+        lines.append("tokenizer: no control token stands between these marks, so the model does not learn to stop")
+    if own.writes_date:
+        lines.append(f"tokenizer: where the template writes today's date, the rows have {DATE:%d %B %Y}")
+    return lines
+
+
+def _completed(recipe, tokenizer) -> list[str]:
+    """Add bos, pad, a chat template and the control tokens that it writes; a line for each change."""
+    settings = recipe.tokenizer
+    ids_before, lines = len(tokenizer), []
     added = _add_missing(tokenizer, [BOS] if tokenizer.bos_token is None else [])
     if added:
         tokenizer.bos_token = BOS
-    if own_template and not settings.chat_template:
-        problems = template_problems(tokenizer)
-        if not problems:
-            added += _add_pad(tokenizer)
-            _say(settings.path, added, ids_before, tokenizer)
-            return tokenizer
-        print(
-            f"tokenizer: the chat template of {settings.path} {'; it '.join(problems)}. The built-in one replaces it."
-        )
     added += _add_missing(tokenizer, TEMPLATE_MARKS)
     if tokenizer.eos_token != END:
-        print(
+        lines.append(
             f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a turn"
         )
         tokenizer.eos_token = END
-    added += _add_pad(tokenizer)
+    if tokenizer.pad_token is None:
+        added += _add_missing(tokenizer, [PAD])
+        tokenizer.pad_token = PAD
     tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
-    problems = template_problems(tokenizer)
-    if problems:
+    if problems := template_problems(tokenizer):
         what = settings.chat_template or f"the built-in chat template with {settings.path}"
-        raise RecipeError(
-            f"tokenizer: {what} {'; it '.join(problems)}. Correct tokenizer.chat_template or take another tokenizer."
+        raise RecipeError(f"tokenizer: {what} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
+    if added:
+        lines.append(
+            f"tokenizer: {settings.path} has no chat template and gets {settings.chat_template or 'the built-in one'}; it lacks "
+            f"{' '.join(added)}; added: {ids_before:,} -> {len(tokenizer):,} ids"
         )
-    _say(settings.path, added, ids_before, tokenizer)
-    return tokenizer
+    return lines
 
 
 def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
@@ -101,16 +153,3 @@ def _add_missing(tokenizer, names) -> list[str]:
     # special=True also where the string was an ordinary id before: then it keeps its id and becomes a control token.
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in missing], special_tokens=True)
     return missing
-
-
-def _add_pad(tokenizer) -> list[str]:
-    if tokenizer.pad_token is not None:
-        return []
-    added = _add_missing(tokenizer, [PAD])
-    tokenizer.pad_token = PAD
-    return added
-
-
-def _say(path: str, added: list[str], ids_before: int, tokenizer) -> None:
-    if added:
-        print(f"tokenizer: {path} lacks {' '.join(added)}; added: {ids_before:,} -> {len(tokenizer):,} ids")

@@ -15,6 +15,9 @@ SPECIALS = (BOS, END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT_
 # What the chat template itself writes; bos and pad have their own place in any tokenizer.
 TEMPLATE_MARKS = (END, SYSTEM, USER, ASSISTANT, PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
 
+# Of tokenizers without a bos token: what their models' texts were separated by, or began with.
+DOCUMENT_STARTS = ("<|endoftext|>", "<|begin_of_text|>", "<s>")
+
 WORD_JOINER = "\u2060"  # Has no width and no meaning: the text looks the same and is no control string any more.
 
 
@@ -26,6 +29,14 @@ def control_strings(tokenizer) -> list[str]:
 
 def control_ids(tokenizer) -> set[int]:
     return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def document_start(tokenizer) -> int | None:
+    """Return the id that a text begins with: bos, else the control token of that use; never the end of a chat's turn."""
+    if tokenizer.bos_token_id is not None:
+        return int(tokenizer.bos_token_id)
+    known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return next((known[name] for name in DOCUMENT_STARTS if name in known), tokenizer.eos_token_id)
 
 
 def tool_marks(tokenizer) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ from pipeline.recipe.presets import model_fields
 from pipeline.recipe.sizes import sizes_from_model, sizes_of
 from pipeline.recipe.start_from import check_sizes
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.tokenizer.chat import end_of_turn
 from pipeline.tokenizer.reload import comes_back_beside
 from pipeline.training.agreement import on_rank_0
 from pipeline.training.arguments import build_arguments
@@ -47,6 +48,8 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     _check_planned(recipe, model, tokenizer)
     if not isinstance(model, TandemForCausalLM):
         _check_foreign(recipe, model, tokenizer)
+    if recipe.stage == "sft":
+        _stop_at_the_end_of_a_turn(model, tokenizer)
     if recipe.model.embedding_dtype != "float32":
         if not isinstance(model, TandemForCausalLM) or model.config.tie_word_embeddings:
             kind = f"{type(model).__name__} with {'a tied' if model.config.tie_word_embeddings else 'an untied'} head"
@@ -129,6 +132,20 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         fields,
         attn_implementation=attention,
         seed=seed,
+    )
+
+
+def _stop_at_the_end_of_a_turn(model: Any, tokenizer: Any) -> None:
+    """Add to the generation config what ends an answer by the chat template, where it is not there: `generate` would go on."""
+    end, config = end_of_turn(tokenizer), model.generation_config
+    known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    if end is None or end in known:
+        return
+    config.eos_token_id = [end, *(i for i in known if i is not None)]
+    on_rank_0(
+        lambda: print(
+            f"model: generation also ends at {tokenizer.convert_ids_to_tokens(end)!r}, the end of a turn (eos_token_id of generation_config.json)"
+        )
     )
 
 

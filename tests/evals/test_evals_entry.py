@@ -55,8 +55,10 @@ def test_a_chat_template_that_marks_no_answer_is_told_as_that(folder):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     (folder / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     assert main(["model", "bpb", "--chat", "chat.jsonl"]) == 0
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (folder / "model" / "chat_template.jinja").write_text(template)
+    by_role = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "model" / "chat_template.jinja").write_text(by_role)
+    assert main(["model", "bpb", "--chat", "chat.jsonl"]) == 0
+    (folder / "model" / "chat_template.jinja").write_text(by_role + "{% generation %}{% endgeneration %}")
     with pytest.raises(DataError, match=r"nothing in the 1 conversations is the assistant's .*\{% generation %\}"):
         main(["model", "bpb", "--chat", "chat.jsonl"])
 

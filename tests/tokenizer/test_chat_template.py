@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.chat import built_in_template, prompt_ids, render, render_batch, template_problems
+from pipeline.tokenizer.chat import (
+    built_in_template,
+    end_of_turn,
+    own_template,
+    prompt_ids,
+    render,
+    render_batch,
+    template_problems,
+)
 from pipeline.tokenizer.specials import SPECIALS, control_ids, escape
 
 CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": "1+1"}}}
@@ -202,14 +210,16 @@ def test_one_by_one_and_in_a_batch_give_the_same(tokenizer):
     assert render_batch(tokenizer, conversations) == [render(tokenizer, c) for c in conversations]
 
 
-def test_a_template_without_spans_or_without_escaping_is_found_out(tokenizer):
+def test_only_a_template_that_marks_answers_and_escapes_is_rendered_by_transformers_alone(tokenizer):
     import copy
 
     other = copy.deepcopy(tokenizer)
+    assert own_template(other) is None
+    assert end_of_turn(other) == other.eos_token_id
+    other.chat_template = "{% for m in messages %}<|user|>{% generation %}{{ m.content }}<|end|>{% endgeneration %}{% endfor %}"  # fmt: skip
+    assert own_template(other) is not None
+    other.chat_template = "{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}"
     assert template_problems(other) == []
+    assert end_of_turn(other) == other.eos_token_id
     other.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert "generation" in template_problems(other)[0]
-    other.chat_template = (
-        "{% for m in messages %}<|user|>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    )
-    assert len(template_problems(other)) == 2
+    assert "no control token" in template_problems(other)[0]

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity, load_or_train
-from pipeline.tokenizer.chat import render, template_problems
+from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.encode import encode_documents
 from pipeline.tokenizer.specials import control_ids
 
@@ -55,16 +55,20 @@ def test_our_own_tokenizer_read_as_a_ready_one_is_the_same(tokenizer, tmp_path, 
     assert capsys.readouterr().out == ""
 
 
-def test_an_own_template_stays_only_when_it_trains_and_escapes_rightly(tokenizer, tmp_path, capsys):
+def test_an_own_template_stays_as_it_is_whether_or_not_it_marks_answers_and_escapes(tokenizer, tmp_path, capsys):
     tokenizer.save_pretrained(tmp_path)
     template = tmp_path / "chat_template.jinja"
     careful = template.read_text() + "{# mine #}"
     template.write_text(careful)
     assert load_or_train(recipe_of(tmp_path), []).chat_template == careful
     template.write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
-    replaced = load_or_train(recipe_of(tmp_path), [])
-    assert "marks no assistant span" in capsys.readouterr().out
-    assert template_problems(replaced) == []
+    plain = load_or_train(recipe_of(tmp_path), [])
+    assert plain.chat_template == template.read_text()
+    assert f"keeps its chat template and its {len(plain):,} ids; nothing is added" in capsys.readouterr().out
+    ids, trained = render(plain, CHAT)
+    assert plain.decode(ids) == "<|user|>a<|endoftext|><s>b<|end|><|user|> c </s><|end|><|end|>"
+    assert sum(i in control_ids(plain) for i in ids) == 4
+    assert trained[-1]
 
 
 def test_a_template_file_of_the_recipe_is_used_and_a_wrong_one_refused(tokenizer, tmp_path):

@@ -18,7 +18,7 @@ def letter_ids(tokenizer, letters: Iterable[str]) -> dict[str, int]:
     Raises DataError when a letter is not one token there: its logit would then not be the answer's.
     """
     messages = [{"role": "user", "content": "A or B?"}]
-    before = prompt_ids(tokenizer, messages)
+    before = prompt_ids(tokenizer, messages, today=True)  # as the text below
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids, wrong = {}, []
     for letter in dict.fromkeys(letters):

@@ -15,6 +15,7 @@ from pipeline.evals.core.prompts import LongPrompts, Row, Tokens, in_order, rows
 from pipeline.evals.core.tasks import TASKS, CoreTask
 from pipeline.evals.intervals import bootstrap_means, interval
 from pipeline.evals.together import first_ranks_word
+from pipeline.tokenizer.specials import document_start
 
 # With a time limit, shares of every task's items that are scored one after the other while they still fit.
 WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -95,7 +96,7 @@ def score_core(
     Raises DataError for a tokenizer without BOS and EOS and for a model whose loss is no number.
     """
     started = time.monotonic()
-    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    bos = document_start(tokenizer)
     if bos is None:
         raise DataError(
             "the tokenizer has neither a BOS nor an EOS token, so a prompt has nothing to begin with. Set bos_token in its tokenizer_config.json."
