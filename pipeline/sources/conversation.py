@@ -19,8 +19,6 @@ ROLE_NAMES = {
     "observation": "tool",
     **{role: role for role in ROLES},
 }
-
-
 TREE_KEYS = {"message_id", "role", "text"}  # of a tree's root message
 
 
