@@ -89,7 +89,10 @@ class OwnTemplate:
         text, spans = self._text(marked)
         if marked is not messages and MARKED.sub("\\g<1>", text) != self._text(messages)[0]:
             raise DataError(TAKEN_APART)
-        return text, spans if self.marks_answers else list(self._turns(marked, text))
+        if not self.marks_answers:
+            spans = list(self._turns(marked, text))
+        _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
+        return text, spans
 
     def _text(self, messages: list[dict], *, prompt: bool = False, template: str | None = None) -> tuple[str, Spans]:
         from jinja2.exceptions import TemplateError
@@ -249,6 +252,14 @@ class OwnTemplate:
                 return encoding.ids[skip:], [(start - 1, end - 1) for start, end in encoding.offsets[skip:]]
         encoding = backend.encode(piece, add_special_tokens=False)
         return encoding.ids, encoding.offsets
+
+
+def _must_write_calls(messages: list[dict], trained: str) -> None:
+    """Raise DataError where the template passes over a tool call: the turn would be learned as an empty answer."""
+    for number, message in enumerate(messages):
+        for call in message.get("tool_calls") or []:
+            if call.get("function", call)["name"] not in trained:
+                raise DataError(f"the chat template leaves out the tool call of message {number}")
 
 
 def with_fixed_date(template: str) -> str:
