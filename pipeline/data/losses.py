@@ -264,8 +264,8 @@ def nothing_left(losses: list[Loss]) -> str:
             "unreadable rows": counts.get("bad_rows", 0),
         }
         what = "conversations" if fit else "documents"
-        told = [f"{n:,} {reason}" for reason, n in left_out.items() if n]
-        lines.append(f"{name}: {counts.get(what, 0):,} {what}, {', '.join(told) or 'none left out'}")
+        reasons = [f"{n:,} {reason}" for reason, n in left_out.items() if n]
+        lines.append(f"{name}: {counts.get(what, 0):,} {what}, {', '.join(reasons) or 'none left out'}")
         if fit and fit.too_long and (wanted := fit.row_tokens_for()):
             rows.append(wanted)
     advice = (
