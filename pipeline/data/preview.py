@@ -117,7 +117,7 @@ def _says_itself(spec: Source) -> bool:
 
 
 def _kinds(spec: Source) -> list[Any]:
-    """What the source can be for; conversations first, since most of them have some column of text too."""
+    """Return what the source can be for; conversations first, since most of them have some column of text too."""
     if spec.text_column or spec.format == "text" or "text" in (spec.columns or ()) or spec.id == TEXT_ID:
         return ["text"]
     return ["chat"] if _says_itself(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]

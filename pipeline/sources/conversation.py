@@ -114,7 +114,7 @@ def plain_messages(value: Any) -> list[dict]:
 
 
 def _form_problem(message: dict, place: int) -> str | None:
-    """Why this is no message, whatever stands around it, or None."""
+    """Return why this is no message, whatever stands around it, or None."""
     if message.get("role") not in ROLES:
         return f"message {place} has the role {message.get('role')!r}, not one of {', '.join(ROLES)}"
     calls = message.get("tool_calls")
@@ -129,7 +129,7 @@ def _form_problem(message: dict, place: int) -> str | None:
 
 
 def problem(messages: list[dict]) -> str | None:
-    """Why these messages, each in good form, cannot be trained on, or None."""
+    """Return why these messages, each in good form, cannot be trained on, or None."""
     if not messages:
         return "the conversation has no messages"
     previous, can_use_tool, answers = "start", False, 0

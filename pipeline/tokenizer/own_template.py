@@ -114,7 +114,7 @@ class OwnTemplate:
         return text, spans[0] if spans else []
 
     def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
-        """Where each of the assistant's turns stands in the conversation's text, without the prompt that it answers."""
+        """Return where each of the assistant's turns stands in the text, without the prompt that it answers."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
@@ -155,7 +155,7 @@ class OwnTemplate:
             return [f"cannot be rendered or read ({error})"]
 
     def _look_at(self, messages: list[dict]) -> list[str]:
-        """What is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
+        """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
         text, _ = self._text(messages)
         if missing := [message["content"] for message in messages if message["content"] not in text]:
             return [f"leaves out {missing[0]!r}, which a message says"]
@@ -285,7 +285,7 @@ def _offset_backend(tokenizer: Any) -> Any:
 
 
 def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
-    """Whether each place shares a character with one of the spans."""
+    """Return whether each place shares a character with one of the spans."""
     if not offsets:
         return []
     last = max(end for _, end in offsets)
