@@ -14,6 +14,8 @@ from typing import Any
 from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, sha256_file, write_json
 
 SEAL = "MANIFEST.json"
+# What transformers looks for in a model's folder has one of these endings.
+LOADABLE_SUFFIXES = (".safetensors", ".bin", ".json", ".py", ".jinja", ".model", ".txt", ".msgpack", ".h5")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -41,7 +43,10 @@ def _sum_of(manifest: dict[str, Any]) -> str:
 
 
 def problems(folder: str | Path) -> list[str]:
-    """What keeps a sealed folder from being whole; empty when every file is there with its size and hash."""
+    """Return what is damaged in a sealed folder: empty when every listed file is there with its size and hash.
+
+    Files that are not listed do no damage: `strays` names them.
+    """
     folder = Path(folder)
     try:
         manifest = read_json(folder / SEAL)
@@ -67,8 +72,34 @@ def problems(folder: str | Path) -> list[str]:
                 found.append(f"{name} has other content than was written")
         except OSError as error:
             found.append(unreadable(name, error))
-    extra = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(files) - {SEAL}
-    return found + [f"{name} does not belong to it" for name in sorted(extra)]
+    return found
+
+
+def sealed_files(folder: Path) -> dict[str, Path]:
+    """Return the files that MANIFEST.json lists, itself included, by their names in the folder."""
+    return {name: folder / name for name in [*read_json(folder / SEAL)["files"], SEAL]}
+
+
+def strays(folder: Path) -> list[str]:
+    """Return the names of files in a sealed folder that it was not written with: a file manager's .DS_Store, notes."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return sorted(found - set(sealed_files(folder)))
+
+
+def loadable_strays(folder: Path) -> list[str]:
+    """Return the strays that from_pretrained might take for a part of the model, such as adapter_config.json."""
+    return [
+        name
+        for name in strays(folder)
+        if Path(name).suffix in LOADABLE_SUFFIXES and not Path(name).name.startswith(".")
+    ]
+
+
+def has_whole_model(folder: Path) -> bool:
+    """Return whether from_pretrained loads what was written, however damaged the training state beside it is."""
+    damaged = {problem.split(" ", 1)[0] for problem in problems(folder)}
+    state = ("optimizer.", "scheduler.", "trainer_state.", "position.", "rng-")
+    return all(name.startswith(state) for name in damaged)
 
 
 def unreadable(name: str, error: OSError) -> str:
@@ -93,15 +124,24 @@ def by_step(checkpoints: Path) -> list[Path]:
 
 
 def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and one line for each damaged one met on the way, which is moved aside."""
+    """Return the newest checkpoint that verifies, and a line for each damaged one on the way, which is moved aside."""
     notes: list[str] = []
-    for folder in reversed(by_step(checkpoints)):
+    folders = by_step(checkpoints)
+    while folders:
+        folder = folders.pop()
         found = problems(folder)
         if not found:
+            if names := strays(folder):
+                notes.append(f"{folder}: {', '.join(names)} {_do_not_belong(names)} to the checkpoint; ignored.")
             return folder, notes
         target = quarantined(folder, quarantine)
-        notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}; the checkpoint before it is used.")
+        instead = "; the checkpoint before it is tried" if folders else ""
+        notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}{instead}.")
     return None, notes
+
+
+def _do_not_belong(names: list[str]) -> str:
+    return "does not belong" if len(names) == 1 else "do not belong"
 
 
 def quarantined(folder: Path, quarantine: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import socket
 import warnings
 from pathlib import Path
@@ -9,10 +10,19 @@ from typing import IO, Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.checkpoint_writer import take_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, clean, newest_whole, problems, quarantined, step_of
+from pipeline.artifacts.checkpoints import (
+    SEAL,
+    by_step,
+    clean,
+    has_whole_model,
+    newest_whole,
+    problems,
+    quarantined,
+    step_of,
+)
 from pipeline.artifacts.errors import CannotWriteError, DataError
 from pipeline.artifacts.manifest import manifest_problems, unknown_keys
-from pipeline.artifacts.rows import read_rows
+from pipeline.artifacts.rows import last_attempts, read_rows
 
 
 class RunDirectory:
@@ -58,6 +68,27 @@ class RunDirectory:
         if by_step(self.checkpoints):
             return True
         return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
+
+    def has_saved(self) -> bool:
+        """Return whether a checkpoint was once whole here, by what lies in quarantine/ or by the metrics' rows of saves."""
+        if by_step(self.quarantine):
+            return True
+        return any("ckpt/write_s" in row for row in last_attempts(read_rows(self.metrics)))
+
+    def newest_whole_model(self) -> Path | None:
+        """Return model/ or the newest checkpoint, of quarantine/ too, whose model is undamaged: it can start another run."""
+        aside = [folder for folder in self.quarantine.glob("*") if (folder / SEAL).is_file()]
+        folders = [self.model, *sorted([*by_step(self.checkpoints), *aside], key=_sealed_step, reverse=True)]
+        return next((folder for folder in folders if has_whole_model(folder)), None)
+
+    def start_anew(self) -> None:
+        """Move what earlier attempts left in quarantine/ below a folder of its own: none of it is progress any more."""
+        left = [path for path in self.quarantine.glob("*") if not path.name.startswith("before-")]
+        if left:
+            number = len(list(self.quarantine.glob("before-*"))) + 1
+            (self.quarantine / f"before-{number}").mkdir()
+            for path in left:
+                path.rename(self.quarantine / f"before-{number}" / path.name)
 
     def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
@@ -129,6 +160,9 @@ class RunDirectory:
         self._wait_for_writer()
         clean(self.checkpoints)
         clean(self.path)  # model/
+        for path in self.path.glob(".*"):
+            if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name):  # what write_bytes was writing when it was killed
+                path.unlink(missing_ok=True)
 
     def _wait_for_writer(self) -> None:
         """A checkpoint that a killed attempt was writing is nearly there: it is this start's best one."""
@@ -168,6 +202,13 @@ def _take_lock(path: Path) -> None:
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     _locks.append(file)
+
+
+def _sealed_step(folder: Path) -> int:
+    try:
+        return int(read_json(folder / SEAL)["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1
 
 
 def fit_file(runs: Path, family: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json
-from pipeline.artifacts.checkpoints import SEAL, problems
+from pipeline.artifacts.checkpoints import SEAL, problems, sealed_files
 from pipeline.artifacts.errors import CannotWriteError, DataError, ServiceError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.client import bound_waits
@@ -94,16 +94,19 @@ def place_records(snapshot: Path, run: RunDirectory) -> None:
 
 
 def _place_model(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
-    """What the seal does not name stays behind: the card, and what others put there."""
     run.model.mkdir()
-    for name in [*read_json(snapshot / SEAL)["files"], SEAL]:
-        source, target = snapshot / name, run.model / name
-        if not target.resolve().is_relative_to(run.model.resolve()):
-            raise DataError(f"{repo_id}: its seal names a file outside the model ({name}). Do not use it.")
-        if source.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(source, target)
+    _move_sealed_files(snapshot, run.model, repo_id)
     _refuse_damaged(run.model, repo_id)
+
+
+def _move_sealed_files(source: Path, target: Path, repo_id: str) -> None:
+    """Move what the seal names; the card, and what others put there, stays behind."""
+    for name, path in sealed_files(source).items():
+        if not (target / name).resolve().is_relative_to(target.resolve()):
+            raise DataError(f"{repo_id}: its seal names a file outside the model ({name}). Do not use it.")
+        if path.exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target / name)
 
 
 def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
@@ -114,8 +117,7 @@ def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
     _refuse_damaged(state, repo_id)
     target = run.checkpoint(int(read_json(state / SEAL)["step"]))
     with new_folder(target) as folder:
-        for path in state.iterdir():
-            shutil.move(path, folder / path.name)
+        _move_sealed_files(state, folder, repo_id)
     return target
 
 

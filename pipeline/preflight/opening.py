@@ -154,7 +154,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> None:
-    if recipe.run.resume == "never":
+    if recipe.run.resume == "never" and ("finished" in manifest or not _has_lost_all(directory)):
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
@@ -168,6 +168,11 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."
         )
+
+
+def _has_lost_all(directory: RunDirectory) -> bool:
+    """Return whether checkpoints were saved here and none of them is whole any more."""
+    return directory.has_saved() and directory.whole_checkpoint() is None
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
@@ -195,6 +200,10 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
     _say(notes)
+    if checkpoint is None and directory.has_saved():
+        if recipe.run.resume != "never":
+            raise _all_checkpoints_lost(recipe, directory)
+        directory.start_anew()
     if isinstance(recipe.run.resume, int) and checkpoint and (step_of(checkpoint) or 0) > recipe.run.resume:
         print(
             f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
@@ -203,6 +212,18 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         )
     _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
     return checkpoint
+
+
+def _all_checkpoints_lost(recipe: Recipe, directory: RunDirectory) -> DataError:
+    """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
+    aside = sorted(path.name for path in directory.quarantine.glob("*"))
+    lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
+    model = directory.newest_whole_model()
+    rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
+    return DataError(
+        f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; {lies}; {rest}. "
+        "Put a whole checkpoint back into checkpoints/, or start anew at step 0 with run.resume=never."
+    )
 
 
 def _say(notes: list[str]) -> None:
