@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.artifacts import errors
 from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.retries import retries_in
 from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder

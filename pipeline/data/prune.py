@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from pipeline.artifacts.atomic import folder_bytes
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.locks import file_lock
 from pipeline.data.plan import ROLES
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.atomic import remove_file, write_text
 from pipeline.artifacts.checkpoints import by_step, clean, problems, step_of
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
@@ -94,7 +94,7 @@ def _open(recipe: Recipe) -> OpenRun:
     parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
     directory.hold()
     record_failures_in(directory)
-    directory.failure.unlink(missing_ok=True)
+    remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and fork:
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
@@ -122,6 +122,7 @@ def _record_attempt(
         command=[redacted(argument) for argument in sys.argv],
         **environment(),
     )
+    directory.keep_in_place()
     step = (step_of(checkpoint) or 0) if checkpoint else 0
     row: dict[str, Any] = {"event": "attempt", "attempt": attempt, "step": step, "time": time.time()}
     append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
@@ -142,8 +143,11 @@ def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, An
 def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
     if not directory.recipe.is_file():
         return []
-    before, now = (_flat(yaml.safe_load(recipe) or {}) for recipe in (directory.recipe.read_text(), text))
-    return differences(before, now)
+    try:
+        before = _flat(yaml.safe_load(directory.recipe.read_text(encoding="utf-8")) or {})
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError):
+        return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
+    return differences(before, _flat(yaml.safe_load(text)))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, write_json
-from pipeline.artifacts.cache import cache_dir, file_lock
+from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError
 from pipeline.tokenizer.specials import control_strings
 

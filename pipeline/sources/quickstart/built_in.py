@@ -13,7 +13,7 @@ from typing import Any
 
 import pipeline
 from pipeline.artifacts.atomic import new_folder
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.sources.files import SourceFile
 from pipeline.sources.quickstart.conversations import conversations
