@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.artifacts.errors import CannotWriteError, DamagedFileError
 
-
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 JSON_BYTES = 256 * 2**20  # of a tokenizer.json 40 MB are seen, of our own files far less
@@ -248,5 +247,7 @@ def remove_folder(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        trash = path  # a lower layer of overlayfs: a crash in between leaves a damaged one, which every reader finds out
+        trash = (
+            path  # a lower layer of overlayfs: a crash in between leaves a damaged one, which every reader finds out
+        )
     shutil.rmtree(trash, ignore_errors=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.atomic import new_folder, read_json, remove_file, remove_folder, write_json
-from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems, read_seal, seal, sealed_files, step_of
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.rows import append_row, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 
@@ -46,7 +46,9 @@ class Item:
     def is_valid(self) -> bool:
         """Return whether it is as it was written: its file may be anything."""
         named = isinstance(self.name, str) and (self.name == MODEL or step_of(Path(self.name)) is not None)
-        return named and type(self.step) is int and isinstance(self.content, str) and type(self.not_before) in (int, float)
+        return (
+            named and type(self.step) is int and isinstance(self.content, str) and type(self.not_before) in (int, float)
+        )
 
 
 class HubQueue:

@@ -7,7 +7,15 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.artifacts.atomic import keep_in_place, move_folder, note_once, parse_json, read_bounded, remove_file, write_json
+from pipeline.artifacts.atomic import (
+    keep_in_place,
+    move_folder,
+    note_once,
+    parse_json,
+    read_bounded,
+    remove_file,
+    write_json,
+)
 from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.checkpoints import (
     SEAL,

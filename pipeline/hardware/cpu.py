@@ -14,7 +14,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def usable_cores() -> int:
     """Cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        affinity = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
+        affinity = os.cpu_count() or 1
     try:
         quota, period = (CGROUP / "cpu.max").read_text().split()
         limit = affinity if quota == "max" else max(1, int(quota) // int(period))

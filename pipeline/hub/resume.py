@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from pipeline.artifacts.atomic import remove_file
 from pipeline.artifacts.checkpoints import SEAL, by_step
 from pipeline.artifacts.errors import ServiceError
 from pipeline.artifacts.run_directory import RunDirectory, read_manifest
@@ -87,5 +88,5 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
     place_state(snapshot, run, repo_id)
     if not trained_here:
         for path in records(run):
-            path.unlink(missing_ok=True)
+            remove_file(path)
         place_records(snapshot, run)

@@ -26,6 +26,7 @@ from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.start_from import begun_run
+from pipeline.training.file_image import has_unnamed_memory
 
 WASTE_WORTH_A_NOTE = 0.05
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
@@ -81,6 +82,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
             *kernel_problems(plan.recipe, plan.device),
             *_writing(plan),
             *_disk(plan),
+            *_temporary_folder(plan),
             *_benchmarks(plan.recipe),
         ]
     return problems
@@ -116,6 +118,11 @@ def find_notes(plan: Plan) -> list[str]:
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
+        )
+    if not has_unnamed_memory():
+        notes.append(
+            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
+            "which takes as much room again. Set TMPDIR to move it."
         )
     shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
     if shards and recipe.data.keep_shards is None and shards > _free(folder):
@@ -268,6 +275,19 @@ def _disk(plan: Plan) -> list[TandemError]:
         DiskFullError(
             f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
             f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+        )
+    ]
+
+
+def _temporary_folder(plan: Plan) -> list[TandemError]:
+    """Room for one checkpoint where the system has no memory for it (training/file_image.py)."""
+    folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
+    if has_unnamed_memory() or needed <= _free(folder):
+        return []
+    return [
+        DiskFullError(
+            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
+            f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
         )
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.secrets import redacted
@@ -48,11 +48,13 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
     try:
         revision, remote = _resolve(spec, where)
         for asked in {spec.revision, revision}:  # a run that goes on asks for the commit
-            write_json(place(asked), {"id": spec.id, "revision": revision, "files": [asdict(file) for file in remote]})
+            write_sealed_json(
+                place(asked), {"id": spec.id, "revision": revision, "files": [asdict(file) for file in remote]}
+            )
     except ServiceError as error:
         try:
-            kept = read_json(place(spec.revision))
-        except OSError:
+            kept = read_sealed_json(place(spec.revision))
+        except (OSError, ValueError):
             raise error from None
         revision, remote = kept["revision"], [RemoteFile(**file) for file in kept["files"]]
         LOG.warning(

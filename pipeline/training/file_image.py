@@ -47,6 +47,10 @@ class FileImage:
         self.start = 8 + len(text)
         self.bytes = self.start + offset
         self.descriptor = unnamed_file()
+        if hasattr(os, "posix_fallocate") and not has_unnamed_memory():
+            os.posix_fallocate(
+                self.descriptor, 0, self.bytes
+            )  # a full disk is an error here, and a signal that kills in `fill`
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
@@ -100,7 +104,16 @@ def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.
 
 def unnamed_file() -> int:
     """The descriptor of an empty file without a name, in memory where the system has that."""
-    if hasattr(os, "memfd_create"):
+    with suppress(AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
         return os.memfd_create("checkpoint")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
+
+
+def has_unnamed_memory() -> bool:
+    """Return whether `unnamed_file` takes memory, and no room in the temporary folder."""
+    try:
+        os.close(os.memfd_create("checkpoint"))
+    except (AttributeError, OSError):
+        return False
+    return True
