@@ -22,10 +22,11 @@ OWN_SUM = "own_sha256"
 _noted: set[str] = set()
 
 
-def note_once(text: str) -> None:
-    """Print what a user should know of this machine on stderr, once per process."""
-    if text not in _noted:
-        _noted.add(text)
+def note_once(text: str, *, about: str | None = None) -> None:
+    """Print what a user should know of this machine on stderr, once per process. about: what two notes have in common that
+    say the same; default their text."""
+    if (about or text) not in _noted:
+        _noted.add(about or text)
         print(f"note: {text}", file=sys.stderr, flush=True)
 
 
@@ -36,7 +37,8 @@ def _fsync(descriptor: int, folder: Path) -> None:
         if error.errno not in NOT_SUPPORTED:
             raise
         note_once(
-            f"{folder}: its file system does not know fsync ({error.strerror}), so a power cut may take files that were just written"
+            f"{folder}: its file system does not know fsync ({error.strerror}), so a power cut may take files that were just written",
+            about=f"fsync {os.fstat(descriptor).st_dev}",
         )
 
 

@@ -47,7 +47,8 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[b
                 raise
             note_once(
                 f"{Path(path).parent}: its file system has no locks ({error.strerror}), so two starts are told apart on this machine only. "
-                "Do not start one run, or prepare its data, on two machines at once"
+                "Do not start one run, or prepare its data, on two machines at once",
+                about=f"locks {os.stat(path).st_dev}",
             )
             file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
 
