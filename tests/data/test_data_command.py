@@ -94,8 +94,8 @@ def test_prune_keeps_what_runs_of_other_folders_use_and_what_an_earlier_version_
     assert command(recipe_file)[0] == 0
     mine = set(shards.iterdir())
     prepared = {}
-    for name, row_tokens in {"there": 64, "gone": 48, "disk away": 80, "old": 96, "very old": 112}.items():
-        assert command(recipe_file, f"data.row_tokens={row_tokens}")[0] == 0
+    for number, name in enumerate(("there", "gone", "disk away", "old", "very old")):
+        assert command(recipe_file, f"data.shard_rows={64 + number}")[0] == 0
         prepared[name] = set(shards.iterdir()) - mine - set().union(*prepared.values())
     places = {"there": "elsewhere/run", "gone": "elsewhere/other", "disk away": "unmounted/runs/run"}
     for name, place in places.items():
