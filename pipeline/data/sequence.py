@@ -41,7 +41,8 @@ class Sequence:
             self.sums.append(self.sums[-1] + [seal["targets"], seal["padded"], seal.get("documents", 0)])
             self.counts_documents &= "documents" in seal
             self._bad_rows.append(self._bad_rows[-1] + len(seal["bad_rows"]))
-        self.end = end
+        # A seal that is missing before the end is to be made again: without it rows would be left out in silence.
+        self.end = end if end and len(self.seals) >= end["shards"] else None
         return before != (len(self.seals), self.end)
 
     def shard(self, number: int) -> Shard:

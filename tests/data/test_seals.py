@@ -57,6 +57,16 @@ def test_a_damaged_seal_is_named_and_made_again_to_the_same_bytes(bench, capsys,
     assert {path.name: path.read_bytes() for path in folder.glob("shard-*.safetensors")} == shards
 
 
+def test_a_seal_that_was_deleted_is_made_again_though_the_end_is_sealed(bench):
+    recipe = bench.recipe(train={"num_train_epochs": 1.0, "seed": 7}, cache="seals")
+    plan = bench.prepared(recipe).plan
+    folder = sequence_folder(plan, plan["train"]["sequences"][0])
+    before = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    seal_path(folder, 3).unlink()
+    bench.prepared(recipe)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.json")} == before
+
+
 def test_seals_of_an_earlier_version_are_read_as_they_are(bench, capsys):
     recipe = bench.recipe(train={"num_train_epochs": 1.0, "seed": 7}, cache="seals")
     plan = bench.prepared(recipe).plan
