@@ -45,6 +45,15 @@ def available_bytes() -> int:
     return min(memory_bytes(), psutil.virtual_memory().available)
 
 
+def has_memory_files() -> bool:
+    """Return whether a file without a name can be had in memory; macOS has no such call, and some sandboxes refuse it."""
+    try:
+        os.close(os.memfd_create("probe"))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 def peak_bytes() -> int:
     """The most resident memory that this process has had."""
     try:

@@ -19,6 +19,7 @@ from pipeline.artifacts.errors import (
     refuse,
 )
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hardware.cpu import has_memory_files
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.memory import queued_bytes
 from pipeline.preflight.plan import Plan, make_plan
@@ -26,7 +27,6 @@ from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import micro_batch
 from pipeline.recipe.start_from import begun_run
-from pipeline.training.file_image import has_unnamed_memory
 
 WASTE_WORTH_A_NOTE = 0.05
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
@@ -119,7 +119,7 @@ def find_notes(plan: Plan) -> list[str]:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
         )
-    if not has_unnamed_memory():
+    if not has_memory_files():
         notes.append(
             f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
             "which takes as much room again. Set TMPDIR to move it."
@@ -282,7 +282,7 @@ def _disk(plan: Plan) -> list[TandemError]:
 def _temporary_folder(plan: Plan) -> list[TandemError]:
     """Room for one checkpoint where the system has no memory for it (training/file_image.py)."""
     folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
-    if has_unnamed_memory() or needed <= _free(folder):
+    if has_memory_files() or needed <= _free(folder):
         return []
     return [
         DiskFullError(

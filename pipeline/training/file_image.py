@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.hardware.cpu import has_memory_files
+
 # https://github.com/huggingface/safetensors#format
 NAMES = {
     torch.float64: "F64",
@@ -47,7 +49,7 @@ class FileImage:
         self.start = 8 + len(text)
         self.bytes = self.start + offset
         self.descriptor = unnamed_file()
-        if hasattr(os, "posix_fallocate") and not has_unnamed_memory():
+        if hasattr(os, "posix_fallocate") and not has_memory_files():
             os.posix_fallocate(
                 self.descriptor, 0, self.bytes
             )  # a full disk is an error here, and a signal that kills in `fill`
@@ -108,12 +110,3 @@ def unnamed_file() -> int:
         return os.memfd_create("checkpoint")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def has_unnamed_memory() -> bool:
-    """Return whether `unnamed_file` takes memory, and no room in the temporary folder."""
-    try:
-        os.close(os.memfd_create("checkpoint"))
-    except (AttributeError, OSError):
-        return False
-    return True
