@@ -61,7 +61,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.data.prepare import prepare_now
     from pipeline.data.prune import prune
     from pipeline.data.rows import TrainingRows
-    from pipeline.data.show import shown_rows, table
+    from pipeline.data.show import shown_rows, table, warning_lines
+    from pipeline.data.validation import ValidationRows
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 
@@ -71,8 +72,10 @@ def _prepare(arguments: argparse.Namespace) -> None:
         recipe, tokenizer, sources=sources, verify=True, report=_Line(recipe), watchlist=arguments.watchlist
     )
     print(table(preparation.plan))
-    rows = TrainingRows.open(preparation=preparation)
+    rows, validation = TrainingRows.open(preparation=preparation), ValidationRows.open(preparation)
     rows.raise_if_too_bad()
+    for line in warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer):
+        print(line)
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show, colour=sys.stdout.isatty()):
         print(line)
@@ -95,8 +98,10 @@ class _Line:
             return
         self.said = now
         name = stream.sequences[source].folder.name[:8]
-        tokens = self.rows * self.row_tokens / 1e6
-        text = f"data: {tokens:,.1f}M tokens prepared, {tokens / (now - self.started):.2f}M/s; {role} {name} shard {len(seals)}"
+        from pipeline.data.prepare import short_count
+
+        tokens = self.rows * self.row_tokens
+        text = f"data: {short_count(tokens)} tokens prepared, {short_count(tokens / (now - self.started))}/s; {role} {name} shard {len(seals)}"
         print(text, file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
 
 

@@ -1,6 +1,7 @@
 """Conversations in, rows of isolated conversations out: whole turns only, never a row without a trained target."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +35,32 @@ def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *
     if best is None or not any(best[1]):
         return None, None, "too_long"
     return *best, "cut"
+
+
+READ_COUNTS = {
+    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
+    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target", "cut_tokens", "too_long_tokens"),
+}  # fmt: skip
+LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, and the counts stay few.
+
+
+def new_counts(kind: str) -> dict[str, Any]:
+    """What is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
+    return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
+
+
+def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcome: str) -> None:
+    """Add a conversation of `length` ids of which `kept` are trained, with the outcome of fit_conversation."""
+    counts["conversations"] += 1
+    counts["text_tokens"] += kept
+    if outcome == "whole":
+        return
+    counts[outcome] += 1
+    # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
+    if outcome != "no_target" and "longer" in counts:
+        counts[f"{outcome}_tokens"] += length - kept
+        row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
+        counts["longer"][row] = counts["longer"].get(row, 0) + 1
 
 
 class ConversationPacker:

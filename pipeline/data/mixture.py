@@ -169,6 +169,8 @@ class Mixture:
 
     def used(self, row: int) -> list[int]:
         """Rows of each source among the global rows before `row`."""
+        if not self.segments:  # No source has a row.
+            return [0] * len(self.parts)
         return next(s for s in reversed(self.segments) if s.start <= row).used(row)
 
     def first_use(self, source: int, k: int) -> int | None:

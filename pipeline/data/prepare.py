@@ -190,7 +190,7 @@ class Preparation:
         """How far each training source is."""
         stream = streams_of(self.plan)["train"]
         return ", ".join(
-            f"{about['name']}: {sequence.rows * self.plan['row_tokens'] / 1e6:.1f}M tokens prepared"
+            f"{about['name']}: {short_count(sequence.rows * self.plan['row_tokens'])} tokens prepared"
             for about, sequence in zip(self.plan["train"]["sequences"], stream.sequences, strict=True)
         )
 
@@ -214,3 +214,11 @@ class Preparation:
         if self.child is not None and self.child.poll() is None:
             self.child.terminate()
             self.child.wait()
+
+
+def short_count(count: float) -> str:
+    """The count in the unit that shows it: 950, 12.3K, 1.2M, 10.5B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
+            return f"{count / size:,.1f}{unit}"
+    return f"{count:.0f}"

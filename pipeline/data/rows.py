@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.artifacts.errors import DataError
 from pipeline.data.batches import RowReader, rows_of_micro_batch
 from pipeline.data.consumed import Consumed, ConsumedCounter
-from pipeline.data.losses import shares_lost
+from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
 from pipeline.data.shards import shard_path
@@ -43,13 +43,15 @@ class TrainingRows:
         to train on."""
         rows = cls(preparation)
         rows._wait_for_the_end_where_it_matters()
+        rows._wait_for(1)
         names = ", ".join(s["name"] for s in rows.plan["train"]["sequences"])
+        if not rows.total_rows():
+            raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
         if rows.total_rows() < rows.rows_per_step:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
                 f"{rows.rows_per_step} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
             )
-        rows._wait_for(1)
         return rows
 
     @property
@@ -166,17 +168,28 @@ class TrainingRows:
         sequence = self.stream.sequences[source]
         return 0 if sequence.end is None else k // max(1, sequence.rows)
 
+    def losses(self) -> list[Loss]:
+        """What packing has left out of each source (losses.py)."""
+        self.stream.refresh()
+        return losses_of(self.plan, "train", self.stream)
+
     def shares(self) -> dict[str, dict]:
         """By source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known; and
-        of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`).
+        of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`), of conversations also how
+        they fit the rows (`Fit.facts`).
 
         In a run's manifest the key keeps `--prune` from deleting the shards.
         """
         used = self.stream.mixture.used(self.total_rows())
         out = {}
-        entries = zip(self.plan["train"]["sequences"], self.stream.sequences, used, strict=True)
-        for s, (about, sequence, rows) in enumerate(entries):
-            totals = sequence.totals(self.stream.shards_needed(s))
+        entries = zip(
+            self.plan["train"]["sequences"],
+            self.stream.sequences,
+            used,
+            losses_of(self.plan, "train", self.stream),
+            strict=True,
+        )
+        for about, sequence, rows, (_, totals, fit) in entries:
             per_row = totals["targets"] / totals["rows"] if totals["rows"] else 0.0
             out[about["name"]] = {
                 "key": about["key"],
@@ -185,6 +198,7 @@ class TrainingRows:
                 "share": rows / max(1, self.total_rows()),
                 "targets_per_row": per_row,
                 "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
+                **({"conversations": fit.facts()} if fit is not None else {}),
                 **({"epochs": rows / sequence.rows} if sequence.end is not None and sequence.rows else {}),
             }
         return out

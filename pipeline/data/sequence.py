@@ -1,6 +1,7 @@
 """A source's sealed shards as readers see them: they only ever grow at the end, until the source is used up."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class Sequence:
         seals = [*self.seals[:shards], *([self.end] if self.end and shards >= len(self.seals) else [])]
         return [line for seal in seals for line in seal["bad_rows"]]
 
-    def totals(self, shards: int | None = None) -> dict[str, int]:
+    def totals(self, shards: int | None = None) -> dict[str, Any]:
         """Sums over the first `shards` seals (all sealed): shards rows positions targets padded bytes bad_rows, and what was
         read of the source by then: documents text_tokens text_bytes cropped_tokens split_documents ..."""
         seals = self.seals[:shards]

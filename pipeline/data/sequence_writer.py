@@ -4,6 +4,7 @@ Between two shards the whole state is: the packer before the block of documents 
 place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
 """
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ import numpy as np
 
 from pipeline.artifacts.atomic import remove_file, write_bytes, write_sealed_json
 from pipeline.artifacts.errors import DataError
-from pipeline.data.conversations import ConversationPacker, fit_conversation
+from pipeline.data.conversations import ConversationPacker, count_conversation, fit_conversation, new_counts
 from pipeline.data.lookout import Lookout
 from pipeline.data.packers import PACKERS
 from pipeline.data.packing import PackedRows, documents_begun
@@ -61,7 +62,7 @@ class SequenceWriter:
         for torn in self.folder.glob(".*.safetensors.*"):
             remove_file(torn)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
-        self.read = dict.fromkeys(READ_COUNTS[settings["kind"]], 0)
+        self.read = new_counts(settings["kind"])
         self.pending: list[PackedRows] = []
         self.bad_rows: list[str] = []
         self.wanted, self.skip = from_shard, 0
@@ -96,7 +97,7 @@ class SequenceWriter:
         counts = {
             "documents": int(documents.sum()),
             "bad_rows": self.bad_rows,
-            "read": {**self.read, **self.packer.counts},
+            "read": self._counts(),
             "cursor": cursor,
         }
         self.bad_rows = []
@@ -127,9 +128,12 @@ class SequenceWriter:
         # The last seal counts what was read up to it; blocks after it gave no row.
         write_sealed_json(
             end_path(self.folder),
-            {"shards": self.number, "read": {**self.read, **self.packer.counts}, "bad_rows": self.bad_rows},
+            {"shards": self.number, "read": self._counts(), "bad_rows": self.bad_rows},
         )
         self.bad_rows = []
+
+    def _counts(self) -> dict[str, Any]:
+        return copy.deepcopy({**self.read, **self.packer.counts})
 
     def _first_unsealed(self) -> int:
         number = 0
@@ -186,7 +190,7 @@ class SequenceWriter:
         yield before, state, self._without_skipped(self.packer.finish())
 
     def _cursor(self, place: dict, *, finishing: bool) -> dict:
-        return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": dict(self.read)}
+        return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": copy.deepcopy(self.read)}
 
     def _without_skipped(self, rows: list[PackedRows]) -> list[PackedRows]:
         if not self.skip:
@@ -203,12 +207,6 @@ class SequenceWriter:
         pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
         self.read["empty_rows"] += block.empty_rows
         return pack(self, block)
-
-
-READ_COUNTS = {
-    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
-    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target"),
-}
 
 
 def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
@@ -244,17 +242,15 @@ def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedR
     bad = list(block.bad_rows)
     capacity, overflow = writer.settings["row_tokens"] + 1, writer.settings["max_row_overflow"]
     for talk, rendered in zip(block.items, rendered_talks(writer.tokenizer, block.items), strict=True):
-        writer.read["conversations"] += 1
         if isinstance(rendered, DataError):
             bad.append(f"{writer.source.files[talk.file].label}:{talk.row}: {rendered}")
             continue
         ids, trained, outcome = fit_conversation(
             talk.messages, rendered, partial(render, writer.tokenizer), capacity=capacity, overflow=overflow
         )
-        if outcome != "whole":
-            writer.read[outcome] += 1
+        kept = 0 if ids is None else len(ids)
+        count_conversation(writer.read, length=len(rendered[0]), kept=kept, outcome=outcome)
         if ids is not None:
-            writer.read["text_tokens"] += len(ids)
             rows += writer.packer.add(ids, trained, (talk.file, talk.row_group, talk.row))
     return rows, bad
 

@@ -5,9 +5,11 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.data.batches import bits
-from pipeline.data.losses import shares_lost
+from pipeline.data.losses import loss_warnings, percent, shares_lost, with_samples
 from pipeline.data.plan import ROLES
+from pipeline.data.prepare import short_count
 from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows
 from pipeline.data.work import streams_of
 
 GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
@@ -16,7 +18,7 @@ GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 def table(plan: dict) -> str:
     """One line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
     chat = plan["kind"] == "chat"
-    lost = ("cut", "too long", "no target") if chat else ("cropped", "split")
+    lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
     lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
     streams = streams_of(plan)
     for role in reversed(ROLES):
@@ -38,7 +40,7 @@ def table(plan: dict) -> str:
                     role,
                     about["name"],
                     f"{rows:,}",
-                    f"{rows * plan['row_tokens'] / 1e6:,.2f}M",
+                    short_count(rows * plan["row_tokens"]),
                     percent(rows, total),
                     epochs,
                     *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
@@ -50,8 +52,23 @@ def table(plan: dict) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.2f} %" if whole else "-"
+def warning_lines(
+    recipe: Any, rows: TrainingRows, validation: ValidationRows, *, sources: list[Any], tokenizer: Any
+) -> list[str]:
+    """What is lost of the training sources, where it is much, and that validation is small, where it is."""
+    losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
+    lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
+    small = validation.size_warnings(tokenizer)
+    return [
+        f"warning: {recipe.where(key)}: {line}"
+        for key, lines in (("data.sources", lost), ("data.validation", small))
+        for line in lines
+    ]
+
+
+def longest_row(recipe: Any) -> int | None:
+    """Positions of a model that is there already; one that is made now can have any."""
+    return recipe.model.n_positions if recipe.model.start_from else None
 
 
 def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) -> Iterator[str]:

@@ -1,12 +1,21 @@
 """Held-out rows under a fixed protocol: what they are depends on no key of the packing, batch or world size."""
 
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from pipeline.artifacts.errors import DataError
-from pipeline.data.batches import RowReader, rows_of_micro_batch
+from pipeline.data.batches import RowReader, bits, rows_of_micro_batch
+from pipeline.data.losses import losses_of, nothing_left
 from pipeline.data.plan import open_stream
 from pipeline.data.prepare import Preparation
+from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream
+from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+
+ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
+ROWS_AT_ONCE = 512
 
 
 class ValidationRows:
@@ -42,6 +51,38 @@ class ValidationRows:
         """Rows that are scored; waits until they are prepared."""
         return self._sealed(role).mixture.total_rows or 0
 
+    def scored_bytes(self, tokenizer: Any) -> dict[str, int]:
+        """Bytes of text that each validation number is over, by its name; waits until they are prepared.
+
+        Empty where the ids of conversations have no fixed bytes, and where nothing is held out.
+        """
+        lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
+        is_chat = self.plan["kind"] == "chat"
+        if not self.plan["validation"]["sequences"] or (is_chat and lengths_V is None):
+            return {}
+        if is_chat:
+            return {"sft/assistant_bpb": self._bytes("validation", lengths_V)}
+        roles = {"val/bpb": "validation", "val/bpb_documents": "documents"}
+        return {name: self._bytes(role, lengths_V) for name, role in roles.items() if self.plan[role] is not None}
+
+    def _bytes(self, role: str, lengths_V: np.ndarray | None) -> int:
+        stream, total = self._sealed(role), 0
+        for sequence, rows in zip(stream.sequences, stream.mixture.used(self.num_rows(role)), strict=True):
+            rows = min(rows, sequence.rows)
+            for number in range(-(-rows // sequence.shard_rows)):
+                total += _bytes_of(sequence.shard(number), rows - number * sequence.shard_rows, lengths_V)
+        return total
+
+    def size_warnings(self, tokenizer: Any) -> list[str]:
+        """What to say of a validation that is too small to compare anything by: none of its numbers is over enough text."""
+        scored = self.scored_bytes(tokenizer)
+        if not scored or max(scored.values()) >= ENOUGH_BYTES:
+            return []
+        text, rows = size_text(scored), self.num_rows()
+        if rows < self.plan["validation"]["total_rows"]:
+            return [f"{text} Name more in data.validation."]
+        return [f"{text} evals.bpb.tokens asks for no more than these {rows:,} rows: raise it."]
+
     def _sealed(self, role: str) -> Stream:
         stream = open_stream(self.plan, role)
         assert stream is not None
@@ -53,8 +94,9 @@ class ValidationRows:
         self.preparation.wait_until(there, what="the validation rows")
         if not stream.mixture.total_rows:
             names = ", ".join(s["name"] for s in self.plan[role]["sequences"])
+            why = nothing_left(losses_of(self.plan, role, stream))
             raise DataError(
-                f"data.validation ({names}): the held-out files give no row to score. Name others in data.validation."
+                f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
             )
         return stream
 
@@ -74,3 +116,27 @@ class ValidationRows:
             if self.sources:
                 batch["source"] = torch.tensor([-1 if p is None else p.source for p in places])
             yield batch
+
+
+def size_text(scored: dict[str, int]) -> str:
+    """That so many bytes (scored_bytes) are few."""
+    name, count = max(scored.items(), key=lambda pair: pair[1])
+    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
+
+
+def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
+    """Bytes of the text that the targets of a shard's first rows stand for."""
+    total, width = 0, shard.input_ids.shape[1]
+    for first in range(0, min(rows, len(shard.used)), ROWS_AT_ONCE):
+        part = slice(first, min(first + ROWS_AT_ONCE, rows))
+        if shard.target_bytes is not None:
+            lengths = np.maximum(shard.target_bytes[part], 0)
+        else:
+            assert lengths_V is not None
+            lengths = lengths_V[shard.input_ids[part]]
+        if shard.trained is not None:
+            is_target = bits(shard.trained[part], width)
+        else:
+            is_target = np.arange(width) < shard.used[part][:, None]
+        total += int(lengths[:, 1:].sum(where=is_target[:, 1:], dtype=np.int64))
+    return total

@@ -4,15 +4,19 @@ from typing import Any
 
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe, read_recipe
+from pipeline.sources.held_out import use_held_out
 from pipeline.sources.open import open_sources
 from pipeline.sources.revisions import use_revisions
 
 
 def own_sources(run: RunDirectory) -> tuple[Recipe, tuple[list[Any], list[Any]]]:
-    """The run's recipe, and its (training, validation) sources; Hub datasets at the commits that it began with.
+    """The run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the
+    files held out, that it began with.
 
     Raises what the recipe and the sources raise when something is no longer there.
     """
     recipe = read_recipe([str(run.recipe)], stage=None)
-    use_revisions(recipe, run.read_manifest().get("inputs") or {})
+    inputs = run.read_manifest().get("inputs") or {}
+    use_revisions(recipe, inputs)
+    use_held_out(recipe, inputs)
     return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")

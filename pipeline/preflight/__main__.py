@@ -13,6 +13,7 @@ from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import duration, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.recipe import Recipe, describe_filled, read_recipe
+from pipeline.recipe.schema import Source
 from pipeline.recipe.start_from import resolve_start, start_folder
 
 PROBE_S = 10.0
@@ -146,10 +147,13 @@ def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """What the run will read, as far as it lies on this machine; the Hub is not asked."""
-    from pipeline.preflight.reading import reading_findings
+    from pipeline.preflight.reading import prepared_notes, reading_findings
 
     here = {"sources": _local(recipe), "tokenizer": os.path.isdir(recipe.tokenizer.path or ""), "weights": True}
-    return reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
+    problems, notes = reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
+    if not problems and here["sources"] and _has_torch():
+        notes += prepared_notes(recipe)
+    return problems, notes
 
 
 def _has_torch() -> bool:
@@ -157,7 +161,11 @@ def _has_torch() -> bool:
 
 
 def _local(recipe: Recipe) -> bool:
-    return all(source.id is None for source in [*recipe.data.sources, *(recipe.data.validation or [])])
+    return all(_is_here(source) for source in [*recipe.data.sources, *(recipe.data.validation or [])])
+
+
+def _is_here(source: Source) -> bool:
+    return source.id is None or os.path.isdir(os.path.expanduser(source.id))
 
 
 def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
@@ -168,7 +176,7 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
         lines.append(
             "this machine's device, disk and packages, since the plan is for run.hardware. To check them: run.hardware=null"
         )
-    hub = [source.id for source in recipe.data.sources if source.id and not source.id.startswith("tandem:")]
+    hub = [s.id for s in recipe.data.sources if s.id and not s.id.startswith("tandem:") and not _is_here(s)]
     if hub:
         lines.append(
             f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: python -m pipeline.data {recipe.path}"

@@ -9,6 +9,7 @@ from pipeline.artifacts.errors import DataError
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
+from pipeline.sources.held_out import use_held_out
 from pipeline.sources.overlap import overlap_of
 from pipeline.sources.revisions import use_revisions
 from pipeline.tokenizer import identity
@@ -16,9 +17,12 @@ from pipeline.training.agreement import on_rank_0
 
 
 def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
-    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now."""
+    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now, and
+    holds out the files that it has held out."""
     if run.step:
-        use_revisions(recipe, run.directory.read_manifest().get("inputs", {}))
+        inputs = run.directory.read_manifest().get("inputs", {})
+        use_revisions(recipe, inputs)
+        use_held_out(recipe, inputs)
 
 
 def record_inputs(
@@ -40,6 +44,7 @@ def record_inputs(
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),
+            **_validation_bytes(begun, validation, tokenizer),
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
@@ -58,6 +63,12 @@ def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any
     overlap = overlap_of(*sources)
     known = {name: value for name, value in asdict(overlap).items() if value is not None}
     return {"overlap": known} if overlap.documents else {}
+
+
+def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
+    """Counted at the first start; absent where no bytes are known."""
+    scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
+    return {"validation_bytes": scored} if scored else {}
 
 
 def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pipeline.artifacts.cache import cache_dir
 from pipeline.data.contamination import Seen
 from pipeline.data.prepare import Preparation, start_preparation
 from pipeline.data.rows import TrainingRows
+from pipeline.data.show import warning_lines
 from pipeline.data.validation import ValidationRows
 from pipeline.data.watchlist import id_of_file
 from pipeline.evals.benchmarks import benchmarks_of
@@ -46,9 +47,15 @@ def open_rows(
         settle_warmup(recipe)
     if run.forks:
         refuse_without_steps(recipe, run.step)
-    notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
-    on_rank_0(lambda: print(*horizon_lines(recipe, rows, sources[0]), *notes, sep="\n", flush=True))
-    return rows, ValidationRows.open(preparation)
+    validation = ValidationRows.open(preparation)
+
+    def say() -> None:
+        notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
+        print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
+
+    on_rank_0(say)
+    return rows, validation
 
 
 def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:

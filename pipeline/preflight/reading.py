@@ -13,6 +13,7 @@ from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError,
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
 from pipeline.recipe.start_from import start_folder
+from pipeline.sources.held_out import use_held_out
 from pipeline.sources.revisions import use_revisions
 
 
@@ -39,10 +40,56 @@ def _sources(recipe: Recipe) -> list[str]:
     goes_on = run.has_trained()
     if goes_on:
         recipe = copy.deepcopy(recipe)
-        use_revisions(recipe, run.read_manifest().get("inputs", {}))
+        inputs = run.read_manifest().get("inputs", {})
+        use_revisions(recipe, inputs)
+        use_held_out(recipe, inputs)
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
+
+
+def prepared_notes(recipe: Recipe) -> list[str]:
+    """What packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
+    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
+    from pipeline.data.losses import Loss, loss_warnings, sampled_fit
+    from pipeline.data.show import longest_row
+    from pipeline.data.validation import ENOUGH_BYTES, size_text
+    from pipeline.sources.open import open_sources
+    from pipeline.tokenizer.ready import load_ready
+
+    is_chat = recipe.stage == "sft"
+    train, validation = open_sources(recipe, kind="chat" if is_chat else "text")
+    notes = []
+    if is_chat and recipe.tokenizer.path and Path(recipe.tokenizer.path).is_dir():
+        with contextlib.redirect_stdout(io.StringIO()):
+            tokenizer = load_ready(recipe)
+        row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
+        for source in train:
+            loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
+            notes += [
+                f"{recipe.where('data.sources')}: {line}"
+                for line in loss_warnings(loss, longest_row=longest_row(recipe))
+            ]
+    held = _bytes_up_to(ENOUGH_BYTES, validation)
+    if validation and held < ENOUGH_BYTES:
+        text = size_text({"sft/assistant_bpb" if is_chat else "val/bpb_documents": held})
+        notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
+    return notes
+
+
+def _bytes_up_to(enough: int, sources: list[Any]) -> int:
+    """Bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
+    count = 0
+    for source in sources:
+        if any(file.path is None for file in source.files):
+            return enough
+        for block in source.read():
+            for item in block.items:
+                texts = [item.text] if hasattr(item, "text") else [str(m.get("content") or "") for m in item.messages if m["role"] == "assistant"]  # fmt: skip
+                count += sum(len(text.encode()) for text in texts)
+            if count >= enough:
+                return count
+    return count
 
 
 def _run(recipe: Recipe) -> RunDirectory:

@@ -1,6 +1,7 @@
 """What a value must look like where its type says too little: names of folders and repositories, module:attr, shares."""
 
 import re
+from glob import has_magic
 
 from pipeline.hardware.peaks import parse_hardware
 from pipeline.recipe.problems import Problems
@@ -82,10 +83,10 @@ def _files(recipe: Recipe, problems: Problems) -> None:
                     recipe.where(f"{name}.files"),
                     f"{address!r} is an address, and files are paths on this machine. Download it, or give the id of a data set of the Hub.",
                 )
-            if source.id is None and source.split != "train":
+            if source.id is None and source.split != "train" and any(map(has_magic, files)):
                 problems.add(
                     recipe.where(f"{name}.split"),
-                    f"is {source.split!r}, and local files have no splits: all that `files` names is read. Leave split out.",
+                    f"is {source.split!r}, and files named one by one have no splits. Name their folder, or leave split out.",
                 )
     if recipe.data.validation == []:
         problems.add(

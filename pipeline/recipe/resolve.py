@@ -173,6 +173,10 @@ def _fill_places(recipe: Recipe) -> None:
             source.files = (
                 place(source.files) if isinstance(source.files, str) else [place(f) or f for f in source.files]
             )
+        elif source.id is not None:
+            found = place(source.id) or source.id
+            if os.path.isdir(found):  # "./" tells it from an id of the Hub, whatever the working folder is later.
+                source.id = found if found.startswith((".", "/")) else f"./{found}"
 
     for source in [*recipe.data.sources, *(recipe.data.validation or [])]:
         place_all(source)

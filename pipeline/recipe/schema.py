@@ -33,10 +33,10 @@ def key(
 class Source:
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
-    id: str | None = key(None, "A Hub dataset, or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling.")
-    files: str | list[str] | None = key(None, "Local parquet, jsonl or txt files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder. With `id` beside it in one recipe: which files of the repository. Named by an override or an extending recipe it replaces an inherited `id`.")
-    config: str | None = key(None, "The Hub dataset's configuration (its subset).")
-    split: str = key("train", "The split to read; files are assigned to splits as the `datasets` library does.")
+    id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
+    files: str | list[str] | None = key(None, "Local files of parquet, arrow, jsonl, json (also one array), csv, tsv, txt or md, the last six also as .gz or .zst: a path, glob or folder, or a list of them; relative to the recipe's folder, then to the working folder. Of a folder all readable files are taken, but of one that `save_to_disk` wrote, or where `split` is not train, that split's; README.md, config.json, dataset_info.json and hidden files are left out, as `datasets` does. With `id` beside it in one recipe: which files of the dataset. Named by an override or an extending recipe it replaces an inherited `id`.")
+    config: str | None = key(None, "The configuration (subset) of `id`; needed where it has several and none is the default.")
+    split: str = key("train", "The split of `id` to read, by any name that it has (train_sft); a wrong one is refused with those that there are.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset; resolved to a commit once and kept in the manifest.")
     text_column: str | None = key(None, "Column that holds a document; default `text`.")
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`.")
@@ -88,7 +88,8 @@ class Data:
     """Sources, packing into rows, the global batch, the cache."""
 
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
-    validation: list[Source] | None = key(None, "What is held out. Default: the last file of each source in sorted order, which is then not trained on.", must_match=True)
+    validation: list[Source] | None = key(None, "What is held out. Default, of each source: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most); of a single file every hundredth row. These are then not trained on.", must_match=True)
+    held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
     row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more).", minimum=8, must_match=True)
     batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)

@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.sources.formats import Format
-from pipeline.sources.raw_rows import BadRow, RawRow, kind_of
+from pipeline.sources.raw_rows import BadRow, RawRow, is_array, kind_of
 
 
 def row_name(path: Path | str, row: int) -> str:
-    """`file:line` for files of lines, one-based as editors count; `file row n` (zero-based) for parquet."""
+    """Return `file:line` for files of lines, one-based as editors count; else `file row n`, zero-based as tables count."""
     kind = kind_of(Path(path).name)
-    return f"{path}:{row + 1}" if kind == "jsonl" else f"{path} {'row' if kind == 'parquet' else 'piece'} {row}"
+    if kind == "jsonl" and not (isinstance(path, Path) and is_array(path)):
+        return f"{path}:{row + 1}"
+    return f"{path} {'piece' if kind == 'txt' else 'row'} {row}"
 
 
 def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:

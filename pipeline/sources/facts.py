@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.artifacts.atomic import parse_json, sum_of, write_bytes
-from pipeline.sources.raw_rows import kind_of, open_bytes, txt_rows
+from pipeline.sources.raw_rows import count_rows
 
-CHUNK = 2**20
 SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it is written anew
 
 
@@ -60,7 +59,7 @@ class FactsOfFiles:
         """How many rows the file has; blank lines of a jsonl count."""
         facts = self.of(path)
         if facts.rows is None:
-            facts.rows = _count_rows(path)
+            facts.rows = count_rows(path)
             self.keep(facts)
         return facts.rows
 
@@ -121,18 +120,3 @@ def _facts_in(line: bytes) -> Facts | None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _count_rows(path: Path) -> int:
-    kind = kind_of(path.name)
-    if kind == "parquet":
-        import pyarrow.parquet
-
-        return pyarrow.parquet.read_metadata(path).num_rows
-    if kind == "txt":
-        return sum(1 for _ in txt_rows(path))
-    lines, last = 0, b"\n"
-    with open_bytes(path) as file:
-        while chunk := file.read(CHUNK):
-            lines, last = lines + chunk.count(b"\n"), chunk[-1:]
-    return lines + (last != b"\n")

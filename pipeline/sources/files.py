@@ -5,12 +5,22 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.sources.raw_rows import kind_of
+from pipeline.sources.raw_rows import is_data, kind_of
+from pipeline.sources.splits import (
+    DESCRIPTIONS,
+    IGNORED,
+    is_saved,
+    named_files,
+    refuse_archives,
+    saved_files,
+    some,
+    split_files,
+)
 
-READABLE = "parquet, jsonl, json (one object a line), txt; the last three also as .gz or .zst"
+READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
@@ -43,55 +53,86 @@ class SourceFile:
         return self.path
 
 
-def local_files(patterns: str | list[str], *, where: str, folder: str | None) -> list[SourceFile]:
+def local_files(patterns: str | list[str], *, where: str, folder: str | None, split: str = "train") -> list[SourceFile]:
     """The files that the patterns name, sorted by label, each once.
 
     A pattern is a path, a glob (** too) or a folder, whose readable files are all taken; it is looked for in `folder` (the
-    recipe's), then in the working folder. Raises InputMissingError for patterns without a file, all of them at once, and
-    RecipeError for files of a kind that cannot be read.
+    recipe's), then in the working folder. Of a folder that `save_to_disk` wrote, and of any where the split is not train,
+    the split's files alone are taken. Raises InputMissingError for patterns without a file, all of them at once, and
+    RecipeError for files of a kind that cannot be read and for a split of files that have none.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     if not patterns:
         raise RecipeError(f"{where}.files is an empty list, so there is nothing to read. Write a path or a glob.")
-    bases = [Path(folder), Path.cwd()] if folder else [Path.cwd()]
-    missing, unreadable, found = [], [], {}
+    bases = bases_of(folder)
+    missing, found = [], {}
     for pattern in patterns:
-        paths, reason = _matches(pattern, bases)
+        paths, reason = _matches(pattern, bases, split, where)
         if reason:
             missing.append(reason)
-        for path in paths:
-            if kind_of(path.name) is None:
-                unreadable.append(str(path))
-            found[path.resolve()] = path
+        found.update({path.resolve(): path for path in paths})
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
-    if unreadable:
-        shown = ", ".join(unreadable[:5]) + (" ..." if len(unreadable) > 5 else "")
-        raise RecipeError(f"{where}.files: of no readable kind: {shown}. Readable are {READABLE}.")
+    refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
     return _labelled(list(found.values()))
 
 
-def _matches(pattern: str, bases: list[Path]) -> tuple[list[Path], str]:
+def bases_of(folder: str | None) -> list[Path]:
+    """Where a relative path is looked for: in the recipe's folder, then in the working folder."""
+    return [Path(folder), Path.cwd()] if folder else [Path.cwd()]
+
+
+def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFile] | None:
+    """Return the files of the dataset's split where `spec.id` is a folder on this machine, sorted by label; else None.
+
+    Configuration, split and files are those that `datasets` finds in the folder, or `save_to_disk` listed.
+    """
+    expanded = os.path.expanduser(spec.id)
+    root = next((base / expanded for base in bases_of(folder) if (base / expanded).is_dir()), None)
+    if root is None:
+        return None
+    if spec.revision:
+        raise RecipeError(f"{where}.revision is {spec.revision!r}, and {root} is a folder here. Leave revision out.")
+    if spec.files:
+        paths = named_files(root, spec.files, name=spec.id, where=where)
+    elif is_saved(root):
+        paths = saved_files(root, split=spec.split, where=where)
+    else:
+        paths = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
+    refuse_unreadable([str(path) for path in paths], of=f"{spec.id} has ", where=where)
+    return _labelled(paths)
+
+
+def refuse_unreadable(paths: list[str], *, of: str, where: str, cure: str = "") -> None:
+    """Raise RecipeError where a file is of a kind that cannot be read. of: "NAME has ", for a dataset."""
+    unreadable = [path for path in paths if kind_of(path) is None]
+    if not unreadable:
+        return
+    refuse_archives(unreadable, of=of, where=where)
+    raise RecipeError(f"{where}: {of}files of no readable kind: {some(unreadable)}. Readable are {READABLE}.{cure}")
+
+
+def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[list[Path], str]:
     """Files of one pattern, or a sentence that says why there are none."""
     expanded = os.path.expanduser(pattern)
     for base in [Path("/")] if os.path.isabs(expanded) else bases:
         candidate = base / expanded
         if candidate.is_dir():
-            inside = sorted(
-                path
-                for path in candidate.rglob("*")
-                if path.is_file() and kind_of(path.name) and not path.name.startswith(".")
-            )
+            if split != "train" and not is_saved(candidate):
+                return split_files(candidate, config=None, split=split, name=str(candidate), where=where), ""
+            inside = _readable_files(candidate, split, where)
             if not inside:
                 return (
                     [],
                     f"the folder {candidate} has no readable file, so there is nothing to read. Readable are {READABLE}.",
                 )
             return inside, ""
-        if candidate.is_file():
-            return [candidate], ""
-        matched = sorted(Path(path) for path in glob.glob(str(candidate), recursive=True) if Path(path).is_file())
+        matched = [candidate] if candidate.is_file() else _matched(candidate)
         if matched:
+            if split != "train":
+                raise RecipeError(
+                    f"{where}.split is {split!r}, and {pattern} names files one by one, which have no splits. Name their folder, or leave split out."
+                )
             return matched, ""
     what = "matches no file" if glob.has_magic(expanded) else "does not exist"
     looked = (
@@ -100,6 +141,25 @@ def _matches(pattern: str, bases: list[Path]) -> tuple[list[Path], str]:
         else f" Looked in {' and in '.join(dict.fromkeys(str(base.absolute()) for base in bases))}."
     )
     return [], f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
+
+
+def _matched(pattern: Path) -> list[Path]:
+    """The files of a glob, without those that describe a saved dataset."""
+    found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True)) if os.path.isfile(path)]
+    return [path for path in found if path.name not in DESCRIPTIONS or not is_saved(path.parent)]
+
+
+def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
+    """All readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder):
+        if is_saved(Path(parent)):
+            found += saved_files(Path(parent), split=split, where=where)
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        found += [Path(parent, n) for n in names if is_data(n) and not n.startswith(".") and n not in IGNORED]
+    return found
 
 
 def _labelled(paths: list[Path]) -> list[SourceFile]:

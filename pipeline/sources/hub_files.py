@@ -2,27 +2,34 @@
 
 import functools
 import hashlib
+import json
 import logging
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+import yaml
 
 from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.secrets import redacted
-from pipeline.sources.files import READABLE, SourceFile
+from pipeline.sources.files import SourceFile, bases_of, local_dataset, refuse_unreadable
 from pipeline.sources.heads import both_ends
 from pipeline.sources.hub_client import limit_silence
-from pipeline.sources.hub_splits import chosen_paths
-from pipeline.sources.raw_rows import kind_of
+from pipeline.sources.splits import leads_outside, named_files, split_files
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS = 5
 FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
 ANSWER_S = 10.0  # for the list of files, which a start waits for
+STANDALONE_CARD = ".huggingface.yaml"  # what `datasets` lays over the card
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
 @dataclass
@@ -32,6 +39,34 @@ class RemoteFile:
     path: str
     bytes: int
     content: str
+
+
+def dataset_files(
+    spec: Any, *, where: str, cache: Path, folder: str | None = None
+) -> tuple[str | None, list[SourceFile]]:
+    """Return (commit, files sorted by label) of the dataset `spec.id`: a folder on this machine where there is one, without
+    a commit, else a repository of the Hub. Raises as local_dataset and hub_files do."""
+    local = local_dataset(spec, where=where, folder=folder)
+    if local is not None:
+        return None, local
+    _refuse_no_id(spec.id, where, bases_of(folder))
+    return hub_files(spec, where=where, cache=cache)
+
+
+def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    for base in bases:
+        if (base / name).is_file():
+            raise RecipeError(f"{where}.id: {name!r} is a file, and id names a dataset. Write files: {name}.")
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        looked = " and in ".join(dict.fromkeys(str(base.absolute()) for base in bases))
+        raise InputMissingError(
+            f"{where}.id: {name!r} is neither a folder here nor a dataset's id, so there is nothing to read. Looked in {looked}. Write OWNER/NAME of the Hub, or a folder that is there."
+        ) from None
 
 
 def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFile]]:
@@ -45,56 +80,66 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         key = repr((spec.id, revision, spec.config, spec.split, spec.files))
         return cache / "hub" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
+    decided_by = f"datasets {version('datasets')}"
     try:
-        revision, remote = _resolve(spec, where)
-        for asked in {spec.revision, revision}:  # a run that goes on asks for the commit
-            write_sealed_json(
-                place(asked), {"id": spec.id, "revision": revision, "files": [asdict(file) for file in remote]}
-            )
+        info = _asked(spec, where)
+        kept = _kept(place(info.sha))
+        if kept is None or kept.get("decided_by") != decided_by:
+            files = [asdict(file) for file in _remote_files(spec, info, where)]
+            kept = {"id": spec.id, "revision": info.sha, "decided_by": decided_by, "files": files}
+        for asked in {spec.revision, info.sha}:  # a run that goes on asks for the commit
+            write_sealed_json(place(asked), kept)
     except ServiceError as error:
-        try:
-            kept = read_sealed_json(place(spec.revision))
-        except (OSError, ValueError):
-            raise error from None
-        revision, remote = kept["revision"], [RemoteFile(**file) for file in kept["files"]]
+        kept = _kept(place(spec.revision))
+        if kept is None:
+            raise
         LOG.warning(
             "%s: the Hub is away (%s); going on with commit %s as an earlier start resolved it",
             where,
             error.__cause__ or error,
-            revision,
+            kept["revision"],
         )
-    return revision, [
-        _source_file(spec.id, revision, file, where) for file in sorted(remote, key=lambda file: file.path)
-    ]
+    remote = sorted((RemoteFile(**file) for file in kept["files"]), key=lambda file: file.path)
+    return kept["revision"], [_source_file(spec.id, kept["revision"], file, where) for file in remote]
 
 
-def _resolve(spec: Any, where: str) -> tuple[str, list[RemoteFile]]:
+def _kept(place: Path) -> dict[str, Any] | None:
+    try:
+        return read_sealed_json(place)
+    except (OSError, ValueError):  # none, or damaged: asked for again
+        return None
+
+
+def _asked(spec: Any, where: str) -> Any:
+    """Return what the Hub says of the dataset: commit, card and the names of its files."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionNotFoundError
 
-    api = HfApi()
     try:
-        info = retried(
-            lambda: api.dataset_info(spec.id, revision=spec.revision, timeout=ANSWER_S), what=spec.id, where=where
+        return retried(
+            lambda: HfApi().dataset_info(spec.id, revision=spec.revision, timeout=ANSWER_S), what=spec.id, where=where
         )
     except RevisionNotFoundError as error:
         raise InputMissingError(
             f"{where}.revision: {spec.id} has no revision {spec.revision!r}. Write a branch, tag or commit that it has."
         ) from error
-    card = info.card_data.to_dict() if info.card_data else {}
-    paths = chosen_paths(
-        [sibling.rfilename for sibling in info.siblings or []], card.get("configs"), spec=spec, where=where
+
+
+def _remote_files(spec: Any, info: Any, where: str) -> list[RemoteFile]:
+    from huggingface_hub import HfApi
+
+    paths = _chosen_paths(spec, info, where)
+    refuse_unreadable(
+        paths,
+        of=f"{spec.id} has ",
+        where=where,
+        cure=" Many datasets have a branch of parquet files: revision: refs/convert/parquet.",
     )
-    unreadable = [path for path in paths if kind_of(path) is None]
-    if unreadable:
-        raise RecipeError(
-            f"{where}: {spec.id} has files of no readable kind: {', '.join(unreadable[:5])}. Readable are {READABLE}. Many datasets have a branch of parquet files: revision: refs/convert/parquet."
-        )
     found: list[RemoteFile] = []
     for start in range(0, len(paths), PATHS_A_REQUEST):
         some = paths[start : start + PATHS_A_REQUEST]
         listed = retried(
-            lambda some=some: api.get_paths_info(spec.id, some, repo_type="dataset", revision=info.sha),
+            lambda some=some: HfApi().get_paths_info(spec.id, some, repo_type="dataset", revision=info.sha),
             what=spec.id,
             where=where,
         )
@@ -106,7 +151,65 @@ def _resolve(spec: Any, where: str) -> tuple[str, list[RemoteFile]]:
         raise InputMissingError(
             f"{where}: {spec.id} has empty files (0 bytes): {', '.join(empty[:5])}. Choose others with `files`."
         )
-    return info.sha, found
+    return found
+
+
+def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
+    """Return the repository's files that the source means.
+
+    `datasets` decides on a folder with the repository's names and card, without content: it finds what it would find on the
+    Hub, and its own requests are not made, which would wait for a silent Hub, count a download and read archives.
+    """
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    card = info.card_data.to_dict() if info.card_data else {}
+    if STANDALONE_CARD in names:
+        card |= yaml.safe_load(_fetch(spec.id, info.sha, STANDALONE_CARD, where).read_bytes()) or {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve() / PurePosixPath(spec.id).name  # a loading script has the dataset's name
+        _lay_names(root, names)
+        root.joinpath("README.md").write_text(f"---\n{json.dumps(_configs(card, spec, where))}\n---\n")  # JSON is YAML
+        if spec.files:
+            files = named_files(root, spec.files, name=spec.id, where=where)
+        else:
+            files = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
+        return [file.relative_to(root).as_posix() for file in files]
+
+
+def _lay_names(root: Path, names: list[str]) -> None:
+    """Make the folder of a repository's names. An archive is an empty one, since `datasets` looks into it."""
+    root.mkdir()
+    for name in names:
+        path = root / name
+        if leads_outside(name) or path.name in (STANDALONE_CARD, "dataset_infos.json"):  # read as JSON; of datasets 1
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(EMPTY_ZIP if path.suffix == ".zip" else b"")
+
+
+def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
+    """Return the part of the card that `datasets` needs to find the files, without what would lead it to this machine's."""
+    configs = card.get("configs") or []
+    for config in configs if isinstance(configs, list) else []:
+        for text in _texts([config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []):
+            if leads_outside(text):
+                raise RecipeError(
+                    f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. Choose files with `files`."
+                )
+    infos = (
+        card.get("dataset_info") or []
+    )  # Of several configurations, one that alone has its facts here is the default.
+    named = [
+        {"config_name": info.get("config_name", "default")} for info in (infos if isinstance(infos, list) else [infos])
+    ]
+    return {key: value for key, value in (("configs", configs), ("dataset_info", named)) if value}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> SourceFile:

@@ -14,7 +14,7 @@ from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.heads import FILES_OF_A_SOURCE, head_findings
-from pipeline.sources.held_out import period_of
+from pipeline.sources.held_out import held_out_files, hold_out_copies, split_rows
 from pipeline.sources.open_source import OpenSource
 from pipeline.sources.verify import Findings, verified
 
@@ -43,7 +43,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     opening.verify_all(train + validation)
     opening.refuse()
     if recipe.data.validation is None:
-        opening.split_single_files(train, validation)
+        opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
     return train, validation
 
@@ -65,6 +65,7 @@ class _Opening:
         self.cache = cache_dir(recipe.data.cache_dir)
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
+        self.pinned = recipe.data.held_out
         self.problems: list[TandemError] = []
         self.hub_is_silent = False
 
@@ -99,22 +100,18 @@ class _Opening:
                 f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
             )
         if spec.id is None:
-            if spec.split != "train":
-                raise RecipeError(
-                    f"{where}.split is {spec.split!r}, and local files have no splits: all that `files` names is read. Leave split out."
-                )
-            return local_files(spec.files, where=where, folder=self.folder)
+            return local_files(spec.files, where=where, folder=self.folder, split=spec.split)
         if spec.id.startswith("tandem:"):
             from pipeline.sources.quickstart.built_in import built_in_files
 
             return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
-        from pipeline.sources.hub_files import hub_files
+        from pipeline.sources.hub_files import dataset_files
 
-        source.revision, files = hub_files(spec, where=where, cache=self.cache)
+        source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """The default validation: the last file of each source, taken out of its training files."""
+        """The default validation (held_out.py): files taken out of each source's, or its only file once more."""
         validation = []
         for source in train:
             if source.spec.id is not None and source.spec.id.startswith("tandem:"):
@@ -122,7 +119,10 @@ class _Opening:
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
                 validation.append(replace(source, spec=spec, files=files))
             elif len(source.files) > 1:
-                validation.append(replace(source, files=[source.files.pop()]))
+                held = held_out_files(source.files, pinned=(self.pinned or {}).get(source.name))
+                labels = {file.label for file in held}
+                source.files = [file for file in source.files if file.label not in labels]
+                validation.append(replace(source, files=held))
             else:
                 try:
                     source.files[0].local_path()  # Its rows are counted at once, so it is needed now.
@@ -131,19 +131,13 @@ class _Opening:
                 validation.append(replace(source, files=[replace(file) for file in source.files]))
         return validation
 
-    def split_single_files(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
-        """A one-file source keeps some of its rows from training instead (held_out.py)."""
+    def split_held_out(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
+        """What takes the files' content: a one-file source keeps rows from training, copies follow the file held out."""
         for source, held in zip(train, validation, strict=True):
             if len(source.files) == 1 and len(held.files) == 1 and source.files[0].label == held.files[0].label:
-                path = source.files[0].local_path()
-                rows = self.facts.rows(path)
-                period = period_of(rows)
-                if not period:
-                    raise DataError(
-                        f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
-                    )
-                source.files[0].part, held.files[0].part = "train", "validation"
-                source.files[0].period = held.files[0].period = period
+                split_rows(source.files[0], held.files[0], self.facts)
+            else:
+                hold_out_copies(source.files, held.files)
 
     def verify_all(self, sources: list[OpenSource]) -> None:
         """Hash and look into every file that is here, and keep what is wrong with it."""
@@ -220,7 +214,7 @@ def _free_name(spec, sources: list[OpenSource]) -> str:
     """The spec's name, else the last part of its id or files that says something; numbered when it is taken."""
     name = spec.name
     if not name and spec.id:
-        name = re.split(r"[/:]", spec.id)[-1]
+        name = re.split(r"[/:]", spec.id.rstrip("/"))[-1].lstrip(".") or "files"
     if not name:
         first = spec.files if isinstance(spec.files, str) else (spec.files or [""])[0]
         parts = [part for part in Path(first).parts if not re.search(r"[*?\[]", part) and part not in ("/", ".", "..")]

@@ -45,6 +45,10 @@ class OpenSource:
         return "text_column" if self.kind == "text" else "messages_column"
 
     @property
+    def is_built_in(self) -> bool:
+        return self.spec.id is not None and self.spec.id.startswith("tandem:")
+
+    @property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
         for file in self.files:
@@ -60,7 +64,7 @@ class OpenSource:
         ]
         return {
             "name": self.name,
-            "id": self.spec.id,
+            "id": self.spec.id if self.revision or self.is_built_in else None,  # none of a folder on this machine
             "revision": self.revision,
             "format": self.format.identity(),
             "fingerprint": self.fingerprint,
@@ -74,7 +78,7 @@ class OpenSource:
         line = f"{self.name}: have {have} of {len(self.files)} files, {size:,.1f} MB"
         if self.revision:
             line += f", commit {self.revision[:12]}"
-        if self.spec.id is not None and self.spec.id.startswith("tandem:"):
+        if self.is_built_in:
             known = PINNED_SHA256.get(self.files[0].label) == self.files[0].sha256
             line += (
                 f", sha256 {self.files[0].sha256} ({'as' if known else 'not as'} the pinned package versions give it)"

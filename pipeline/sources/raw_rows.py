@@ -1,27 +1,41 @@
 """Rows of one local file, from any block on, in bounded memory.
 
-A block is BLOCK_ROWS consecutive rows. parquet: rows of the file, whatever its row groups. jsonl: lines, blank ones counted
-so that row + 1 is the line number an editor shows. txt: pieces, cut at a line `<|endoftext|>`, else at the first blank line
-after PIECE_CHARS, else at a line end after twice as many.
+A block is BLOCK_ROWS consecutive rows. parquet, arrow, csv: rows of the file, whatever its row groups, batches and lines.
+jsonl: lines, blank ones counted so that row + 1 is the line number an editor shows; a file that is one JSON array: its
+elements. txt (and md): pieces, cut at a line `<|endoftext|>`, else at the first blank line after PIECE_CHARS, else at a line
+end after twice as many.
 """
 
+import csv
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import chain
+from pathlib import Path, PurePath
 from typing import IO, Any
 
+from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.retries import may_pass
 from pipeline.sources.documents import BLOCK_ROWS
 
-KINDS = {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl", ".txt": "txt"}
+KINDS = {
+    ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".json": "jsonl",
+    ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".txt": "txt", ".md": "txt",
+}  # fmt: skip
 COMPRESSIONS = (".gz", ".zst")
+COMPRESS_THEMSELVES = ("parquet", "arrow")
+CHUNK_CHARS = 2**20
+WHITE, CLOSING = re.compile(r"[ \t\r\n]*"), re.compile(r'[\]}",]')
 LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends.
 PIECE_CHARS = 16_384
 SEPARATOR = "<|endoftext|>"
 BOM = b"\xef\xbb\xbf"
+RETURN = (
+    "\udc0d"  # Stands for a carriage return that ends no record: pandas does not quote it, and Python's csv refuses it.
+)
 
 
 class BadRow:
@@ -43,12 +57,17 @@ RawRow = tuple[int, int, Any]  # row group, row, value or BadRow
 
 
 def kind_of(name: str) -> str | None:
-    """parquet, jsonl or txt by the file's name, compressed or not; None when it is none of these."""
-    path = Path(name.lower())
+    """Return parquet, arrow, jsonl, csv or txt by the file's name, compressed or not; None when it is none of these."""
+    path = PurePath(name.lower())
     if path.suffix in COMPRESSIONS:
-        path = path.with_suffix("")
-        return KINDS.get(path.suffix) if path.suffix != ".parquet" else None
+        kind = KINDS.get(path.with_suffix("").suffix)
+        return None if kind in COMPRESS_THEMSELVES else kind
     return KINDS.get(path.suffix)
+
+
+def is_data(name: str) -> bool:
+    """Return whether a file found in a folder is data: README.md describes a dataset, and `datasets` leaves it out too."""
+    return kind_of(name) is not None and PurePath(name).name.lower() != "readme.md"
 
 
 @contextmanager
@@ -68,11 +87,22 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             yield file
 
 
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """The file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
+    with (
+        open_bytes(path) as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
+    ):
+        yield file
+
+
 def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None) -> Iterator[list[RawRow]]:
-    """The file's rows by blocks, beginning with block number `block`."""
-    kind = kind_of(path.name)
-    read = {"parquet": parquet_rows, "jsonl": jsonl_rows, "txt": txt_rows}[kind or "unknown"]
-    rows = read(path, first_row=block * BLOCK_ROWS, columns=columns)
+    """The file's rows by blocks, beginning with block number `block`.
+
+    Raises DataError where a file of json or csv or arrow cannot be read any further: its remaining rows are not known.
+    """
+    rows = read_rows(path, first_row=block * BLOCK_ROWS, columns=columns)
     index = block
     batch: list[RawRow] = []
     for row in rows:
@@ -84,12 +114,44 @@ def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None)
         yield batch
 
 
+def read_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
+    """The file's rows from one on."""
+    kind = kind_of(path.name)
+    if kind == "jsonl" and is_array(path):
+        kind = "array"
+    readers = {
+        "parquet": parquet_rows, "arrow": arrow_rows, "jsonl": jsonl_rows, "array": array_rows, "csv": csv_rows, "txt": txt_rows,
+    }  # fmt: skip
+    return readers[kind or "unknown"](path, first_row=first_row, columns=columns)
+
+
+def count_rows(path: Path) -> int:
+    """Return how many rows the file has, bad ones and blank lines of jsonl included."""
+    kind = kind_of(path.name)
+    if kind == "parquet":
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_metadata(path).num_rows
+    if kind == "arrow":
+        return sum(batch.num_rows for _, batch in _arrow_batches(path))
+    if kind != "jsonl" or is_array(path):
+        return sum(1 for _ in read_rows(path))
+    lines, last = 0, b"\n"
+    with open_bytes(path) as file:
+        while chunk := file.read(2**20):
+            lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
+
+
 def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
     """Rows of a parquet file. A row group that cannot be decoded makes each of its remaining rows a BadRow."""
     import pyarrow
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path) as file:
+    # Without a buffer a column is held as a whole row group has it, which for pandas is a file of a million rows.
+    with pyarrow.parquet.ParquetFile(
+        path, pre_buffer=False, buffer_size=2**20, page_checksum_verification=True
+    ) as file:
         start = 0
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
@@ -128,6 +190,278 @@ def _value(one: Any) -> Any:
         return one.to_pylist()[0]
     except UnicodeDecodeError as error:
         return BadRow(f"is not UTF-8 (byte {error.start} of the text is 0x{error.object[error.start]:02x})")
+
+
+def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
+    """Rows of an Arrow IPC file or stream; the group of a row is its record batch. Raises DataError for a damaged one."""
+    start = 0
+    for number, batch in _arrow_batches(path):
+        row, end = max(start, first_row), start + batch.num_rows
+        wanted = [name for name in columns if name in batch.schema.names] if columns else batch.schema.names
+        for at in range(row - start, batch.num_rows, BLOCK_ROWS):
+            for value in _values(batch.select(wanted).slice(at, BLOCK_ROWS)):
+                yield number, row, value
+                row += 1
+        start = end
+
+
+def _arrow_batches(path: Path) -> Iterator[tuple[int, Any]]:
+    """(number, record batch), each valid: an offset that points beyond its buffer would end the process."""
+    import pyarrow
+    import pyarrow.ipc
+
+    number = 0
+    try:
+        with pyarrow.OSFile(str(path)) as file, open_arrow(file) as reader:
+            for batch in _batches_of(reader):
+                for column in batch.columns:
+                    _must_be_valid(column)
+                yield number, batch
+                number += 1
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        if may_pass(error):
+            raise
+        raise DataError(
+            f"{path} is truncated or damaged: record batch {number} cannot be read ({_short(error)}). Write or download it again."
+        ) from error
+
+
+def _must_be_valid(column: Any) -> None:
+    """Raise ArrowInvalid for a column whose offsets or indices point anywhere; a text that is not UTF-8 is its row's alone."""
+    import pyarrow
+    import pyarrow.types as types
+
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        # Of plain texts the offsets are looked at first. Anything else that holds such a text was not looked at to its end.
+        plain = types.is_string(column.type) or types.is_large_string(column.type)
+        if not plain or "UTF8" not in str(error):
+            raise
+
+
+def open_arrow(file: Any) -> Any:
+    """Return pyarrow's reader of an Arrow IPC file or, as `datasets` writes it, stream."""
+    import pyarrow.ipc
+
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    return pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
+
+
+def _batches_of(reader: Any) -> Iterator[Any]:
+    if hasattr(reader, "get_batch"):
+        return (reader.get_batch(number) for number in range(reader.num_record_batches))
+    return iter(reader)
+
+
+def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
+    """Records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
+
+    Python's csv and not pyarrow's, which makes numbers and nulls of "007" and "NA" by what the first block holds, and ends at the
+    first record with a field too many or with a carriage return in it.
+    """
+    with open_text(path) as file:
+        records = _csv_records(file, str(path))
+        _, names = next(records, (1, []))
+        for row, (line, record) in enumerate(records):
+            if row >= first_row:
+                yield row // BLOCK_ROWS, row, _csv_row(record, names, columns, line)
+
+
+def csv_header(file: IO[str], name: str) -> list[str]:
+    """Return the names in a csv file's first record."""
+    return next(_csv_records(file, name), (1, []))[1]
+
+
+def _csv_row(record: list[str], names: list[str], columns: list[str] | None, line: int) -> Any:
+    if len(record) != len(names):
+        return BadRow(
+            f"has {len(record)} fields, and the header has {len(names)} (line {line}): a text with a separator or a line end in it must stand in quotes"
+        )
+    value = {name: text for name, text in zip(names, record, strict=True) if not columns or name in columns}
+    if not all(_is_utf8(text) for text in value.values()):
+        return BadRow(f"is not UTF-8 (line {line})")
+    return value
+
+
+def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """(line it begins in, fields) of each record that is no blank line."""
+    csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
+    first = file.readline(LINE_BYTES)
+    end = "\r\n" if first.endswith("\r\n") else "\n"
+    lines = (
+        line.removesuffix(end).replace("\r", RETURN) + end * line.endswith(end) if "\r" in line else line
+        for line in chain([first], iter(lambda: file.readline(LINE_BYTES), ""))
+    )
+    reader = csv.reader(lines if first else (), delimiter=_csv_delimiter(name, first), strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            record = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            why = "a quote that is opened there is never closed" if "unexpected end" in str(error) else str(error)
+            raise DataError(
+                f"{name}:{line}: the csv cannot be read from the record of this line on ({why}). Write it again with each text in quotes and quotes in it doubled, or as parquet or jsonl."
+            ) from error
+        if record:
+            yield line, [text.replace(RETURN, "\r") if RETURN in text else text for text in record]
+
+
+def _csv_delimiter(name: str, header: str) -> str:
+    """Return what separates the fields: a tab in .tsv; else a comma, unless the header has none and has a semicolon or a tab."""
+    if ".tsv" in PurePath(name.lower()).suffixes:
+        return "\t"
+    return next((mark for mark in ",;\t" if mark in header), ",")
+
+
+class BrokenArrayError(ValueError):
+    """JSON that is no array from a place on. cut_off: the text is over there."""
+
+    def __init__(self, reason: str, *, line: int, row: int, cut_off: bool):
+        super().__init__("the file ends before the closing bracket: it was probably cut off" if cut_off else reason)
+        self.line, self.row, self.cut_off = line, row, cut_off
+
+    def problem(self, name: str) -> str:
+        """Return the sentence for the user. name: of the file."""
+        return f"{name}:{self.line}: the JSON array cannot be read from its row {self.row} on ({self}). Write or download it again."
+
+
+def is_array(path: Path) -> bool:
+    """Return whether a JSON file is one array of rows, not one row a line."""
+    with open_text(path) as file:
+        return begins_array(file)
+
+
+def begins_array(file: IO[str]) -> bool:
+    """Return whether a JSON text is an array of mappings or of lists. A list of messages, or of texts, is the row of a line."""
+    text = _Chunks(file, chunk_chars=2**12)
+    if text.next_mark() != "[" or text.at_lines_of_lists():
+        return False
+    text.at += 1
+    mark = text.next_mark()
+    if mark == "{":
+        try:
+            first = text.value(0)
+        except BrokenArrayError:
+            return True
+        is_message = isinstance(first, dict) and any(
+            pair <= first.keys() for pair in ({"role", "content"}, {"from", "value"})
+        )
+        return not is_message
+    if mark == "]":
+        text.at += 1
+        return not text.next_mark()
+    return mark in ("[", "")
+
+
+def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
+    """Elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
+    with open_text(path) as file:
+        try:
+            for row, value in enumerate(array_elements(file)):
+                if row >= first_row:
+                    yield row // BLOCK_ROWS, row, value
+        except BrokenArrayError as error:
+            raise DataError(error.problem(str(path))) from error
+
+
+def array_elements(file: IO[str]) -> Iterator[Any]:
+    """The elements of the JSON array that a text is, a chunk of it in memory at a time. Raises BrokenArrayError."""
+    text = _Chunks(file)
+    mark, row = text.next_mark(), 0
+    while mark != "]":
+        text.at += 1  # the opening bracket, or a comma
+        if row or text.next_mark() != "]":
+            yield text.value(row)
+            row += 1
+        mark = text.next_mark()
+        if mark not in (",", "]"):
+            raise text.broken("a comma is missing before it", row=row, cut_off=not mark)
+    text.at += 1
+    if text.next_mark():
+        raise text.broken("something follows the closing bracket", row=row)
+
+
+class _Chunks:
+    """A JSON text of which the part from the current element on is held. at: where in `held` it is read."""
+
+    def __init__(self, file: IO[str], *, chunk_chars: int = CHUNK_CHARS):
+        self.file, self.chunk_chars = file, chunk_chars
+        self.held, self.at, self.line, self.is_utf8 = "", 0, 1, True
+        self.decode = json.JSONDecoder().raw_decode
+
+    def more(self) -> bool:
+        """Read as much again as is held, so that a long element is decoded a few times, not once a chunk."""
+        chunk = self.file.read(max(self.chunk_chars, len(self.held) - self.at))
+        self.is_utf8 = self.is_utf8 and _is_utf8(chunk)
+        self.line += self.held.count("\n", 0, self.at)
+        self.held, self.at = self.held[self.at :] + chunk, 0
+        return bool(chunk)
+
+    def next_mark(self) -> str:
+        """Return the next character that is no white space, nothing at the end."""
+        while True:
+            self.at = WHITE.match(self.held, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.held):
+                return self.held[self.at]
+            if not self.more():
+                return ""
+
+    def at_lines_of_lists(self) -> bool:
+        """Return whether this line is a list and the next one begins another, as far as the first chunk shows."""
+        while (
+            len(self.held) - self.at < CHUNK_CHARS and not re.search(r"\n\s*\S", self.held[self.at :]) and self.more()
+        ):
+            pass
+        line, _, rest = self.held[self.at :].partition("\n")
+        try:
+            return rest.lstrip().startswith("[") and isinstance(json.loads(line), list)
+        except (ValueError, RecursionError):
+            return False
+
+    def value(self, row: int) -> Any:
+        """Return the value that stands here and go behind it."""
+        self.next_mark()
+        while True:
+            try:
+                value, end = self.decode(self.held, self.at)
+            except json.JSONDecodeError as error:
+                # What a chunk's end cuts fails in a string that is not over, or at the last characters.
+                in_a_string, behind = error.msg.startswith("Unterminated string"), error.pos - self.at
+                if len(self.held) - self.at > LINE_BYTES:
+                    raise self.broken(f"it is longer than {LINE_BYTES // 2**20} MiB", row=row) from error
+                if (in_a_string or error.pos > len(self.held) - 16) and self.more():
+                    continue
+                cut_off = in_a_string or not CLOSING.search(self.held, self.at + behind)
+                self.at = len(self.held) if cut_off else self.at + behind
+                raise self.broken(error.msg, row=row, cut_off=cut_off) from error
+            except RecursionError as error:
+                raise self.broken("it is nested too deeply", row=row) from error
+            length = end - self.at
+            if isinstance(value, dict | list | str) or self.held[end : end + 1] in tuple(", \t\r\n]"):
+                break
+            if not self.more():  # a number that ends with the chunk may go on in the next one
+                break
+        start, self.at = self.at, self.at + length
+        return value if self.is_utf8 or _is_utf8(self.held[start : self.at]) else BadRow("is not UTF-8")
+
+    def broken(self, reason: str, *, row: int, cut_off: bool = False) -> BrokenArrayError:
+        """Return the error for this place."""
+        return BrokenArrayError(reason, line=self.line + self.held.count("\n", 0, self.at), row=row, cut_off=cut_off)
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether the text has no lone surrogate, as `open_text` makes them of bytes that are no UTF-8."""
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:

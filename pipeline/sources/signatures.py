@@ -19,28 +19,33 @@ CURES = {
     "gzip data": "Give it the ending .gz.",
     "zstandard data": "Give it the ending .zst.",
     "a parquet file": "Give it the ending .parquet.",
+    "an Arrow file": "Give it the ending .arrow.",
     "a zip archive": "Unpack it.",
     "bzip2 data": "Unpack it.",
 }
 
 
-BEGINNINGS = {".parquet": b"PAR1", ".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # an IPC file, an IPC stream
+BEGINNINGS = {
+    ".parquet": (b"PAR1",), ".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd",),
+    ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW,
+}  # fmt: skip
 
 
 def wrong_beginning(name: str, head: bytes) -> str | None:
     """Why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
     suffix = PurePath(name).suffix.lower()
-    magic = BEGINNINGS.get(suffix)
+    magic = BEGINNINGS.get(suffix, ())
     reason = impostor(head, expected=magic)
     if reason is None and magic and not head.startswith(magic):
         return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
     return reason
 
 
-def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:
+def impostor(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
     """What the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
 
-    expected: the magic bytes that the file's own ending promises.
+    expected: the magic bytes, one of which the file's own ending promises.
     """
     if not head.strip(b"\0"):
         return "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or write it again."
@@ -54,8 +59,10 @@ def impostor(head: bytes, *, expected: bytes | None = None) -> str | None:
         title = re.search(rb"<title[^>]*>\s*([^<]{1,80})", start, re.IGNORECASE)
         return f"looks like an HTML page{_shown(title)}, saved by a failed download. Download it again."
     for magic, name in MAGIC.items():
-        if head.startswith(magic) and magic != expected:
-            return f"is {name}, whatever its ending says. {CURES.get(name, 'Convert it to parquet, jsonl or txt.')}"
+        if head.startswith(magic) and magic not in expected:
+            return (
+                f"is {name}, whatever its ending says. {CURES.get(name, 'Convert it to parquet, jsonl, csv or txt.')}"
+            )
     return None
 
 

@@ -9,10 +9,10 @@ SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 r
 
 def text_bytes(source: Any) -> int | None:
     """Bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
-    them have it. None where only reading would tell: compressed files, and parquet that is not fetched yet."""
+    them have it. None where only reading would tell: compressed files, arrow, and parquet that is not fetched yet."""
     parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
     if any(file.path is None for file in parquet) or any(
-        file.label.lower().endswith(COMPRESSIONS) for file in source.files
+        file.label.lower().endswith(COMPRESSIONS) or kind_of(file.label) == "arrow" for file in source.files
     ):
         return None
     sample = parquet[:: max(1, -(-len(parquet) // SAMPLED_FOOTERS))]

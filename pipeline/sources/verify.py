@@ -1,11 +1,13 @@
 """Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure."""
 
+from collections import deque
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.retries import read_again
 from pipeline.sources.bad_rows import all_empty, bad_rows, reason_of, row_name
 from pipeline.sources.facts import FactsOfFiles
@@ -16,18 +18,29 @@ from pipeline.sources.raw_rows import (
     BadRow,
     DamagedRow,
     RawRow,
+    array_rows,
+    arrow_rows,
+    count_rows,
+    csv_header,
+    is_array,
     jsonl_rows,
     kind_of,
+    open_arrow,
     open_bytes,
+    open_text,
     parquet_rows,
     parse_json_line,
+    read_rows,
     txt_rows,
 )
 from pipeline.sources.signatures import impostor, wrong_beginning
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
+MOST_ROWS = 1024  # Of a file that is read wholly, so many with the bad ones in its middle.
 TAIL_BYTES = 2**20
+NO_TEXT = "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
+NO_ROWS = "has no rows. Leave it out or write it again."
 EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
 
@@ -47,6 +60,9 @@ def verify(path: Path, form: Format, *, column_key: str) -> Findings:
     findings = Findings()
     try:
         reason = _verify(path, form, column_key, findings)
+    except DataError as error:
+        findings.problems.append(str(error))
+        return findings
     except PermissionError:
         reason = "may not be read by this user. Change its permissions (chmod u+r)."
     except OSError as error:
@@ -93,12 +109,18 @@ def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> st
     compressed = path.suffix.lower() in COMPRESSIONS
     if kind == "parquet":
         return _verify_parquet(path, form, column_key, findings)
+    if kind == "arrow":
+        return _verify_arrow(path, form, column_key, findings)
     if compressed:
         reason = _verify_compressed(path)
         if reason:
             return reason
     if kind == "txt":
         return _verify_txt(path, findings)
+    if kind == "csv":
+        return _verify_csv(path, form, column_key, findings)
+    if is_array(path):
+        return _verify_array(path, form, column_key, findings)
     return _verify_jsonl(path, form, column_key, findings, compressed=compressed)
 
 
@@ -137,23 +159,12 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         return f"has a damaged footer: {error}. Download it again."
     if not metadata.num_rows:
-        return "has no rows. Leave it out or write it again."
-    if (
-        groups
-        and max(
-            g.column(c).data_page_offset + g.column(c).total_compressed_size
-            for g in groups
-            for c in range(g.num_columns)
-        )
-        > size + 2**16
-    ):
+        return NO_ROWS
+    chunks = [group.column(column) for group in groups for column in range(group.num_columns)]
+    if any(chunk_start(chunk) + chunk.total_compressed_size > size for chunk in chunks):
         return "is truncated: its footer names data beyond its end. Download it again."
-    if form.column:
-        if schema.names.count(form.column) > 1:
-            return f"has {schema.names.count(form.column)} columns {form.column!r}, and which one is meant cannot be known. Write it again with one."
-        reason = column_problem(form, schema.names, column_key) or _type_problem(form, schema.field(form.column).type)
-        if reason:
-            return reason
+    if reason := _schema_problem(schema, form, column_key):
+        return reason
     columns = [form.column] if form.column else None
     rows = list(islice(parquet_rows(path, columns=columns), SAMPLED_ROWS))
     if metadata.num_rows > SAMPLED_ROWS:
@@ -165,6 +176,54 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
         return EMPTY
     findings.bad_rows += bad_rows(path, rows, form)
     return None
+
+
+def _verify_arrow(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    """Read every batch: neither a stream nor a file says anywhere what should be in it."""
+    import pyarrow
+
+    try:
+        with pyarrow.OSFile(str(path)) as file, open_arrow(file) as reader:
+            schema = reader.schema
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        return f"is truncated or damaged: {error}. Write or download it again."
+    if reason := _schema_problem(schema, form, column_key):
+        return reason
+    count = count_rows(path)
+    if not count:
+        return NO_ROWS
+    columns = [form.column] if form.column else None
+    rows = list(islice(arrow_rows(path, columns=columns), SAMPLED_ROWS))
+    rows += arrow_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
+    if all_empty(rows, form):
+        return EMPTY
+    findings.bad_rows += bad_rows(path, rows, form)
+    return None
+
+
+def _schema_problem(schema: Any, form: Format, column_key: str) -> str | None:
+    if not form.column:
+        return None
+    return (
+        _column_twice(form, schema.names)
+        or column_problem(form, schema.names, column_key)
+        or _type_problem(form, schema.field(form.column).type)
+    )
+
+
+def _column_twice(form: Format, found: list[str]) -> str | None:
+    if form.column and found.count(form.column) > 1:
+        return f"has {found.count(form.column)} columns {form.column!r}, and which one is meant cannot be known. Write it again with one."
+    return None
+
+
+def chunk_start(chunk: Any) -> int:
+    """Return the offset of a column chunk's first byte: its dictionary page's where it has one, else its first data page's.
+
+    Some writers leave the dictionary's offset 0 where there is none; no page can begin before the magic bytes end.
+    """
+    dictionary = chunk.dictionary_page_offset
+    return min(dictionary, chunk.data_page_offset) if dictionary and dictionary >= 4 else chunk.data_page_offset
 
 
 def _type_problem(form: Format, found: Any) -> str | None:
@@ -195,6 +254,56 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
     return f"has no column {form.column!r}; found: {', '.join(found) or 'none'}. Set {column_key}: {cure}."
 
 
+def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    with open_text(path) as file:
+        head = file.read(2**16)
+    if "\0" in head:
+        return NO_TEXT
+    with open_text(path) as file:
+        names = csv_header(file, str(path))
+    if reason := csv_problem(names, form, column_key):
+        return reason
+    return _verify_whole(path, form, findings)
+
+
+def csv_problem(names: list[str], form: Format, column_key: str) -> str | None:
+    """Return why a csv file with this header has nothing for the format."""
+    if form.name in ("messages", "turns"):
+        return "is csv, whose columns are text and no lists of messages. Write it as jsonl or parquet."
+    return _column_twice(form, names) or column_problem(form, names, column_key)
+
+
+def _verify_array(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:
+    rows = list(islice(array_rows(path), SAMPLED_ROWS))
+    if not rows:
+        return NO_ROWS
+    return array_problem(rows, form, column_key) or _verify_whole(path, form, findings)
+
+
+def array_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
+    """Return why a JSON array that begins with these rows has no column of the format's."""
+    mappings = [value for _, _, value in rows if isinstance(value, dict)]
+    names = list(dict.fromkeys(name for value in mappings for name in value))
+    return column_problem(form, names, column_key) if mappings else None
+
+
+def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
+    """Read every row of a file that cannot be read on behind a mistake; its first and last rows through the format."""
+    rows = read_rows(path, columns=[form.column] if form.column else None)
+    looked_at, last = list(islice(rows, SAMPLED_ROWS)), deque[RawRow](maxlen=SAMPLED_ROWS)
+    if not looked_at:
+        return NO_ROWS
+    for row in rows:
+        if len(last) == SAMPLED_ROWS and isinstance(last[0][2], BadRow) and len(looked_at) < MOST_ROWS:
+            looked_at.append(last[0])
+        last.append(row)
+    looked_at += last
+    if all_empty(looked_at, form):
+        return EMPTY
+    findings.bad_rows += bad_rows(path, looked_at, form)
+    return None
+
+
 def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
     rows = list(islice(jsonl_rows(path), SAMPLED_ROWS))
     with open_bytes(path) as file:
@@ -222,25 +331,12 @@ def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: b
     if not rows:
         return "holds blank lines only. Write or download it again."
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
-    if not values:
-        if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-            return (
-                "is one JSON array over many lines, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
-            )
-        if len(rows) > 1:
-            return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
-    if len(values) == len(rows) == 1 and _is_array_of_rows(values[0]):
-        return "is one JSON array, not one object a line. Convert it: jq -c '.[]' FILE > FILE.jsonl."
+    if not values and len(rows) > 1:
+        return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
     mappings = [value for value in values if isinstance(value, dict)]
     if mappings and form.column and not any(form.column in value for value in mappings):
         return column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
     return None
-
-
-def _is_array_of_rows(value: Any) -> bool:
-    """A list of mappings that is no conversation."""
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and "role" not in first and "from" not in first
 
 
 def _last_line(path: Path) -> bytes:
@@ -257,7 +353,7 @@ def _verify_txt(path: Path, findings: Findings) -> str | None:
     with open_bytes(path) as file:
         head = file.read(2**16)
     if b"\0" in head:
-        return "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
+        return NO_TEXT
     rows = list(islice(txt_rows(path), SAMPLED_ROWS))
     if not rows:
         return "holds white space only. Write or download it again."

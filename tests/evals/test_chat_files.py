@@ -282,7 +282,7 @@ def test_from_the_hub_the_configuration_s_test_split_is_read_and_its_commit_reco
     hub = HubServer()
     rows = "".join(json.dumps(arc_row(n)) + "\n" for n in range(20))
     files = {f"ARC-Easy/{split}.jsonl": rows.encode() for split in ("train", "test")}
-    hub.others["allenai/ai2_arc"] = files | {"ARC-Challenge/test.jsonl": b"{}\n"}
+    hub.others["allenai/ai2_arc"] = files | {f"ARC-Challenge/{split}.jsonl": b"{}\n" for split in ("train", "test")}
     hub.card = {
         "configs": [
             {"config_name": name, "data_files": [{"split": s, "path": f"{name}/{s}.jsonl"} for s in ("train", "test")]}

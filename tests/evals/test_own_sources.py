@@ -19,3 +19,38 @@ def test_a_runs_hub_datasets_are_read_at_the_commits_that_it_began_with(tmp_path
     recipe, (kind, _) = own_sources.own_sources(run)
     assert kind == ["text"]
     assert [spec.revision for spec in [*recipe.data.sources, *recipe.data.validation]] == ["1" * 40, "2" * 40]
+
+
+def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp_path):
+    """Which files of a folder are held out has changed; what a run began with is trained on by now."""
+    from types import SimpleNamespace
+
+    from pipeline.preflight.inputs import keep_revisions
+    from pipeline.preflight.reading import reading_findings
+    from pipeline.recipe import read_recipe
+    from pipeline.sources.open import open_sources
+
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for n in range(40):
+        (folder / f"{n:02d}.txt").write_text(f"Book {n}. " + "It is about nothing. " * 20)
+    run = RunDirectory(tmp_path / "runs" / "old")
+    held = {"name": "books", "id": None, "revision": None, "files": [{"label": "39.txt", "sha256": "", "bytes": 400}]}
+    run.update_manifest(inputs={"sources": [], "validation": [held]})
+    recipe = {
+        "run": {"stage": "pretrain", "directory": str(tmp_path / "runs"), "name": "old"},
+        "data": {"sources": [{"files": str(folder)}], "batch_tokens": 2048, "cache_dir": str(tmp_path / "cache")},
+        "model": {"n_layer": 1, "n_embd": 32, "n_head": 1},
+        "train": {"max_steps": 1},
+    }
+    run.recipe.write_text(yaml.safe_dump(recipe))
+
+    def labels(sources):
+        return [file.label for file in sources[1][0].files]
+
+    assert labels(own_sources.own_sources(run)[1]) == ["39.txt"]
+    again = read_recipe([str(run.recipe)], stage=None)
+    assert len(labels(open_sources(again, kind="text"))) > 1
+    keep_revisions(again, SimpleNamespace(step=1, directory=run))
+    assert labels(open_sources(again, kind="text")) == ["39.txt"]
+    assert reading_findings(again, only=["sources"])[0] == []

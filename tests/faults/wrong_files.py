@@ -1,4 +1,5 @@
-"""Every way in which a data file was found wrong: jsonl and parquet, text and conversations, and what must be said of it.
+"""Every way in which a data file was found wrong: as jsonl, JSON array, csv, parquet or arrow, text and conversations, and
+what must be said of it.
 
 `wrong_files()` gives the cases. A case is told when the message names the
 file (and the row, where one row is wrong) with the reason.
@@ -84,6 +85,9 @@ def wrong_files() -> Iterator[WrongFile]:
         content = _table({"text": pa.array([*TEXTS[:place], wrong, *TEXTS[place + 1 :]], pa.string())})
         yield WrongFile(name, "text", "bad.parquet", content, said, row=f" row {place}: ")
     yield WrongFile("invalid UTF-8", "text", "bad.parquet", _not_utf8(), "is not UTF-8", row=f" row {PLACE}: ")
+    for ending, cases in (("json", _arrays), ("csv", _csv_files), ("arrow", _arrow_files)):
+        for name, content, said, row in cases():
+            yield WrongFile(name, "text", f"bad.{ending}", content, said, row=row)
     for name, messages, said in _conversations():
         content = _with({"messages": messages}, kind="chat")
         yield WrongFile(name, "chat", "bad.jsonl", content, said, row=f":{PLACE + 1}: ")
@@ -94,6 +98,7 @@ def wrong_files() -> Iterator[WrongFile]:
         yield WrongFile(name, "chat", "bad.parquet", content, said, row=f" row {PLACE}: ")
     for name, content, said in _chat_files():
         yield WrongFile(name, "chat", "bad.jsonl", content, said)
+    yield WrongFile("messages", "chat", "bad.csv", b"messages\n[]\n[]\n", "is csv, whose columns are text")
     column = "has a column 'messages' of type string, not a list of messages"
     yield WrongFile("text for messages", "chat", "bad.parquet", _table({"messages": TEXTS}), column)
     yield WrongFile(
@@ -113,8 +118,8 @@ def _jsonl_files() -> Iterator[tuple[str, bytes, str]]:
     yield "git-lfs pointer", POINTER, "is a git-lfs pointer"
     yield "UTF-16", "".join(json.dumps(r) + "\n" for r in rows).encode("utf-16"), "is UTF-16 text"
     yield "UTF-16 without a mark", "".join(json.dumps(r) + "\n" for r in rows).encode("utf-16-le"), "is no jsonl"
-    yield "JSON array over lines", json.dumps(rows, indent=1).encode(), "is one JSON array"
-    yield "JSON array in one line", json.dumps(rows).encode(), "is one JSON array"
+    yield "JSON array cut off", json.dumps(rows, indent=1).encode()[:-40], "probably cut off"
+    yield "JSON array in one line cut off", json.dumps(rows).encode()[:-1], "probably cut off"
     yield "one object over lines", json.dumps(rows[0], indent=1).encode(), "is no jsonl"
     yield "prose", b"Once upon a time\nthere was a text\nof three lines\n", "is no jsonl"
     yield "CSV", b"id,text\n1,hello\n2,world\n", "is no jsonl"
@@ -234,6 +239,110 @@ def _not_utf8() -> bytes:
 def _twice() -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_arrays([pa.array(TEXTS), pa.array(TEXTS)], names=["text", "text"]), sink)
+    return sink.getvalue()
+
+
+def _arrays() -> Iterator[tuple[str, bytes, str, str]]:
+    rows = [good_row(n, "text") for n in range(ROWS)]
+    whole = json.dumps(rows, indent=2).encode()
+
+    def wrong(value: object) -> bytes:
+        return json.dumps([*rows[:PLACE], value, *rows[PLACE + 1 :]]).encode()
+
+    yield "cut off in a text", whole[: len(whole) - 20], "probably cut off", ""
+    yield "cut off between rows", whole[: whole.rindex(b",")], "probably cut off", ""
+    yield "cut off behind a comma", whole[: whole.rindex(b",") + 1], "probably cut off", ""
+    yield (
+        "no comma between rows",
+        whole.replace(b"},", b"}", 1),
+        ":5: the JSON array cannot be read from its row 1 on (a comma is missing",
+        "",
+    )
+    yield "a comma too many", whole[:-2] + b",\n]", "Expecting value", ""
+    yield (
+        "bad escape",
+        whole.replace(b"something", b"C:\\data", 1),
+        ":3: the JSON array cannot be read from its row 0 on (Invalid \\escape",
+        "",
+    )
+    yield "zeros of a crash", whole[:3000] + bytes(500) + whole[3500:], "Invalid control character", ""
+    yield "a second array", whole + whole, "something follows the closing bracket", ""
+    yield "no rows", b"[]", "has no rows", ""
+    yield "another column", json.dumps([{"content": "hello", "id": 1}] * 9).encode(), "Set text_column: content", ""
+    yield "a column of empty texts", json.dumps([{"text": " "}] * 9).encode(), "has no text", ""
+    yield "null", wrong({"text": None}), "the text is null", f" row {PLACE}: "
+    yield "number", wrong({"text": 3}), "the text is int", f" row {PLACE}: "
+    yield "no column", wrong({"id": 3}), "there is no column 'text'; found: id", f" row {PLACE}: "
+    yield "row is a text", wrong("a"), "the row is str, not a mapping", f" row {PLACE}: "
+    yield "row is null", wrong(None), "the row is NoneType, not a mapping", f" row {PLACE}: "
+    yield "half a surrogate pair", wrong({"text": "\ud83d"}), "half of a surrogate pair", f" row {PLACE}: "
+    yield "Latin-1", wrong({"text": "cafe"}).replace(b"cafe", b"caf\xe9"), "is not UTF-8", f" row {PLACE}: "
+
+
+def _csv_files() -> Iterator[tuple[str, bytes, str, str]]:
+    lines = [f'{n},"{text}"\n'.encode() for n, text in enumerate(TEXTS)]
+
+    def wrong(line: bytes, *, place: int = PLACE) -> bytes:
+        return b"id,text\n" + b"".join([*lines[:place], line, *lines[place + 1 :]])
+
+    yield "empty", b"", "empty", ""
+    yield "header alone", b"id,text\n", "has no rows", ""
+    yield "HTML page", HTML, "looks like an HTML page", ""
+    yield "git-lfs pointer", POINTER, "is a git-lfs pointer", ""
+    yield "UTF-16", wrong(lines[0]).decode().encode("utf-16"), "is UTF-16 text", ""
+    yield "UTF-16 without a mark", wrong(lines[0]).decode().encode("utf-16-le"), "zero bytes in it", ""
+    yield "Excel", _zipped(wrong(lines[0])), "is a zip archive", ""
+    yield "parquet", _table({"text": TEXTS}), "is a parquet file", ""
+    yield "jsonl", good_file("text"), "has no column 'text'", ""
+    yield "no header", b"".join(lines), "has no column 'text'; found: 0, Document number 0", ""
+    yield "another column", wrong(lines[0]).replace(b"text", b"content", 1), "Set text_column: content", ""
+    yield "a column by another case", wrong(lines[0]).replace(b"text", b"Text", 1), "Set text_column: Text", ""
+    yield "a column twice", wrong(lines[0]).replace(b"id", b"text", 1), "has 2 columns 'text'", ""
+    yield "a column of empty texts", b"id,text\n" + b"1,\n" * 9, "has no text", ""
+    yield "zero bytes", wrong(b'6,"a\0b"\n'), "zero bytes in it", ""
+    yield (
+        "open quote",
+        wrong(b'6,"never closed\n', place=ROWS - 1),
+        f":{ROWS + 1}: the csv cannot be read from the record of this line on (a quote that is opened there is never closed",
+        "",
+    )
+    yield (
+        "cut off",
+        wrong(lines[0])[:-9],
+        f":{ROWS + 1}: the csv cannot be read from the record of this line on (a quote that is opened there is never closed",
+        "",
+    )
+    yield "quote inside", wrong(b'6,"a "word" of it"\n'), f":{PLACE + 2}: the csv cannot be read", ""
+    yield "a field too many", wrong(b"6,one, two\n"), "has 3 fields, and the header has 2 (line 8)", f" row {PLACE}: "
+    yield "a field too few", wrong(b"one\n"), "has 1 fields, and the header has 2", f" row {PLACE}: "
+    yield "Latin-1", wrong(b"6,caf\xe9\n"), "is not UTF-8", f" row {PLACE}: "
+
+
+def _arrow_files() -> Iterator[tuple[str, bytes, str, str]]:
+    stream, file = _stream({"text": pa.array(TEXTS)}), _arrow()
+    offsets = stream.index(len(TEXTS[0]).to_bytes(4, "little") + (2 * len(TEXTS[0])).to_bytes(4, "little"))
+    yield "empty", b"", "empty", ""
+    yield "stream truncated", stream[: len(stream) * 7 // 10], "is truncated or damaged: record batch 0", ""
+    yield "stream truncated in its schema", stream[:40], "is truncated or damaged", ""
+    yield "file truncated", file[: len(file) * 7 // 10], "is truncated", ""
+    yield "file without its footer's end", file[:-6], "is truncated", ""
+    yield "offsets beyond the end", stream[:offsets] + b"\xff" * 4 + stream[offsets + 4 :], "record batch 0", ""
+    yield "zeros", bytes(len(stream)), "holds zero bytes", ""
+    yield "HTML page", HTML, "looks like an HTML page", ""
+    yield "git-lfs pointer", POINTER, "is a git-lfs pointer", ""
+    yield "jsonl", good_file("text"), "ends in .arrow and is no such file", ""
+    yield "parquet", _table({"text": TEXTS}), "is a parquet file", ""
+    yield "no rows", _stream({"text": pa.array([], pa.string())}), "has no rows", ""
+    yield "another column", _stream({"content": pa.array(TEXTS)}), "Set text_column: content", ""
+    yield "a column of integers", _stream({"text": pa.array(range(ROWS))}), "of type int64, not text", ""
+    yield "a column of empty texts", _stream({"text": pa.array([" "] * ROWS)}), "has no text", ""
+    yield "null", _stream({"text": pa.array([*TEXTS[:-1], None])}), "the text is null", f" row {ROWS - 1}: "
+
+
+def _stream(columns: dict) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
     return sink.getvalue()
 
 

@@ -151,7 +151,7 @@ WRONG = {
     "a task without its module": (GOOD + "evals:\n  tasks: [hellaswag]\n", ["19: evals.tasks: 'hellaswag' is not module:attr"]),
     "a source by its address": (changed("texts/*.parquet", "https://host/a.parquet"), ["7: data.sources.0.files: 'https://host/a.parquet' is an address"]),
     "a source in a bucket": (changed("texts/*.parquet", "[s3://bucket/a.parquet]"), ["7: data.sources.0.files: 's3://bucket/a.parquet' is an address"]),
-    "a split of local files": (in_source("split: test"), ["8: data.sources.0.split: is 'test', and local files have no splits"]),
+    "a split of a glob": (changed("texts/*.parquet", "texts/*.parquet\n      split: test"), ["8: data.sources.0.split: is 'test', and files named one by one have no splits"]),
     "a revision of local files": (in_source("revision: main"), ["7: data.sources.0: config and revision belong to a data set of the Hub."]),
     "no validation": (changed("  row_tokens", "  validation: []\n  row_tokens"), ["8: data.validation: is an empty list"]),
     "a dropout of more than all": (in_model("options: {resid_pdrop: 2}"), ["14: model.options.resid_pdrop: is 2.0; it is the share that is dropped"]),

@@ -109,7 +109,11 @@ def sound_run(count: int = 400, **changes: Any) -> RunData:
             "optimizer": {"type": "muon_adamw", "schedule": SCHEDULE},
             "train": {"max_steps": count, "max_grad_norm": 1.0, "save_steps": count // 2},
         },
-        manifest={"status": "finished", "shares": {"books": {"lost": {"padded": 0.004, "cropped": 0.0}}}},
+        manifest={
+            "status": "finished",
+            "shares": {"books": {"lost": {"padded": 0.004, "cropped": 0.0, "too long": 0.0}}},
+            "inputs": {"validation_bytes": {"val/bpb": 1_000_000}},
+        },
         events=STARTED,
         checkpoints=[(count, 1000, True)],
     )

@@ -69,6 +69,15 @@ def overlapping(found):
     return with_manifest(sound_run(), inputs={"overlap": overlap})
 
 
+def dropping(**lost):
+    share = {"lost": {"padded": 0.0, "cut": 0.0, "too long": 0.0, "no target": 0.0} | lost}
+    return with_manifest(sound_run(), shares={"kept": dropping_nothing(), "short": share})
+
+
+def dropping_nothing():
+    return {"lost": {"padded": 0.0, "cut": 0.0, "too long": 0.0, "no target": 0.0}}
+
+
 def repeated(val, *, parameters=None, passes=5):
     """Passes over the same text, the later ones of which take the training loss down to 2.03."""
     data = sound_run(
@@ -162,8 +171,20 @@ CASES = {
         (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.0, "cropped": 0.2}}}), "note"),
         (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.0, "cropped": 0.5}}}), "trouble"),
     ],
+    "conversations fit their rows": [
+        (dropping(**{"too long": 0.0099}), "healthy"),
+        (dropping(**{"too long": 0.01}), "note"),
+        (dropping(**{"too long": 0.099}), "note"),
+        (dropping(**{"too long": 0.1}), "trouble"),
+        (dropping(cut=0.0099), "healthy"),
+        (dropping(cut=0.5), "note"),
+        (dropping(**{"no target": 0.02}), "note"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"padded": 0.0, "cropped": 0.0}}}), "unknown"),  # text
+    ],
     "every row is readable": [
         (sound_run(), "healthy"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"empty": 0.0099}}}), "healthy"),
+        (with_manifest(sound_run(), shares={"a": {"lost": {"empty": 0.01}}}), "note"),
         (sound_run(**{"data/bad_rows": {N: 3}}), "note"),  # of 3,200 rows
         (sound_run(**{"data/bad_rows": {N: 4}}), "trouble"),
     ],
@@ -255,6 +276,12 @@ CASES = {
     "something is held out": [
         (sound_run(**{"val/loss": {0: 8.0}, "val/bpb": {0: 3.0}}), "trouble"),
         (sound_run(**{"val/loss": {0: 8.0, N: 3.0}, "val/bpb": None}), "healthy"),
+    ],
+    "validation is large enough": [
+        (with_manifest(sound_run(), inputs={"validation_bytes": {"val/bpb": 40_000, "val/bpb_documents": 100_000}}), "healthy"),
+        (with_manifest(sound_run(), inputs={"validation_bytes": {"val/bpb": 40_000, "val/bpb_documents": 99_999}}), "note"),
+        (with_manifest(sound_run(), inputs={"validation_bytes": {"sft/assistant_bpb": 10_000}}), "note"),
+        (with_manifest(sound_run(), inputs={"validation_bytes": {"sft/assistant_bpb": 9_999}}), "trouble"),
     ],
     "validation keeps falling": [
         (validated(3.01), "healthy"),
@@ -378,7 +405,18 @@ def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
 
 def test_a_sound_run_is_healthy_in_every_sign():
     assert {finding.rule: finding.level for finding in diagnose(sound_run())} == dict.fromkeys(CASES, "healthy")
-    assert diagnosis_text(sound_run()).startswith("**Healthy**: 32 of 32 signs could be judged, none of them is one")
+    assert diagnosis_text(sound_run()).startswith("**Healthy**: 34 of 34 signs could be judged, none of them is one")
+
+
+def test_the_evidence_for_lost_conversations_names_the_rows_that_would_hold_them():
+    facts = {"read": 1000, "too_long": 300, "cut": 20, "no_target": 0, "tokens_lost": 0.5, "row_tokens_99": 704}
+    data = sound_run()
+    share = {"lost": {"too long": 0.3, "cut": 0.02, "no target": 0.0}, "conversations": facts}
+    evidence = found(with_manifest(data, shares={"dolly": share}), "conversations fit their rows").evidence
+    assert evidence == (
+        "dolly: 300 of 1,000 conversations (30.00 %) are longer than a row of 256 tokens and left out, 20 (2.00 %) lose their last turns; "
+        "with them go 50.0 % of the tokens. Rows of 704 would hold 99 % whole (counted in all of them)"
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,10 +1,13 @@
-"""A Hub on 127.0.0.1 that speaks the few endpoints which reading a dataset needs."""
+"""A Hub on 127.0.0.1 that speaks the few endpoints which reading a dataset needs, by us and by `datasets` itself."""
 
 import hashlib
 import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from urllib.parse import parse_qs, unquote
+
+import yaml
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "somebody/corpus"
@@ -14,7 +17,7 @@ class HubServer(ThreadingHTTPServer):
     """A dataset, and further ones in `others`.
 
     failures: how many requests for whole files are answered by 503 first. asked: paths of what was fetched whole;
-    peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
+    listed: paths whose sizes were asked for; peeked: in part, which `ranges` allows. hung_up: answers of which the client did not want the rest.
     """
 
     def __init__(self):
@@ -30,6 +33,7 @@ class HubServer(ThreadingHTTPServer):
         self.hung_up = 0
         self.asked: list[str] = []
         self.peeked: list[str] = []
+        self.listed: list[str] = []
 
     def at(self, revision: str, repo: str = REPO) -> dict[str, bytes] | None:
         if repo != REPO:
@@ -80,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
             info = {
                 "id": repo,
                 "sha": server.commit if revision == "main" else revision,
-                "cardData": server.card,
+                "cardData": server.card or front_matter(files.get("README.md", b"")),
                 "siblings": [{"rfilename": name} for name in files],
                 "tags": [],
                 "downloads": 0,
@@ -90,11 +94,23 @@ class _Handler(BaseHTTPRequestHandler):
                 "gated": False,
             }
             return self.answer(json.dumps(info).encode(), {"Content-Type": "application/json"})
+        if tree := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?", path):
+            files = server.at(tree[2], tree[1]) or {}
+            below = f"{tree[3]}/" if tree[3] else ""
+            recursive = "recursive=true" in self.path.lower()
+            entries = [entry for entry in with_folders(files) if entry["path"].startswith(below)]
+            entries = [entry for entry in entries if recursive or "/" not in entry["path"].removeprefix(below)]
+            if not entries:
+                return self.answer(b"{}", {"X-Error-Code": "EntryNotFound"}, 404)
+            return self.answer(json.dumps(entries).encode(), {"Content-Type": "application/json"})
         wanted = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         content = (server.at(wanted[2], wanted[1]) or {}).get(wanted[3]) if wanted else None
         if wanted is None or content is None:
-            return self.answer(b"{}", {"X-Error-Code": "RepoNotFound"}, 404)
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": wanted[2]}
+            known = wanted is not None and server.at(wanted[2], wanted[1]) is not None
+            code = "EntryNotFound" if known else "RepoNotFound"
+            return self.answer(b"{}", {"X-Error-Code": code, "X-Repo-Commit": server.commit}, 404)
+        commit = server.commit if wanted[2] == "main" else wanted[2]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
         if server.ranges and (part := re.fullmatch(r"bytes=(\d*)-(\d+)", self.headers.get("Range") or "")):
             server.peeked.append(wanted[3])
             some = content[int(part[1]) : int(part[2]) + 1] if part[1] else content[-int(part[2]) :]
@@ -109,17 +125,29 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         paths = parse_qs(asked.decode())["paths"]
+        self.server.listed += paths
         _, _, _, owner, name, _, revision = unquote(self.path).split("/")
         files = self.server.at(revision, f"{owner}/{name}") or {}
-        listed = [
-            {
-                "type": "file",
-                "path": path,
-                "size": len(content),
-                "oid": "a" * 40,
-                "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
-            }
-            for path in paths
-            if (content := files.get(path)) is not None
-        ]
+        listed = [entry for entry in with_folders(files) if entry["path"] in paths]
         self.answer(json.dumps(listed).encode(), {"Content-Type": "application/json"})
+
+
+def with_folders(files: dict[str, bytes]) -> list[dict]:
+    """The repository's entries, as the Hub lists them."""
+    folders = {str(folder) for name in files for folder in PurePosixPath(name).parents if str(folder) != "."}
+    return [{"type": "directory", "path": folder, "oid": "b" * 40, "size": 0} for folder in sorted(folders)] + [
+        {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": "a" * 40,
+            "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
+        }
+        for path, content in files.items()
+    ]
+
+
+def front_matter(readme: bytes) -> dict:
+    """The card's YAML, which the Hub reads itself."""
+    parts = readme.decode().split("---\n")
+    return yaml.safe_load(parts[1]) if len(parts) > 2 and not parts[0] else {}

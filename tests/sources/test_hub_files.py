@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 from dataset_hub import COMMIT, REPO, HubServer
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.recipe.schema import Source
-from pipeline.sources.hub_splits import chosen_paths
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -104,6 +100,50 @@ def test_without_the_hub_a_cached_dataset_goes_on_and_says_so(hub, tmp_path):
         assert again["texts"] == first["texts"]
         assert again["fingerprint"] == first["fingerprint"]
         assert "the Hub is away" in again["log"]
+
+
+def test_a_commit_s_list_is_made_once_and_again_by_another_version_of_datasets(hub, tmp_path):
+    first = read(hub, tmp_path)
+    listed = list(hub.listed)
+    assert len(listed) == 4
+    assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
+    assert hub.listed == listed
+    for kept in (tmp_path / "cache" / "hub").glob("*.json"):
+        content = json.loads(kept.read_text())
+        kept.write_text(json.dumps({**content, "decided_by": "datasets 1.0", "files": content["files"][:2]}))
+    assert len(read(hub, tmp_path, offline=True)["order"]) == 1
+    assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
+    assert hub.listed == listed * 2
+
+
+# What the rules before these gave for the same files: a run and its shards go on.
+FINEWEB_EDU = [f"data/CC-MAIN-2013-{dump}/train-{n:05d}-of-00003.jsonl" for dump in (20, 48) for n in range(3)]
+
+
+def test_files_of_a_layout_like_fineweb_edu_s_keep_their_order_and_fingerprint(hub, tmp_path):
+    names = [*FINEWEB_EDU, *(f"sample/10BT/{n:03d}_00000.jsonl" for n in range(3))]
+    hub.files = {name: "".join(f'{{"text": "{name} {n}"}}\n' for n in range(9)).encode() for name in names}
+    hub.card = {
+        "configs": [
+            {"config_name": "default", "data_files": [{"split": "train", "path": "data/*/*"}]},
+            {"config_name": "sample-10BT", "data_files": [{"split": "train", "path": "sample/10BT/*"}]},
+        ]
+    }
+    whole = read(hub, tmp_path)
+    assert whole["order"] == [FINEWEB_EDU[n] for n in (4, 0, 3, 2, 1)]
+    assert whole["held"] == FINEWEB_EDU[5:]
+    assert whole["fingerprint"] == "7e33803d80e5b2cf6a57a08a464d8f2cc18a78b1f417d234bbade1647383c61f"
+    sample = read(hub, tmp_path, config="sample-10BT")
+    assert sample["fingerprint"] == "d00c7c5bb3931ac8816d5eb3bf0c05eda3ed5274d11a29a6da75a2c4d58042e6"
+
+
+@pytest.mark.parametrize("name", ["train.zip", "corpus.tar.gz"])
+def test_archives_are_refused_by_name_and_not_fetched(hub, tmp_path, name):
+    hub.files = {name: b"PK", "README.md": b"# A corpus"}
+    failed = read(hub, tmp_path)
+    assert failed["status"] == 64
+    assert f"{REPO} has archives, which are not unpacked: {name}." in failed["message"]
+    assert hub.asked == []
 
 
 def test_without_the_hub_and_without_a_cache_the_start_fails_with_status_69(hub, tmp_path):
@@ -225,62 +265,3 @@ def test_a_named_split_and_chosen_files_are_read(hub, tmp_path):
     assert read(hub, tmp_path, split="test")["texts"] == ["a test"]
     chosen = read(hub, tmp_path, files=["data/train-00001*", "data/train-00002*"])
     assert chosen["texts"] == [f"file 1 row {n}" for n in range(5)]
-
-
-PATHS = ["README.md", "train.jsonl", "validation.jsonl", "sub/dev-0.parquet", "sub/test-0.parquet", ".gitattributes"]
-CONFIGS = [
-    {
-        "config_name": "small",
-        "data_files": [
-            {"split": "train", "path": "small/*.parquet"},
-            {"split": "test", "path": ["small-test/a.parquet", "small-test/b.parquet"]},
-        ],
-    },
-    {"config_name": "large", "data_files": "large/**"},
-]
-CONFIG_PATHS = [
-    "small/0.parquet",
-    "small/deep/1.parquet",
-    "small-test/a.parquet",
-    "small-test/b.parquet",
-    "large/x/0.parquet",
-]
-
-
-@pytest.mark.parametrize(
-    ("paths", "configs", "source", "chosen"),
-    [
-        (PATHS, None, {}, ["train.jsonl"]),
-        (PATHS, None, {"split": "validation"}, ["validation.jsonl", "sub/dev-0.parquet"]),
-        (PATHS, None, {"split": "test"}, ["sub/test-0.parquet"]),
-        (["a.parquet", "b.parquet"], None, {}, ["a.parquet", "b.parquet"]),
-        (PATHS, None, {"files": "sub/*"}, ["sub/dev-0.parquet", "sub/test-0.parquet"]),
-        (PATHS, None, {"files": "sub"}, ["sub/dev-0.parquet", "sub/test-0.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "small"}, ["small/0.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "small", "split": "test"}, ["small-test/a.parquet", "small-test/b.parquet"]),
-        (CONFIG_PATHS, CONFIGS, {"config": "large"}, ["large/x/0.parquet"]),
-        (CONFIG_PATHS, [{**CONFIGS[0], "default": True}, CONFIGS[1]], {}, ["small/0.parquet"]),
-    ],
-)
-def test_files_of_a_split_are_chosen_as_the_card_or_the_names_say(paths, configs, source, chosen):
-    assert chosen_paths(paths, configs, spec=Source(id=REPO, **source), where="data.sources[0]") == chosen
-
-
-@pytest.mark.parametrize(
-    ("configs", "source", "error", "said"),
-    [
-        (CONFIGS, {}, RecipeError, "several configurations and none is the default: small, large"),
-        (CONFIGS, {"config": "smal"}, RecipeError, "Did you mean 'small'"),
-        (
-            CONFIGS,
-            {"config": "small", "split": "dev"},
-            RecipeError,
-            "no split 'dev' in its configuration 'small'; it has train, test",
-        ),
-        (None, {"files": "nothing/*.parquet"}, InputMissingError, "matches no file"),
-        (None, {"split": "validation"}, InputMissingError, "no files of the split 'validation'"),
-    ],
-)
-def test_a_choice_that_the_dataset_does_not_have_lists_what_it_has(configs, source, error, said):
-    with pytest.raises(error, match=said):
-        chosen_paths(CONFIG_PATHS, configs, spec=Source(id=REPO, **source), where="data.sources[0]")

@@ -5,6 +5,7 @@ import json
 import os
 import random
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,7 @@ from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.documents import BLOCK_ROWS
 from pipeline.sources.facts import FactsOfFiles
-from pipeline.sources.held_out import is_held_out, period_of
+from pipeline.sources.held_out import is_held_out, period_of, use_held_out
 from pipeline.sources.open import open_sources
 
 WORDS = ["the", "model", "reads", "a", "row", "and", "learns", "what", "comes", "next", "in", "it"]
@@ -243,7 +244,7 @@ def test_one_endless_line_of_text_is_read_in_bounded_pieces(tmp_path):
     [
         (Source(), "names neither id nor files"),
         (Source(files=[]), "is an empty list"),
-        (Source(files="part-0.jsonl", split="test"), "local files have no splits"),
+        (Source(files="part-0.jsonl", split="test"), "names files one by one, which have no splits"),
         (Source(id="tandem:nothing"), "there is no built-in source"),
         (Source(id="tandem:quickstart_chat"), "holds conversations"),
         (Source(id="tandem:quickstart_text", split="test"), "has train and validation"),
@@ -317,3 +318,94 @@ def test_a_number_of_too_many_digits_is_a_bad_row(tmp_path):
         more.write('{"text": "x", "id": ' + "9" * 5000 + "}\n")
     with pytest.raises(DataError, match=r"a.jsonl:31: is JSON with a number of too many digits"):
         open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
+
+
+def write_folder(folder, files, *, size=5000, name="{:03d}.txt"):
+    folder.mkdir(exist_ok=True)
+    for n in range(files):
+        (folder / name.format(n)).write_text((text(n) + " ") * (size // 120) + "\n")
+    return folder
+
+
+def split_of(made):
+    train, validation = open_sources(made, kind="text")
+    return [{file.label: file.bytes for file in files} for files in (train[0].files, validation[0].files)]
+
+
+def test_of_many_small_files_a_tenth_at_most_is_held_out_and_not_the_last_one(tmp_path):
+    write_folder(tmp_path / "books", 120)
+    trained, held = split_of(recipe(tmp_path, Source(files="books")))
+    assert len(trained) + len(held) == 120
+    assert not trained.keys() & held.keys()
+    share = sum(held.values()) / (sum(held.values()) + sum(trained.values()))
+    assert 0.08 < share <= 0.1  # 0.6 MB in all: a hundredth of it could not be scored
+    assert (
+        max(int(label[:3]) for label in held) - min(int(label[:3]) for label in held) > 60
+    )  # from all over the folder
+
+
+def test_of_very_many_files_a_hundredth_of_the_text_is_held_out(tmp_path):
+    write_folder(tmp_path / "books", 1500, size=20_000, name="{:04d}.txt")
+    trained, held = split_of(recipe(tmp_path, Source(files="books")))
+    share = sum(held.values()) / (sum(held.values()) + sum(trained.values()))
+    assert 0.0099 < share < 0.011
+
+
+def test_the_files_drawn_are_the_same_wherever_the_folder_lies_and_when_others_join(tmp_path, tmp_path_factory):
+    made = recipe(tmp_path, Source(files="books"))
+    write_folder(tmp_path / "books", 120)
+    _, held = split_of(made)
+    moved = tmp_path_factory.mktemp("elsewhere")
+    write_folder(moved / "books", 120)
+    assert split_of(recipe(moved, Source(files="books")))[1] == held
+    write_folder(tmp_path / "books", 130)
+    assert len(split_of(made)[1].keys() & held.keys()) >= len(held) - 2
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [30_000] * 6,  # a sixth of the text
+        [2_000_000] * 15 + [210_000],  # enough to be scored
+        [2_000_000] * 3 + [50_000],  # too little, but any other file is more than a tenth
+    ],
+)
+def test_a_last_file_that_is_large_enough_is_held_out_alone(tmp_path, sizes):
+    for n, size in enumerate(sizes):
+        (tmp_path / f"{n:02d}.txt").write_text((text(n) + "\n") * (size // len(text(n))))
+    made = recipe(tmp_path, Source(files="*.txt"))
+    assert split_of(made)[1].keys() == {f"{len(sizes) - 1:02d}.txt"}
+
+
+def test_copies_of_a_file_drawn_are_held_out_with_it(tmp_path):
+    write_folder(tmp_path / "books", 120)
+    _, held = split_of(recipe(tmp_path, Source(files="books")))
+    copied = sorted(held)[0]
+    free = next(f"{n:03d}.txt" for n in range(120) if f"{n:03d}.txt" not in held)
+    (tmp_path / "books" / free).write_bytes((tmp_path / "books" / copied).read_bytes())
+    trained, now = split_of(recipe(tmp_path, Source(files="books")))
+    assert now.keys() == held.keys() | {free}
+    assert free not in trained
+
+
+def test_a_run_begun_with_another_split_keeps_it(tmp_path):
+    write_folder(tmp_path / "books", 120)
+    made = recipe(tmp_path, Source(files="books"))
+    _, validation = open_sources(made, kind="text")
+    before = {"name": "books", "files": [{"label": "119.txt", "sha256": "", "bytes": 5000}]}
+    use_held_out(made, {"validation": [before]})
+    assert split_of(made)[1].keys() == {"119.txt"}
+    assert len(validation[0].files) > 1
+    before["files"][0]["label"] = "gone.txt"  # What is missing is named when the inputs are compared.
+    use_held_out(made, {"validation": [before]})
+    assert split_of(made)[1].keys() == {file.label for file in validation[0].files}
+
+
+def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):
+    texts = [text(n) * 20 for n in range(4000)]
+    for part in range(2):
+        pandas.DataFrame({"text": texts[part::2]}).to_parquet(tmp_path / f"{part}.parquet")
+    chunk = pq.read_metadata(tmp_path / "0.parquet").row_group(0).column(0)
+    assert chunk.data_page_offset - chunk.dictionary_page_offset > 2**16
+    train, validation = open_sources(recipe(tmp_path, Source(files="*.parquet")), kind="text")
+    assert sorted(item.text for source in train + validation for item in items(source)) == sorted(texts)

@@ -47,8 +47,8 @@ def empty_folder(folder):
 
 
 def unknown_ending(folder):
-    (folder / "a.csv").write_text("text\nhello\n")
-    return "a.csv", RecipeError, ["a.csv", "Readable are"]
+    (folder / "a.xlsx").write_text("text\nhello\n")
+    return "a.xlsx", RecipeError, ["a.xlsx", "Readable are"]
 
 
 def zero_bytes(folder):
@@ -189,14 +189,32 @@ def error_page_inside_gzip(folder):
     return "a.jsonl.gz", DataError, ["HTML page (Sign in)"]
 
 
-def json_array(folder):
-    (folder / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}], indent=1))
-    return "a.json", DataError, ["is one JSON array", "jq -c"]
+def unterminated_array(folder):
+    (folder / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}], indent=1)[:-1])
+    return "a.json", DataError, ["a.json:8: the JSON array cannot be read from its row 2 on", "probably cut off"]
 
 
-def json_array_in_one_line(folder):
-    (folder / "a.json").write_text(json.dumps([{"text": "one"}, {"text": "two"}]))
-    return "a.json", DataError, ["is one JSON array", "jq -c"]
+def array_without_a_comma(folder):
+    (folder / "a.json").write_text('[{"text": "one"} {"text": "two"}]')
+    return "a.json", DataError, ["a.json:1: the JSON array", "a comma is missing"]
+
+
+def csv_with_an_open_quote(folder):
+    (folder / "a.csv").write_text('id,text\n1,good\n2,"never closed\n3,good\n')
+    return "a.csv", DataError, ["a.csv:3: the csv cannot be read", "quote that is opened there is never closed"]
+
+
+def csv_with_bare_commas(folder):
+    (folder / "a.csv").write_text("id,text\n1,good\n2,one, two\n")
+    return "a.csv", DataError, ["a.csv row 1: has 3 fields, and the header has 2 (line 3)", "must stand in quotes"]
+
+
+def truncated_arrow(folder):
+    with pa.ipc.new_stream(str(folder / "a.arrow"), pa.schema({"text": pa.string()})) as writer:
+        for _ in range(3):
+            writer.write_table(pa.table({"text": GOOD_LINES}))
+    truncated(folder / "a.arrow", 0.6)
+    return "a.arrow", DataError, ["a.arrow is truncated or damaged: record batch 1 cannot be read"]
 
 
 def no_json_at_all(folder):
@@ -213,7 +231,8 @@ CASES = [
     no_file, no_match, empty_folder, unknown_ending, zero_bytes, zero_bytes_parquet, lfs_pointer, html_page, xml_error_page, truncated_parquet,
     damaged_page, not_parquet, no_rows, renamed_column, renamed_key, integer_column, list_column, null_column, null_in_a_row, number_in_a_row,
     blank_lines_only, cut_last_line, cut_last_line_of_a_long_file, invalid_utf8, utf16, binary_text, invalid_utf8_text, truncated_gzip,
-    plain_text_named_gzip, error_page_inside_gzip, json_array, json_array_in_one_line, no_json_at_all, half_a_surrogate_pair,
+    plain_text_named_gzip, error_page_inside_gzip, unterminated_array, array_without_a_comma, csv_with_an_open_quote, csv_with_bare_commas, truncated_arrow,
+    no_json_at_all, half_a_surrogate_pair,
 ]  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from pipeline.sources.bad_rows import row_name
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format
-from pipeline.sources.hub_splits import split_of
 from pipeline.sources.quickstart.spelling import LETTERS, is_held_out, word_conversation
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import verified
@@ -106,9 +105,21 @@ def _files_of(
         from pipeline.sources.quickstart.built_in import built_in_files
 
         return None, built_in_files(spec, kind="chat", where=where, cache=cache)
-    from pipeline.sources.hub_files import hub_files
+    from pipeline.sources.hub_files import dataset_files
 
-    return hub_files(spec, where=where, cache=cache)
+    return dataset_files(spec, where=where, cache=cache, folder=folder)
+
+
+def _split_in(label: str) -> str | None:
+    """Return the split that the file's name tells, else one of its folders; None when none does."""
+    from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
+
+    for part in reversed(Path(label).parts):
+        words = re.split(f"[{NON_WORDS_CHARS}]+", part.lower())
+        for split, keywords in SPLIT_KEYWORDS.items():
+            if set(words) & set(keywords):
+                return str(split)
+    return None
 
 
 def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], where: str) -> list[SourceFile]:
@@ -116,7 +127,7 @@ def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], wher
     expression = re.compile(task.local_name or "", re.IGNORECASE)
     named = [f for f in files if expression.search(f.local_path().name)]
     named = named or [f for f in files if expression.search("/".join(f.local_path().parts[-3:]))]
-    found = [f for f in named if split_of(f.label) in (None, "test")]
+    found = [f for f in named if _split_in(f.label) in (None, "test")]
     looked = ", ".join(places)
     if not found:
         others = f" {', '.join(f.label for f in named)} is of another split." if named else ""

@@ -113,7 +113,7 @@ def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
             f"{path}: there is no such bundle. Name a folder or zip, or leave it out to fetch the published files."
         )
     head = path.read_bytes()[:4096]
-    if reason := impostor(head, expected=b"PK\x03\x04"):
+    if reason := impostor(head, expected=(b"PK\x03\x04",)):
         raise DataError(f"{path} {reason} Nothing was scored.")
     try:
         with zipfile.ZipFile(path) as archive:

@@ -47,6 +47,7 @@ def _text(card: Published) -> str | None:
         files = source.get("files")
         listed = files if isinstance(files, list) else [files]
         text = str(source.get("id") or ", ".join(Path(str(file)).name for file in listed))
+        text = Path(text).name if text.startswith((".", "/", "~")) else text  # a folder on the machine that trained
         share = (shares.get(named[place]) or {}).get("share") if place < len(named) else None
         texts.append(f"{text} ({percent(share)})" if share is not None and len(card.sources) > 1 else text)
     return ", ".join(texts) or None

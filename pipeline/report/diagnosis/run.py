@@ -1,7 +1,8 @@
 """Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
 
+from pipeline.data.losses import fit_text
 from pipeline.report.diagnosis.figures import Figures
-from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Level, Rule, Verdict, graded, rule
 
 PASSES_NOTE, PASSES_TROUBLE = 4, 16
 RESTARTS = 3
@@ -9,7 +10,10 @@ LOST_NOTE, LOST_TROUBLE = 0.02, 0.10
 GOODPUT_NOTE, GOODPUT_TROUBLE = 90.0, 70.0
 PADDED_NOTE, PADDED_TROUBLE = 0.05, 0.20
 CROPPED_NOTE, CROPPED_TROUBLE = 0.20, 0.50
+LEFT_OUT = ("too long", "cut", "no target")
+DROPPED_NOTE, DROPPED_TROUBLE = 0.01, 0.10
 BAD_ROWS_SHARE = 0.001
+EMPTY_NOTE = 0.01
 RETRIES_SHARE = 0.01  # of the steps
 
 
@@ -140,9 +144,36 @@ def rows_hold_text(figures: Figures) -> Verdict | None:
 
 
 @rule(
+    "conversations fit their rows",
+    needs="shares of conversations in the manifest",
+    threshold=f"conversations longer than a row and left out below {DROPPED_NOTE:.0%} (note) or {DROPPED_TROUBLE:.0%} (trouble) of a source, those that lose their last turns and those without an answer of the assistant below {DROPPED_NOTE:.0%} (note)",
+    reason="what is left out is not chosen by chance: long answers go first, and the model learns to be short. One in a hundred is lost in any corpus",
+    advice="Longer rows (data.row_tokens), as long as the evidence says; or conversations split in the files. Of a model that is there already its positions are the limit.",
+)
+def conversations_fit(figures: Figures) -> Verdict | None:
+    shares = {name: share for name, share in (figures.manifest("shares") or {}).items() if "too long" in (share.get("lost") or {})}  # fmt: skip
+    if not shares:
+        return None
+    told, dropped, row_tokens = [], 0.0, figures.recipe("data.row_tokens")
+    for name, share in shares.items():
+        lost, facts = {what: share["lost"].get(what, 0.0) for what in LEFT_OUT}, share.get("conversations")
+        dropped = max(dropped, lost["too long"])
+        if max(lost["too long"], lost["cut"]) >= DROPPED_NOTE and facts and row_tokens:
+            told.append(f"{name}: {fit_text(facts, row_tokens)}")
+        elif max(lost.values()) >= DROPPED_NOTE:
+            told.append(f"{name}: {', '.join(f'{what} {100 * part:.2f} %' for what, part in lost.items())}")
+    if not told:
+        most = {what: max(share["lost"].get(what, 0.0) for share in shares.values()) for what in LEFT_OUT}
+        evidence = ", ".join(f"{what} {100 * part:.2f} %" for what, part in most.items())
+        return Verdict("healthy", "conversations fit the rows", evidence + " (of the worst source)" * (len(shares) > 1))
+    level: Level = "trouble" if dropped >= DROPPED_TROUBLE else "note"
+    return Verdict(level, "conversations are left out or cut", "; ".join(told))
+
+
+@rule(
     "every row is readable",
     needs="data/bad_rows",
-    threshold=f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on",
+    threshold=f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on; empty rows below {EMPTY_NOTE:.0%} of a source (note)",
     reason="a few bad lines pass unnoticed in any crawl; one in a thousand is a broken file or a wrong format",
     advice="The run names each row: python -m pipeline.data RECIPE shows them; mend or leave out the file.",
 )
@@ -152,7 +183,13 @@ def rows_are_readable(figures: Figures) -> Verdict | None:
         return None
     read = figures.last("data/documents") or figures.last("data/samples")
     evidence = f"{bad:.0f} unreadable rows" + (f" beside {read:,.0f} that were read" if read else "")
+    lost = {name: share.get("lost") or {} for name, share in (figures.manifest("shares") or {}).items()}
+    empty, where = max(((of.get("empty", 0.0), name) for name, of in lost.items()), default=(0.0, ""))
+    if empty:
+        evidence += f", {empty:.1%} of the rows of {where} are empty"
     if not bad:
+        if empty >= EMPTY_NOTE:
+            return Verdict("note", "rows are empty", evidence)
         return Verdict("healthy", "every row was readable", evidence)
     return graded(bad / read if read else 0.0, note=0, trouble=BAD_ROWS_SHARE, titles=("", "rows are unreadable"), evidence=evidence)  # fmt: skip
 
@@ -180,6 +217,7 @@ RULES: list[Rule] = [
     starts_are_few,
     few_passes,
     rows_hold_text,
+    conversations_fit,
     rows_are_readable,
     no_retries,
 ]

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.data.validation import ENOUGH_BYTES
 from pipeline.report.diagnosis.figures import Figures, Series
 from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
 from pipeline.report.diagnosis.robust import error_of_difference, median
@@ -16,6 +17,7 @@ BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that ar
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
 NO_GAP, PASSES = 0.02, 4
 LOWEST_BPB = 0.5
+FEW_BYTES = 10_000
 OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
 VALIDATION = ("val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb")
 
@@ -68,6 +70,23 @@ def is_validated(figures: Figures) -> Verdict | None:
         told = [f"{name} {count} times" for name, count in measured.items()]
         return Verdict("healthy", "validation was measured", ", ".join(told + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
     return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
+
+
+@rule(
+    "validation is large enough",
+    needs="inputs.validation_bytes in the manifest",
+    threshold=f"one of the validation numbers is over at least {ENOUGH_BYTES:,} bytes (note) or {FEW_BYTES:,} bytes (trouble) of text",
+    reason="documents differ by a tenth or more in bits per byte: over a few of them two runs or steps differ by chance, and a subject that is missing there is never looked at",
+    advice="Name more text in data.validation (or in the files, of which a part is held out); where evals.bpb.tokens is what limits it, raise that.",
+)
+def is_large_enough(figures: Figures) -> Verdict | None:
+    scored = figures.manifest("inputs.validation_bytes")
+    if not scored:
+        return None
+    evidence = ", ".join(f"{name} is over {count:,} bytes" for name, count in scored.items())
+    if (most := max(scored.values())) < ENOUGH_BYTES:
+        return Verdict("trouble" if most < FEW_BYTES else "note", "validation is small", evidence)
+    return Verdict("healthy", "validation is large enough", evidence)
 
 
 @rule(
@@ -190,4 +209,4 @@ def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:
     return ", ".join(told)
 
 
-RULES: list[Rule] = [is_validated, validation_falls, gap_stays, is_no_leak]
+RULES: list[Rule] = [is_validated, is_large_enough, validation_falls, gap_stays, is_no_leak]

@@ -1,0 +1,271 @@
+"""What packing leaves out is counted, said before training, and advised on with the rows that would hold it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.artifacts.errors import DataError
+from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, percent, sampled_fit, with_samples
+from pipeline.data.plan import make_plan
+from pipeline.data.prepare import short_count
+from pipeline.data.rows import TrainingRows
+from pipeline.data.show import table, warning_lines
+from pipeline.data.validation import ValidationRows
+from pipeline.data.work import Workshop
+from pipeline.recipe.schema import Source
+from pipeline.tokenizer.byte_lengths import byte_lengths
+from pipeline.tokenizer.chat import render
+from tests.conftest import ROOT, docstrings, shared_data
+
+OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write
+
+
+def talk(question, answer, turns=1):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}] * turns
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def said(bench, recipe):
+    """(warnings, rows) of a recipe that is prepared now."""
+    sources = bench.sources(recipe)
+    preparation = bench.prepared(recipe)
+    rows = TrainingRows.open(preparation=preparation)
+    validation = ValidationRows.open(preparation)
+    return warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=bench.tokenizer), rows
+
+
+@pytest.fixture
+def uneven(tmp_path):
+    """300 conversations of docstrings: many do not fit rows of 64, some lose turns."""
+    texts = docstrings(modules=20)[:300]
+    return write(tmp_path / "uneven.jsonl", [{"messages": talk("What?", t[:400], 1 + i % 3)} for i, t in enumerate(texts)])  # fmt: skip
+
+
+def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_shorter_ones_do_not(bench, uneven):
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1})
+    (warning, *_), rows = said(bench, recipe)
+    facts = rows.shares()["uneven"]["conversations"]
+    lengths = [
+        len(render(bench.tokenizer, json.loads(line)["messages"])[0]) - 1 for line in uneven.read_text().splitlines()
+    ]
+    advised = facts["row_tokens_99"]
+    assert np.mean(np.array(lengths) <= advised) >= 0.99
+    assert np.mean(np.array(lengths) <= advised - 64) < 0.99
+    assert facts["too_long"] + facts["cut"] == sum(length > 64 for length in lengths)
+    assert min(facts["too_long"], facts["cut"]) > 0
+    assert f"{facts['too_long']} of {len(lengths)} conversations" in warning
+    assert f"{facts['cut']} ({percent(facts['cut'], len(lengths))}) lose their last turns" in warning
+    assert (
+        f"Rows of {advised} would hold 99 % whole (counted in all of them). Set data.row_tokens to {advised}" in warning
+    )
+    kept = rows.stream.sequences[0].totals()["text_tokens"]
+    assert facts["tokens_lost"] == pytest.approx(1 - kept / sum(length + 1 for length in lengths))
+    fits = bench.recipe(stage="sft", sources=recipe.data.sources, train=recipe.train, row_tokens=advised, batch_tokens=8 * advised)  # fmt: skip
+    warnings, rows = said(bench, fits)
+    assert not [line for line in warnings if "uneven" in line]
+    assert rows.shares()["uneven"]["conversations"]["too_long"] <= 0.01 * len(lengths)
+
+
+def test_the_counts_are_the_same_after_an_interruption_behind_any_shard(bench, uneven):
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1}, shard_rows=8, packing_documents=16)  # fmt: skip
+    whole = TrainingRows.open(preparation=bench.prepared(recipe)).stream.sequences[0]
+    again = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1}, shard_rows=8, packing_documents=16, cache="other")  # fmt: skip
+    sources = bench.sources(again)
+    plan = make_plan(again, bench.tokenizer, sources=sources)
+    while any(not sequence.end for sequence in Workshop(plan, bench.tokenizer, sources=sources).streams["train"].sequences):  # fmt: skip
+        Workshop(plan, bench.tokenizer, sources=sources).extend("train", 0)
+    cut = Workshop(plan, bench.tokenizer, sources=sources).streams["train"].sequences[0]
+    assert len(cut.seals) > 5
+    assert cut.totals() == whole.totals()
+    assert [seal["read"] for seal in cut.seals] == [seal["read"] for seal in whole.seals]
+
+
+def without_lengths(folder):
+    """The seals as an earlier version wrote them."""
+    for path in [*folder.glob("shard-*.json"), *folder.glob("end.json")]:
+        seal = json.loads(path.read_text())
+        for counts in (seal["read"], seal.get("cursor", {}).get("read", {})):
+            for key in OLD_KEYS:
+                counts.pop(key, None)
+        path.write_text(json.dumps(seal))
+
+
+def test_shards_sealed_without_lengths_get_the_advice_from_a_sample_that_is_kept(bench, uneven, monkeypatch):
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"num_train_epochs": 1})
+    _, rows = said(bench, recipe)
+    counted = rows.shares()["uneven"]["conversations"]
+    without_lengths(rows.stream.sequences[0].folder)
+    (warning, *_), rows = said(bench, recipe)
+    found = rows.shares()["uneven"]["conversations"]
+    assert found == counted | {"sampled": 300}
+    assert "(by a sample of 300)" in warning
+    monkeypatch.setattr("pipeline.data.losses.sampled_counts", None)  # A second start renders nothing.
+    assert said(bench, recipe)[0][0] == warning
+
+
+def test_a_source_that_an_earlier_version_half_prepared_goes_on(bench, uneven):
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(uneven))], train={"max_steps": 1}, shard_rows=8, packing_documents=16)  # fmt: skip
+    rows = TrainingRows.open(preparation=bench.prepared(recipe))
+    without_lengths(rows.stream.sequences[0].folder)
+    recipe.train = {"num_train_epochs": 1}
+    _, rows = said(bench, recipe)
+    assert rows.stream.sequences[0].end is not None
+    assert rows.shares()["uneven"]["conversations"]["sampled"] == 300
+
+
+def test_before_anything_is_prepared_a_sample_from_all_over_the_files_says_the_same(bench, tmp_path):
+    short, long = talk("Why?", "Because."), talk("Why?", "because " * 200)
+    for n in range(12):
+        write(tmp_path / f"{n:02d}.jsonl", [{"messages": long if n < 3 else short}] * 400)
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(tmp_path / "*.jsonl"))])
+    (source,), _ = bench.sources(recipe)
+    fit = sampled_fit(source, bench.tokenizer, row_tokens=64, overflow="cut")
+    assert fit.read == fit.sampled == 2000
+    assert 0.2 < fit.too_long / fit.read < 0.4
+    sources = bench.sources(recipe)
+    rows = TrainingRows.open(preparation=bench.prepared(recipe))
+    assert rows.stream.sequences[0].end is None  # some steps need little of it: what is read is too few to tell
+    ((_, _, first),) = with_samples(rows.plan, rows.stream, sources=sources[0], tokenizer=bench.tokenizer)
+    assert first.sampled == 2000
+
+
+def test_a_model_that_is_there_is_not_advised_rows_that_it_cannot_hold():
+    fit = Fit(read=1000, too_long=300, cut=0, no_target=0, row_tokens=256, tokens_lost=0.5, longer={320: 100, 512: 150, 1024: 50}, of=1000)  # fmt: skip
+    free, held = (loss_warnings(Loss("a", {}, fit), longest_row=longest)[0] for longest in (None, 512))
+    assert "Set data.row_tokens to 1024" in free
+    assert "The model holds 512 positions: with data.row_tokens 512 still 5.0 % are longer." in held
+    assert fit.row_tokens_for(0.9) == 512
+
+
+@pytest.mark.parametrize(("bad", "said_of"), [(3, 0), (8, 1)])
+def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(bench, tmp_path, bad, said_of):
+    good, alone = {"messages": talk("What?", "That.")}, {"messages": [{"role": "user", "content": "Alone?"}]}
+    chat = write(tmp_path / "chat.jsonl", [good] * 100 + [alone] * bad + [good] * (300 - bad))
+    text = write(tmp_path / "text.jsonl", [{"text": "Some text."}] * 100 + [{"text": " "}] * bad + [{"text": "More."}] * (300 - bad))  # fmt: skip
+    for stage, path, what in (("sft", chat, "bad"), ("pretrain", text, "empty")):
+        recipe = bench.recipe(stage=stage, sources=[Source(files=str(path))], train={"num_train_epochs": 1}, max_bad_rows=9)  # fmt: skip
+        warnings, rows = said(bench, recipe)
+        mine = [line for line in warnings if f": {path.stem}: " in line]
+        assert len(mine) == said_of, mine
+        assert rows.shares()[path.stem]["lost"][what] == bad / 400
+        assert f"{100 * bad / 400:.2f} %" in table(rows.plan) or what == "bad"
+        if mine:
+            assert f"8 of 400 rows (2.00 %) are {'unreadable' if what == 'bad' else 'empty'} and left out" in mine[0]
+
+
+def test_conversations_without_a_trained_token_are_said_above_one_in_a_hundred():
+    fits = [Fit(read=400, too_long=0, cut=0, no_target=n, row_tokens=64) for n in (4, 5)]
+    few, many = (loss_warnings(Loss("a", {}, fit)) for fit in fits)
+    assert few == []
+    assert "a: 5 of 400 conversations (1.25 %) have no answer of the assistant and are left out" in many[0]
+
+
+@pytest.mark.parametrize("train", [{"max_steps": 5}, {"num_train_epochs": 1}])
+@pytest.mark.parametrize("at_end", ["repeat", "drop"])
+def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows_to_set(bench, tmp_path, train, at_end):
+    path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(path), at_end=at_end)], train=train)
+    with pytest.raises(DataError, match=r"long.*nothing is left to train on. long: 20 conversations, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
+        TrainingRows.open(preparation=bench.prepared(recipe))
+
+
+def test_where_no_conversation_of_the_validation_fits_it_is_said_before_the_first_step(bench, tmp_path):
+    path = write(tmp_path / "held.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
+    recipe = bench.recipe(stage="sft", validation=[Source(files=str(path))])
+    with pytest.raises(DataError, match=r"held.*no row to score. held: 20 conversations, 20 too long"):
+        said(bench, recipe)
+
+
+def test_the_command_ends_with_status_65_and_no_stack_where_no_conversation_fits(bench, tmp_path):
+    import yaml
+
+    bench.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
+    recipe = {
+        "run": {"stage": "sft"},
+        "tokenizer": {"path": str(tmp_path / "tokenizer"), "vocab_size": 600},
+        "data": {"sources": [{"files": str(path)}], "validation": [{"files": str(bench.chat_files[2])}], "row_tokens": 64, "batch_tokens": 512, "cache_dir": str(tmp_path / "cache")},
+        "model": {"n_layer": 2, "n_embd": 32, "n_head": 2},
+        "train": {"max_steps": 2},
+    }  # fmt: skip
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    command = [sys.executable, "-m", "pipeline.data", str(tmp_path / "r.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 65
+    assert "nothing is left to train on" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "sft"])
+def test_the_scored_bytes_are_those_of_the_labels(bench, stage):
+    rows = ValidationRows.open(bench.prepared(bench.recipe(stage=stage)))
+    lengths = byte_lengths(bench.tokenizer)
+
+    def of(batches):
+        return sum(int(lengths[labels[labels >= 0]].sum()) for batch in batches for labels in [batch["labels"].numpy()])
+
+    expected = {"sft/assistant_bpb" if stage == "sft" else "val/bpb": of(rows.batches(rows=3))}
+    if stage == "pretrain":
+        expected["val/bpb_documents"] = of(rows.document_batches(rows=3))
+    assert rows.scored_bytes(bench.tokenizer) == expected
+    (warning,) = rows.size_warnings(bench.tokenizer)
+    name, count = max(expected.items(), key=lambda pair: pair[1])
+    assert f"{name} is over {count:,} bytes, fewer than 100,000" in warning
+    assert "evals.bpb.tokens asks for no more" in warning
+
+
+def test_a_large_validation_is_not_mentioned(bench, text_files):
+    recipe = bench.recipe(sources=[Source(files=str(text_files[1]))])
+    recipe.data.validation = [Source(files=str(text_files[0]))]
+    recipe.evals.bpb.tokens, recipe.evals.bpb.document_bytes = 10_000_000, 4_000_000
+    rows = ValidationRows.open(bench.prepared(recipe))
+    assert min(rows.scored_bytes(bench.tokenizer).values()) < 100_000  # rows of best_fit_crop lose the tails
+    assert max(rows.scored_bytes(bench.tokenizer).values()) > 100_000
+    assert rows.size_warnings(bench.tokenizer) == []
+
+
+@pytest.mark.parametrize("program", ["pandas", "datasets"])
+def test_files_of_other_programs_with_published_questions_are_counted_as_they_are(bench, tmp_path, program):
+    if (folder := shared_data()) is None:
+        pytest.skip("no shared data")
+    rows = [json.loads(line) for line in (folder / "chat" / "train" / "dolly_sample.jsonl").open(encoding="utf-8")]
+    path = tmp_path / "dolly.jsonl"
+    if program == "pandas":
+        import pandas
+
+        pandas.DataFrame(rows).to_json(path, orient="records", lines=True)
+    else:
+        import datasets
+
+        datasets.Dataset.from_list(rows).to_json(path)
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(path))], row_tokens=256, batch_tokens=2048, train={"num_train_epochs": 1})  # fmt: skip
+    (warning, *_), opened = said(bench, recipe)
+    lengths = [len(render(bench.tokenizer, row["messages"])[0]) for row in rows]
+    dropped = sum(length > 257 for length in lengths)
+    assert opened.shares()["dolly"]["conversations"]["too_long"] == dropped
+    assert f"dolly: {dropped} of {len(rows)} conversations" in warning
+    ((_, _, fit),) = losses_of(opened.plan, "train", opened.stream)
+    assert fit.row_tokens_for() == 64 * int(np.ceil((sorted(lengths)[int(np.ceil(0.99 * len(rows))) - 1] - 1) / 64))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1_024, "1.0K"),
+        (12_300, "12.3K"),
+        (999_990, "1.0M"),
+        (3_891_200, "3.9M"),
+        (1.05e10, "10.5B"),
+    ],
+)
+def test_counts_are_printed_in_the_unit_that_shows_them(count, text):
+    assert short_count(count) == text

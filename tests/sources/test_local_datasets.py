@@ -1,0 +1,180 @@
+"""Datasets in folders of this machine: what save_to_disk wrote, what load_dataset would read, and what there is not."""
+
+import json
+import zipfile
+
+import datasets
+import pytest
+from split_layouts import tree
+
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import Recipe, Source
+from pipeline.sources.open import open_sources
+
+
+def rows(split, count=40):
+    return datasets.Dataset.from_dict({"text": [f"{split} {n}: a row that is long enough" for n in range(count)]})
+
+
+@pytest.fixture
+def saved(tmp_path):
+    datasets.DatasetDict({"train": rows("train"), "test": rows("test")}).save_to_disk(
+        tmp_path / "both", num_shards={"train": 3, "test": 1}
+    )
+    rows("one").save_to_disk(tmp_path / "one", num_shards=2)
+    return tmp_path
+
+
+def opened(folder, *, kind="text", validation=None, **source):
+    recipe = Recipe()
+    recipe.path = str(folder / "recipe.yaml")
+    recipe.data.cache_dir = str(folder / "cache")
+    recipe.data.sources = [Source(**source)]
+    recipe.data.validation = validation
+    return open_sources(recipe, kind=kind)
+
+
+def texts(*sources):
+    return sorted(item.text for source in sources for block in source.read() for item in block.items)
+
+
+@pytest.mark.parametrize("key", ["id", "files"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_of_a_saved_dict_the_split_alone_is_read(saved, key, split):
+    train, validation = opened(saved, **{key: "./both", "split": split})
+    assert texts(*train, *validation) == sorted(rows(split)["text"])
+
+
+@pytest.mark.parametrize("key", ["id", "files"])
+def test_of_a_saved_dataset_that_was_mapped_only_the_files_of_its_state_are_read(saved, key):
+    loaded = datasets.load_from_disk(saved / "one")
+    loaded.map(lambda row: {"text": row["text"].upper()}, load_from_cache_file=False)
+    assert len(list((saved / "one").glob("cache-*.arrow"))) == 1
+    train, validation = opened(saved, **{key: str(saved / "one")})
+    assert texts(*train, *validation) == sorted(rows("one")["text"])
+
+
+def test_rows_selected_and_shuffled_before_save_to_disk_are_those_that_are_read(saved):
+    rows("one").shuffle(seed=1).select(range(9)).save_to_disk(saved / "nine")
+    train, validation = opened(saved, id="./nine")
+    assert texts(*train, *validation) == sorted(datasets.load_from_disk(saved / "nine")["text"])
+
+
+def test_indices_beside_the_rows_as_old_versions_saved_them_are_refused(saved):
+    state = json.loads((saved / "one" / "state.json").read_text())
+    state["_indices_data_files"] = [{"filename": "indices.arrow"}]
+    (saved / "one" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match="saved with a selection or order of its rows"):
+        opened(saved, id="./one")
+
+
+def test_a_folder_with_saved_datasets_in_it_gives_their_rows_and_not_their_descriptions(saved):
+    (saved / "cache").mkdir()
+    (saved / "all").mkdir()
+    (saved / "one").rename(saved / "all" / "one")
+    (saved / "both").rename(saved / "all" / "both")
+    (saved / "all" / "more.jsonl").write_text('{"text": "one more"}\n')
+    (saved / "all" / ".hidden").mkdir()
+    (saved / "all" / ".hidden" / "less.jsonl").write_text('{"text": "hidden"}\n')
+    train, validation = opened(saved, files="all")
+    assert texts(*train, *validation) == sorted([*rows("train")["text"], *rows("one")["text"], "one more"])
+    train, validation = opened(saved, files="all/one/*")
+    assert texts(*train, *validation) == sorted(rows("one")["text"])
+
+
+def test_a_saved_dataset_that_is_not_whole_is_said(saved):
+    (saved / "both" / "train" / "data-00001-of-00003.arrow").unlink()
+    with pytest.raises(InputMissingError, match=r"both/train lacks data-00001-of-00003.arrow, so it is not whole"):
+        opened(saved, id="./both")
+    with pytest.raises(RecipeError, match=r"both has no split 'validation'; it has train, test. Write one of them"):
+        opened(saved, files="both", split="validation")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, content in tree("own/train/a.jsonl own/train/b.jsonl own/test/c.jsonl own/test/d.jsonl").items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ({"files": "own"}, "train/a train/b test/c test/d"),
+        ({"files": "own", "split": "test"}, "test/c test/d"),
+        ({"id": "own"}, "train/a train/b"),
+        ({"id": "./own/", "split": "test"}, "test/c test/d"),
+        ({"id": "own", "files": ["test", "train/a*"]}, "test/c test/d train/a"),
+    ],
+)
+def test_files_of_a_folder_are_all_and_a_dataset_or_split_of_it_as_datasets_finds_them(folder, source, names):
+    train, validation = opened(folder, **source)
+    assert texts(*train, *validation) == sorted(f"own/{name}.jsonl" for name in names.split())
+    assert train[0].revision is None
+
+
+def test_the_test_split_of_a_folder_can_be_the_validation(folder):
+    train, validation = opened(folder, id="own", validation=[Source(id="own", split="test")])
+    assert texts(*train) == ["own/train/a.jsonl", "own/train/b.jsonl"]
+    assert texts(*validation) == ["own/test/c.jsonl", "own/test/d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        ({"id": "./nothing"}, InputMissingError, r"sources\[0\].id: './nothing' is neither a folder here nor a dataset's id"),
+        ({"id": "../a/b/c"}, InputMissingError, "Write OWNER/NAME of the Hub, or a folder that is there"),
+        ({"id": "https://huggingface.co/datasets/a/b"}, InputMissingError, "neither a folder here nor a dataset's id"),
+        ({"id": "own/train/a.jsonl"}, RecipeError, "is a file, and id names a dataset. Write files: own/train/a.jsonl."),
+        ({"id": "own", "revision": "main"}, RecipeError, "Leave revision out"),
+        ({"id": "own", "split": "dev"}, RecipeError, "own has no split 'dev'; it has train, test"),
+        ({"id": "own", "config": "en"}, RecipeError, "own has no configuration 'en'; it has default"),
+        ({"id": "own", "files": "no*"}, InputMissingError, "'no.' matches no file of own, .* It has test/c.jsonl, test/d.jsonl"),
+        ({"id": "own", "files": "../*"}, RecipeError, "leads out of own"),
+        ({"files": "own", "split": "dev"}, RecipeError, "own has no split 'dev'; it has train, test"),
+        ({"files": "own/train/*", "split": "test"}, RecipeError, "names files one by one, which have no splits"),
+    ],
+)  # fmt: skip
+def test_a_dataset_that_is_not_there_is_said_in_a_sentence(folder, source, error, said):
+    with pytest.raises(error, match=said) as raised:
+        opened(folder, **source)
+    assert "\n" not in str(raised.value)
+
+
+def test_data_files_of_no_split_are_named_in_a_warning(folder, caplog):
+    opened(folder, id="own")
+    assert not caplog.messages
+    (folder / "own" / "train" / "z.txt").write_text("of another format")
+    opened(folder, id="own")
+    assert "of own 1 data files belong to no split that `datasets` finds and are not read: train/z.txt." in caplog.text
+
+
+@pytest.mark.parametrize("key", ["id", "files"])
+def test_archives_are_refused_by_name(folder, key):
+    with zipfile.ZipFile(folder / "own" / "train" / "a.zip", "w") as archive:
+        archive.writestr("a.jsonl", '{"text": "zipped"}\n')
+    (folder / "own" / "train" / "a.jsonl").unlink()
+    (folder / "own" / "train" / "b.jsonl").unlink()
+    path = "own/train" if key == "id" else "own/train/*"
+    with pytest.raises(RecipeError, match=r"archives, which are not unpacked: .*a.zip. Unpack them"):
+        opened(folder, **{key: path})
+
+
+def test_the_saved_recipe_names_a_local_dataset_as_a_path(folder, monkeypatch):
+    (folder / "recipes").mkdir()
+    (folder / "own").rename(folder / "recipes" / "own")
+    (folder / "recipes" / "mine.yaml").write_text(
+        "data: {sources: [{id: own}], batch_tokens: 512, row_tokens: 64}\ntrain: {max_steps: 3}\nmodel: {n_layer: 1, n_embd: 16, n_head: 2}\n"
+    )
+    monkeypatch.chdir(folder)
+    assert read_recipe(["recipes/mine.yaml", "run.stage=pretrain"]).data.sources[0].id == "./recipes/own"
+
+
+def test_a_folder_of_the_same_name_goes_before_the_hub_as_in_load_dataset(folder):
+    (folder / "somebody").mkdir()
+    (folder / "own").rename(folder / "somebody" / "corpus")
+    train, _ = opened(folder, id="somebody/corpus")
+    assert train[0].describe()["id"] is None  # The card links what is on the Hub.
+    assert {file.path.parent.name for file in train[0].files} == {"train"}
