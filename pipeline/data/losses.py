@@ -6,12 +6,13 @@ before anything is prepared, a sample is rendered instead.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
+from pipeline.artifacts.errors import DamagedFileError, DataError
 from pipeline.data.conversations import count_conversation, fit_conversation, new_counts
 from pipeline.data.sequence_writer import rendered_talks
 from pipeline.data.stream import Stream
@@ -144,7 +145,10 @@ def losses_of(plan: dict, role: str, stream: Stream) -> list[Loss]:
         counts, fit = sequence.totals(stream.shards_needed(number)), None
         if plan["kind"] == "chat" and "conversations" in counts:
             kept = sequence.folder / SAMPLE_FILE
-            sample = read_json(kept) if "longer" not in counts and kept.exists() else None
+            sample = None
+            if "longer" not in counts:
+                with suppress(FileNotFoundError, DamagedFileError):  # a damaged one is taken again
+                    sample = read_sealed_json(kept)
             fit = Fit.counted(counts, row_tokens=plan["row_tokens"], sample=sample)
         found.append(Loss(about["name"], counts, fit))
     return found
@@ -161,7 +165,7 @@ def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: A
         about = {"row_tokens": plan["row_tokens"], "overflow": settings["max_row_overflow"]}
         if fit.longer is None and max(fit.too_long, fit.cut) > MUCH * fit.read:
             sample = sampled_counts(sources[number], tokenizer, **about)
-            write_json(sequence.folder / SAMPLE_FILE, sample)
+            write_sealed_json(sequence.folder / SAMPLE_FILE, sample)
             found[number] = loss._replace(fit=Fit.counted(loss.counts, row_tokens=plan["row_tokens"], sample=sample))
         elif sequence.end is None and fit.read < SAMPLE:
             found[number] = loss._replace(fit=sampled_fit(sources[number], tokenizer, **about))

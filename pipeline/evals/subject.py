@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import by_step, problems, step_of
+from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.artifacts.errors import DataError, InputMissingError
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 
@@ -76,11 +76,7 @@ def _of_run(run: RunDirectory) -> Subject:
 
 
 def _finished_step(run: RunDirectory) -> int | None:
-    from pipeline.artifacts.atomic import read_json
-    from pipeline.artifacts.checkpoints import SEAL
-
-    seal = run.model / SEAL
-    return read_json(seal).get("step") if seal.exists() else None
+    return read_seal(run.model).get("step") if (run.model / SEAL).exists() else None
 
 
 def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:

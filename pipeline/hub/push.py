@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_json, sha256_file
-from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.checkpoints import SEAL, read_seal
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
 from pipeline.artifacts.run_directory import RunDirectory
@@ -102,7 +102,7 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
         message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
         commit, found = upload.commit(files, queue=queue, item=item, message=message, replaces=replaces)
         if found:  # with the card and the manifest of that time
-            sealed = read_json(model / SEAL)["files"]
+            sealed = read_seal(model)["files"]
             sums = {name: value for name, value in sums.items() if name in sealed or name.startswith(f"{STATE}/")}
         stated = {name for name in sums if item.name != MODEL or name.startswith(f"{STATE}/")}
         compare_sums({name: files[name] for name in stated}, repo_id=upload.repo_id, commit=commit)

@@ -63,7 +63,7 @@ class Run:
     directory: str = key("runs", "Folder that holds the run directories.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report.")
-    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one; a step: go back to that checkpoint; the same command again goes on from there.")
+    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.")
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")

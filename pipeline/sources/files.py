@@ -38,6 +38,7 @@ class SourceFile:
     sha256: str = ""
     bytes: int = 0
     mtime_ns: int = 0
+    ctime_ns: int = 0
     path: Path | None = None
     fetch: Callable[[], Path] | None = None
     peek: Callable[[], Ends | None] | None = None

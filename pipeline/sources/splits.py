@@ -5,7 +5,6 @@ library's either way, and it reads no data for them. A folder that `save_to_disk
 """
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -14,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.sources.raw_rows import is_data
 
@@ -165,7 +165,7 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
 
 def _read(path: Path, where: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise InputMissingError(
             f"{where}: {path} cannot be read ({_first_line(error)}), so the saved dataset is not whole. Save it again."

@@ -87,7 +87,8 @@ def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, co
                 f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete it and run the same command again."
             ]
         )
-    file.sha256, file.bytes, file.mtime_ns = file.sha256 or facts.sha256, facts.size, facts.mtime_ns
+    file.sha256, file.bytes = file.sha256 or facts.sha256, facts.size
+    file.mtime_ns, file.ctime_ns = facts.mtime_ns, facts.ctime_ns
     identity = form.identity()
     if identity in facts.checked:
         return Findings()

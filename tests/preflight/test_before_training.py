@@ -234,7 +234,9 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
     assert "holds no weights" in problems_of(bare, InputMissingError)
 
 
-def test_the_weights_that_a_run_starts_from_are_hashed_at_its_first_start_only(recipe_file, trained, tmp_path):
+def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_changed(
+    recipe_file, trained, tmp_path, monkeypatch
+):
     from pipeline.preflight.inputs import _weights
 
     start = tmp_path / "start"
@@ -243,10 +245,11 @@ def test_the_weights_that_a_run_starts_from_are_hashed_at_its_first_start_only(r
     recipe = read_recipe([recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={start}"])
     first, status = _weights(recipe, None), weights.stat()
     assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
+    with monkeypatch.context() as patched:
+        patched.setattr("pipeline.sources.facts._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+        assert _weights(recipe, None) == first
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert _weights(recipe, None) == first  # not a byte was read
-    os.utime(weights)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # as rsync -t leaves other content
     assert _weights(recipe, None) != first
 
 
