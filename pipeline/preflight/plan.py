@@ -153,7 +153,16 @@ def known_sizes(recipe: Recipe) -> Sizes | None:
 
         import pipeline.model.build  # noqa: F401 - makes our own model type known
 
-        return sizes_from_config(AutoConfig.from_pretrained(folder), recipe.data.row_tokens)
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ):  # of code of its own: known when it is loaded, if it is trusted
+            return None
+        return sizes_from_config(config, recipe.data.row_tokens)
     try:
         return sizes_of(recipe)
     except ValueError:

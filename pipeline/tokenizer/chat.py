@@ -2,11 +2,13 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
 from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
 
+MOST_REPEATED = 10_000_000
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
 
@@ -30,33 +32,60 @@ def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
 
 def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
     """`render` for several conversations in one call of the tokenizer, which uses its threads."""
-    from jinja2.exceptions import TemplateError
-
     if not conversations:
         return []
     if not all(conversations):
         raise DataError("the chat template refuses the conversation: it has no messages")
-    try:
-        out = tokenizer.apply_chat_template(
-            conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from None
+    out = _apply(tokenizer, conversations, return_assistant_tokens_mask=True)
     masks = [[bool(bit) for bit in mask] for mask in out["assistant_masks"]]
     return list(zip(out["input_ids"], masks, strict=True))
 
 
 def prompt_ids(tokenizer, messages: list[dict]) -> list[int]:
     """The ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it."""
-    from jinja2.exceptions import TemplateError
-
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
+    return list(_apply(tokenizer, messages, add_generation_prompt=True)["input_ids"])
+
+
+def _apply(tokenizer, messages: list, **settings) -> dict:
+    """The template may be somebody else's. It is rendered in transformers' sandbox; here it cannot make texts without end, either."""
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = _bounded_sandbox()  # type: ignore[assignment,misc]
     try:
-        out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from None
-    return list(out["input_ids"])
+        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **settings)
+    except Exception as error:  # a template raises whatever its expressions raise
+        reason = str(error) or type(error).__name__
+        raise DataError(f"the chat template refuses the conversation: {reason}") from None
+
+
+@cache
+def _bounded_sandbox() -> type:
+    """Return the sandbox class with a bound on `*`, `**` and `%`, by which three words of a template would fill the memory.
+
+    range() has one in jinja2 itself (100,000).
+    """
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class BoundedSandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(["*", "**", "%"])
+
+        def call_binop(self, context, operator, left, right):
+            plain = isinstance(left, int | float) and isinstance(right, int | float)
+            small = plain and abs(left) <= MOST_REPEATED and abs(right) <= MOST_REPEATED
+            if operator == "**" and not (small and abs(right) <= 64):
+                raise SecurityError("it raises to a power that is too large")
+            if operator == "*" and not plain:
+                times, repeated = (left, right) if isinstance(left, int) else (right, left)
+                if isinstance(times, int) and hasattr(repeated, "__len__") and times * len(repeated) > MOST_REPEATED:
+                    raise SecurityError(f"it repeats a text to more than {MOST_REPEATED:,} characters")
+            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\d{7,}|\*)", left):
+                raise SecurityError("it formats to a width that is too large")
+            return super().call_binop(context, operator, left, right)
+
+    return BoundedSandbox
 
 
 def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
