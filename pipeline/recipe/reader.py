@@ -1,13 +1,11 @@
 """`RECIPE.yaml section.key=value ...` as one typed, resolved recipe, or every mistake of it at once."""
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.checks import check_filled, check_given, check_stage
-from pipeline.recipe.layers import COMMAND_LINE, read_layers
+from pipeline.recipe.layers import read_layers
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
 from pipeline.recipe.presets import NOT_OPTIONS, TANDEM_OPTIONS
@@ -38,37 +36,12 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     check_stage(recipe, stage, problems)
     problems.raise_if_any()
     recipe.run.stage = recipe.stage
-    if recipe.run.trust_code and recipe.places["run.trust_code"] != COMMAND_LINE:
-        problems.add(
-            recipe.where("run.trust_code"),
-            f"is for you to give, not for a recipe, which may come from elsewhere. Write {RECIPE_TRUST}.",
-        )
     check_given(recipe, problems)
     problems.raise_if_any()
     fill(recipe, problems)
     check_filled(recipe, problems)
     problems.raise_if_any()
-    recipe.code = code_folder_of(recipe)
     return recipe
-
-
-def code_folder_of(recipe: Recipe) -> CodeFolder:
-    """Return where the code of a recipe that the user named on the command line may lie.
-
-    Beside the recipe, or where an override of run.code_folder says. Not beside the recipe.yaml of a run: what lies there came with the
-    run, which may be somebody else's.
-    """
-    folder, beside = Path(recipe.run.code_folder or "."), Path(recipe.path or ".").parent
-    if recipe.run.trust_code:
-        return CodeFolder(str(folder), trusted=True)
-    if recipe.places.get("run.code_folder") == COMMAND_LINE:
-        return CodeFolder(str(folder))
-    if (beside / "run_manifest.json").exists():
-        return CodeFolder(None, closed=f"{recipe.path} is the recipe of a run, which may have come from elsewhere")
-    if not folder.resolve().is_relative_to(beside.resolve()):
-        why = f"run.code_folder ({folder}) lies outside the recipe's folder. Give it on the command line"
-        return CodeFolder(None, closed=why)
-    return CodeFolder(str(folder))
 
 
 def _typed(tree: Item, problems: Problems) -> Recipe:
