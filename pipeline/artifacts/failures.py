@@ -20,6 +20,7 @@ from pipeline.artifacts.errors import (
     Interrupted,
     OutOfMemoryError,
     Preempted,
+    RecipeError,
     TandemError,
 )
 from pipeline.artifacts.run_directory import RunDirectory
@@ -52,6 +53,12 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
         outcome = error
+    # Nothing of ours ends a run by SystemExit; its status of 0 would say that the run has finished.
+    if isinstance(outcome, SystemExit) and _current_run is not None:
+        last = traceback.extract_tb(outcome.__traceback__)[-1]
+        outcome = RecipeError(
+            f"{last.filename}:{last.lineno}: raised {outcome!r}, so the run ended unfinished. Remove it."
+        )
     leave(outcome)
 
 

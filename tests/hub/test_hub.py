@@ -279,7 +279,7 @@ def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
     assert old in code.read_text()
     write_text(code, code.read_text().replace(old, new, 1))
     write_model(run, tiny_model, lambda folder: shutil.copytree(kept, folder, dirs_exist_ok=True))
-    done = command(hub, tmp_path, "push", run.path, load=True)
+    done = command(hub, tmp_path, "push", run.path, "--trust-code", load=True)
     assert done.returncode == 69, done.stderr
     assert told in done.stderr
     assert "hub" not in run.read_manifest()

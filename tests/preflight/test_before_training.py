@@ -95,7 +95,7 @@ def test_recipe_code_data_disk_and_hub_are_told_in_one_list(recipe_file, tmp_pat
     assert "Traceback" not in done.stderr
     for said in (
         "r.yaml:21: model.attn_implementation: flash_attention_2 needs a CUDA device",
-        "r.yaml:4: run.callbacks: mine:Missing cannot be used",
+        "r.yaml:4: run.callbacks: mine:Missing cannot be imported",
         "r.yaml:22: model.options: tandem cannot be built with them (KeyError: 'gleu')",
         "page.jsonl looks like an HTML page (Sign in)",
         "r.yaml:11: data.sources[1].files: 'absent.jsonl' does not exist",
@@ -293,7 +293,7 @@ def test_a_module_that_raises_is_named_with_what_it_raised(recipe_file, tmp_path
 def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
     (tmp_path / "unfinished.py").write_text("def read(row:\n")
     recipe = read_recipe([recipe_file(), "data.sources=[{files: a.jsonl, format: 'unfinished:read'}]"])
-    assert "format: unfinished:read cannot be imported: SyntaxError: " in problems_of(recipe, RecipeError)
+    assert "format: unfinished:read cannot be imported (SyntaxError: " in problems_of(recipe, RecipeError)
 
 
 def test_a_layer_that_asserts_its_sizes_is_told_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
