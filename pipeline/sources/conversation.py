@@ -1,6 +1,7 @@
 """What a conversation must be to be trained on."""
 
 import json
+import math
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -8,6 +9,7 @@ KEPT = ("role", "content", "tool_calls", "name", "tool_call_id")
 # Other names of the roles, as ShareGPT files and those after its model have them (LLaMA-Factory, axolotl, FastChat).
 ROLE_NAMES = {
     "human": "user",
+    "prompter": "user",  # of OASST
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
@@ -17,6 +19,7 @@ ROLE_NAMES = {
     "observation": "tool",
     **{role: role for role in ROLES},
 }
+TREE_KEYS = {"message_id", "role", "text"}  # of a tree's root message
 
 
 class UntrainableConversation(ValueError):
@@ -26,7 +29,10 @@ class UntrainableConversation(ValueError):
 
 def messages_of(value: Any) -> list[dict]:
     """Plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
-    turns with the user's first, or pairs {input, output}. Raises ValueError with the reason when it is none of them."""
+    turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason when it is none
+    of them."""
+    if is_tree(value):
+        value = _best_path(value)
     if not isinstance(value, list):
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
@@ -47,6 +53,22 @@ def messages_of(value: Any) -> list[dict]:
         else:
             messages.append(turn)
     return plain_messages(messages)
+
+
+def is_tree(value: Any) -> bool:
+    """Return whether it is the root message of a tree, as the files *.trees.jsonl.gz of OASST have them."""
+    return isinstance(value, dict) and value.keys() >= TREE_KEYS
+
+
+def _best_path(tree: dict) -> list[dict]:
+    """Return the messages from the root along the best-ranked replies (rank 0 is the best), up to the last answer."""
+    path, message = [tree], tree
+    while replies := [reply for reply in message.get("replies") or [] if not reply.get("deleted")]:
+        message = min(replies, key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"])
+        path.append(message)
+    if len(path) > 1 and path[-1].get("role") == "prompter":
+        path.pop()
+    return [{"role": message.get("role"), "content": message.get("text")} for message in path]
 
 
 def _call(value: Any, place: int) -> dict:

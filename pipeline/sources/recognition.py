@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pipeline.sources.conversation import is_tree
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format
 from pipeline.sources.raw_rows import BOM, COMPRESSIONS, kind_of, open_bytes, parse_json_line, read_blocks
@@ -27,6 +28,7 @@ LISTS_OF_TURNS = {
     "turns": "ShareGPT conversations",
     "exchanges": "conversations of input and output",
     "texts": "conversations of texts in turns",
+    "tree": "message trees",
 }
 
 
@@ -59,7 +61,7 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 
 def column_types(rows: list[dict]) -> dict[str, str]:
     """What each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
-    texts, list), or `mixed`."""
+    texts, list), tree, or `mixed`."""
     types: dict[str, str] = {}
     for row in rows:
         for name, value in row.items():
@@ -84,6 +86,8 @@ def _type_of(value: Any) -> str:
         if "from" in keys and "value" in keys:
             return "turns"
         return "exchanges" if "input" in keys and "output" in keys else "list"
+    if is_tree(value):
+        return "tree"
     simple = {type(None): "null", str: "text", bool: "boolean", int: "number", float: "number", dict: "mapping"}
     return simple.get(type(value), type(value).__name__)
 
@@ -96,7 +100,7 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
         return Recognised(
             "one message of a tree a row, as OASST has them",
             refusal="has one message of a tree in each row (message_id, parent_id, role, text), as OASST has them, and no whole conversations. "
-            "Take an edition in conversations (with a column messages), or train the stage pretrain on its column text.",
+            'Its file of whole trees gives a conversation each: Write files: "*_ready.trees.jsonl.gz". Or train the stage pretrain, on its column text.',
         )
     texts = [name for name, kind in types.items() if kind == "text" and name.lower() in TEXT_COLUMNS]
     if texts:
@@ -132,7 +136,7 @@ def _chat(types: dict[str, str]) -> Recognised | None:
     others = [
         name
         for name, kind in types.items()
-        if kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES
+        if kind == "tree" or (kind in ("messages", "turns") and name.lower() not in PROMPTS + RESPONSES)
     ]
     columns = named or others
     if len(columns) > 1:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
     if split not in by_split:
         of = f" in its configuration {config!r}" if config else ""
         raise RecipeError(
-            f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. Write one of them."
+            f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. {_write_split(by_split, split)}"
         )
     files = by_split[split]
     if outside := [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]:
@@ -44,6 +44,12 @@ def split_files(root: Path, *, config: str | None, split: str, name: str, where:
             f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose files with `files`."
         )
     return [Path(file) for file in files]
+
+
+def _write_split(splits: Iterable[str], split: str) -> str:
+    """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else any."""
+    named = next((one for one in splits if split in one), None)
+    return f"Write split: {named}." if named else "Write one of them."
 
 
 def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str, list[str]]:
@@ -91,11 +97,11 @@ def _configs(root: Path) -> list[str]:
 
 def _wrong_config(names: list[str], config: str | None, name: str, where: str) -> str | None:
     if config is None and len(names) > 1:
-        return f"{where}.config: {name} has several configurations and none is the default: {', '.join(names)}. Write config: {names[0]}."
+        return f"{where}.config: {name} has several configurations and none is the default: {some(names)}. Write config: {names[0]}."
     if config is not None and names and config not in names:
         near = get_close_matches(config, names, n=1)
         cure = f"Did you mean {near[0]!r}?" if near else "Write one of them, or choose files with `files`."
-        return f"{where}.config: {name} has no configuration {config!r}; it has {', '.join(names)}. {cure}"
+        return f"{where}.config: {name} has no configuration {config!r}; it has {some(names)}. {cure}"
     return None
 
 
@@ -147,7 +153,7 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
         splits = _read(folder / SPLITS, where).get("splits") or []
         if split not in splits:
             raise RecipeError(
-                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. Write one of them."
+                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. {_write_split(splits, split)}"
             )
         folder = folder / split
     state = _read(folder / STATE, where)
@@ -197,7 +203,7 @@ def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
 
 
 def some(paths: list[str]) -> str:
-    return ", ".join(paths[:SHOWN]) + (" ..." if len(paths) > SHOWN else "")
+    return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
 
 def _shown(root: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.retries import read_again
 from pipeline.sources.bad_rows import all_empty, bad_rows, grouped, reason_of, row_name, untrainable
+from pipeline.sources.conversation import TREE_KEYS
 from pipeline.sources.facts import FactsOfFiles
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format
@@ -250,7 +251,7 @@ def _type_problem(form: Format, column: str, found: Any) -> str | None:
             return None
         return f"has a column {column!r} of type {found}, not text. Name a column of text, or write a format module:attr that makes text of it."
     if column == form.column:
-        if is_list:
+        if is_list or (types.is_struct(found) and {one.name for one in found} >= TREE_KEYS):
             return None
         return f"has a column {column!r} of type {found}, not a list of messages. Name the right column, or write a format module:attr."
     if is_text or is_list:

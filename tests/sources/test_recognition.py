@@ -147,6 +147,24 @@ CONVERSATIONS = {
         [SYSTEM, USER, ANSWER],
         "prompts and responses (columns system_prompt, question, response)",
     ),
+    "message trees of OASST": (
+        {
+            "message_tree_id": "1",
+            "tree_state": "ready_for_export",
+            "prompt": {
+                "message_id": "1",
+                "role": "prompter",
+                "text": "How many?",
+                "replies": [
+                    {"message_id": "2", "role": "assistant", "text": "Many.", "rank": 1, "deleted": False},
+                    {"message_id": "3", "role": "assistant", "text": "Three.", "rank": 0, "deleted": False},
+                    {"message_id": "4", "role": "assistant", "text": "Gone.", "rank": -1, "deleted": True},
+                ],
+            },
+        },
+        [USER, ANSWER],
+        "message trees (column prompt)",
+    ),
     "columns in another case": (
         {"Question": "How many?", "Complex_CoT": "Well.", "Response": "Three."},
         [USER, ANSWER],
@@ -203,7 +221,7 @@ REFUSED = {
     "OASST": (
         "chat",
         {"message_id": "1", "parent_id": None, "text": "a", "role": "prompter", "message_tree_id": "1", "rank": None},
-        ["one message of a tree in each row", "as OASST has them"],
+        ["one message of a tree in each row", "as OASST has them", 'Write files: "*_ready.trees.jsonl.gz".'],
     ),
     "two columns that could be the answer": (
         "chat",
