@@ -55,14 +55,22 @@ def main(argv: list[str]) -> int:
     if not is_recipe(arguments.recipe):
         count = 3 if arguments.show is None else arguments.show
         colour = sys.stdout.isatty()
-        logging.getLogger("pipeline.sources.open").setLevel(logging.ERROR)  # the preview says itself what is left out
-        for line in preview(
-            arguments.recipe, arguments.overrides, tokenizer=arguments.tokenizer, rows=count, colour=colour
-        ):
-            print(line)
+        log = logging.getLogger("pipeline.sources.open")
+        log.addFilter(_is_no_warning)  # the preview says itself what is left out
+        try:
+            for line in preview(
+                arguments.recipe, arguments.overrides, tokenizer=arguments.tokenizer, rows=count, colour=colour
+            ):
+                print(line)
+        finally:
+            log.removeFilter(_is_no_warning)
         return 0
     _prepare(arguments)
     return 0
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    return record.levelno != logging.WARNING
 
 
 def _prepare(arguments: argparse.Namespace) -> None:

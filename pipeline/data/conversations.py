@@ -45,7 +45,7 @@ LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, an
 
 
 def new_counts(kind: str) -> dict[str, Any]:
-    """What is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
+    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
     return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
 
 

@@ -22,6 +22,8 @@ MUCH = 0.01  # Of the conversations, or of the rows of the files.
 HELD = 0.99  # Of the conversations, by the row length that is advised.
 SAMPLE = 2_000  # Conversations: a share of 1 % is then known to 0.2 %.
 SAMPLED_FILES = 16  # That a sample is spread over at least, where there are as many.
+# What the empty rows of conversations are, beside those that an own format passes over.
+NOTHING_TO_LEARN = "have nothing to learn from (no answer, an empty one, or turns in no order that a template renders)"
 SAMPLE_FILE = "sampled_lengths.json"  # In a sequence's folder.
 
 
@@ -99,7 +101,7 @@ class Fit:
         return self.row_tokens
 
     def share_beyond(self, row_tokens: int) -> float | None:
-        """Of the conversations that rows of this length would not hold whole."""
+        """Return the share of the conversations that rows of this length would not hold whole."""
         if self.longer is None or not self.of:
             return None
         return sum(n for row, n in self.longer.items() if row > row_tokens) / self.of
@@ -112,7 +114,7 @@ class Fit:
 
 
 def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
-    """What of the conversations is lost, from Fit.facts, and the rows that would hold it."""
+    """Return what of the conversations is lost, from Fit.facts, and the rows that would hold it."""
     read, dropped, cut = facts["read"], facts["too_long"], facts["cut"]
     longer = f"are longer than a row of {row_tokens:,} tokens and"
     text = f"{dropped or cut:,} of {read:,} conversations ({percent(dropped or cut, read)}) {longer} {'left out' if dropped else 'lose their last turns'}"
@@ -139,7 +141,7 @@ class Loss(NamedTuple):
 
 
 def losses_of(plan: dict, role: str, stream: Stream) -> list[Loss]:
-    """Of each source of a plan's stream, of what the run reads as far as it is sealed."""
+    """Return the losses of each source of a plan's stream, of what the run reads as far as it is sealed."""
     found = []
     for number, (about, sequence) in enumerate(zip(plan[role]["sequences"], stream.sequences, strict=True)):
         counts, fit = sequence.totals(stream.shards_needed(number)), None
@@ -173,7 +175,7 @@ def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: A
 
 
 def sampled_fit(source: Any, tokenizer: Any, *, row_tokens: int, overflow: str) -> Fit:
-    """How a sample of conversations would fit rows of that length, before anything is prepared."""
+    """Return how a sample of conversations would fit rows of that length, before anything is prepared."""
     counts = sampled_counts(source, tokenizer, row_tokens=row_tokens, overflow=overflow)
     return replace(Fit.counted(counts, row_tokens=row_tokens), sampled=counts["conversations"])
 
@@ -224,7 +226,7 @@ def _blocks_of_file(source: Any, number: int) -> Iterator[Any]:
 
 
 def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
-    """What is lost of a source, where it is more than MUCH; a sentence or two each. longest_row: that the model holds."""
+    """Return what is lost of a source where it is more than MUCH, a sentence or two each. longest_row: of the model."""
     lines, (name, counts, fit) = [], loss
     if fit is not None and max(fit.too_long, fit.cut) > MUCH * fit.read:
         lines.append(f"{fit_text(fit.facts(), fit.row_tokens)}. {_advice(fit, longest_row)}")
@@ -234,10 +236,10 @@ def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
             "Look at their roles, and at `format`."
         )
     seen = rows_seen(counts)
-    for kind, what in (("empty_rows", "are empty"), ("bad_rows", "are unreadable")):
+    for kind, what in (("empty_rows", NOTHING_TO_LEARN if fit else "are empty"), ("bad_rows", "are unreadable")):
         if counts.get(kind, 0) > MUCH * seen:
             lines.append(
-                f"{counts[kind]:,} of {seen:,} rows ({percent(counts[kind], seen)}) {what} and left out. Look into the files, or name another column."
+                f"{counts[kind]:,} of {seen:,} rows ({percent(counts[kind], seen)}) {what} and left out. Look into the files (python -m pipeline.data FILE), or name another column."
             )
     return [f"{name}: {line}" for line in lines]
 
@@ -258,18 +260,18 @@ def _advice(fit: Fit, longest_row: int | None) -> str:
 
 
 def nothing_left(losses: list[Loss]) -> str:
-    """Why no row came of the sources: what was read of each, and left out."""
+    """Return why no row came of the sources: what was read of each, and left out."""
     lines, rows = [], []
     for name, counts, fit in losses:
         left_out = {
             f"too long for a row of {fit.row_tokens:,} tokens" if fit else "": counts.get("too_long", 0),
             "without an answer of the assistant": counts.get("no_target", 0),
-            "empty rows": counts.get("empty_rows", 0),
+            "with nothing to learn from" if fit else "empty rows": counts.get("empty_rows", 0),
             "unreadable rows": counts.get("bad_rows", 0),
         }
         what = "conversations" if fit else "documents"
-        told = [f"{n:,} {reason}" for reason, n in left_out.items() if n]
-        lines.append(f"{name}: {counts.get(what, 0):,} {what}, {', '.join(told) or 'none left out'}")
+        reasons = [f"{n:,} {reason}" for reason, n in left_out.items() if n]
+        lines.append(f"{name}: {counts.get(what, 0):,} {what}, {', '.join(reasons) or 'none left out'}")
         if fit and fit.too_long and (wanted := fit.row_tokens_for()):
             rows.append(wanted)
     advice = (

@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.data.sequence_writer import rendered_talks
 from pipeline.data.show import PLAIN, marked
+from pipeline.recipe.command_line import find_recipe
 from pipeline.recipe.located_yaml import Item, compose
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import TEXT_ID
@@ -24,7 +26,7 @@ from pipeline.sources.bad_rows import grouped, untrainable
 from pipeline.sources.formats import Format
 from pipeline.sources.open import open_sources, planned_sources
 from pipeline.sources.open_source import OpenSource
-from pipeline.sources.raw_rows import read_blocks
+from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 
 SHOWN_LINES = 12  # of a row
@@ -34,10 +36,14 @@ COLUMNS_SHOWN = 30
 
 
 def is_recipe(argument: str) -> bool:
-    """Whether the command's argument names a recipe, and not data: a .yaml file, or a name among recipes/."""
-    if argument.endswith((".yaml", ".yml")):
-        return True
-    return not Path(argument).exists() and Path("recipes", f"{argument}.yaml").is_file()
+    """Return whether the command's argument names a recipe, and not data: a .yaml file, or the bare name of one."""
+    if argument.endswith((".yaml", ".yml")) or Path(argument).exists():
+        return argument.endswith((".yaml", ".yml"))
+    try:
+        find_recipe(argument)
+    except InputMissingError:
+        return False
+    return True
 
 
 def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool) -> Iterator[str]:
@@ -76,7 +82,7 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
     named = _named_tokenizer(recipe, tokenizer) if tokenizer else None
     yield from _rows(items[:rows], kind, named or _bytes_tokenizer(), colour=colour)
     if kind == "chat":
-        yield from _conversations(source, [item.messages for item in items], named)
+        yield from _conversations(source, items, named)
     yield from _recipe_lines(spec, kind)
     text = found.get("text")
     if usable == ["chat", "text"] and text and text.format:
@@ -87,11 +93,7 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
 def source_of(target: str, settings: list[str]) -> Source:
     """The source that files, a folder, a glob or the id of a dataset are, with further keys of a source."""
     path = Path(target).expanduser()
-    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+|tandem:\w+|[\w-]+", target) and path.suffix not in (
-        ".jsonl",
-        ".json",
-        ".txt",
-    )
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+|tandem:\w+|[\w-]+", target) and kind_of(target) is None
     if not (path.exists() or re.search(r"[*?\[]", target) or is_id):
         raise InputMissingError(
             f"{target}: there is no such file or folder, and it is no id of a dataset (owner/name). Correct the path; a recipe ends in .yaml."
@@ -115,7 +117,7 @@ def _says_itself(spec: Source) -> bool:
 
 
 def _kinds(spec: Source) -> list[Any]:
-    """What the source can be for; conversations first, since most of them have some column of text too."""
+    """Return what the source can be for; conversations first, since most of them have some column of text too."""
     if spec.text_column or spec.format == "text" or "text" in (spec.columns or ()) or spec.id == TEXT_ID:
         return ["text"]
     return ["chat"] if _says_itself(spec) or (spec.id or "").startswith("tandem:") else ["chat", "text"]
@@ -180,8 +182,6 @@ def _bytes_tokenizer() -> Any:
 
 
 def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Iterator[str]:
-    from pipeline.tokenizer.chat import render
-
     learned = "in green" if colour else "in [[ ]]"
     what = f"what the model learns to write is {learned}" if kind == "chat" else "all of it is learned"
     if items:
@@ -191,8 +191,10 @@ def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Itera
         if kind == "text":
             text, length = item.text, f"{len(item.text):,} characters"
         else:
-            ids, trained = render(tokenizer, item.messages)
-            text, length = marked(tokenizer, ids, trained, colour=colour), f"{len(item.messages)} messages"
+            (rendered,) = rendered_talks(tokenizer, [item])
+            refused = isinstance(rendered, DataError)
+            text = f"left out: {rendered}" if refused else marked(tokenizer, *rendered, colour=colour)
+            length = f"{len(item.messages)} messages"
         yield f"row {item.row} ({length})"
         lines = list(islice(_wrapped(text, indent="  "), SHOWN_LINES + 1))
         yield from lines[:SHOWN_LINES]
@@ -201,10 +203,9 @@ def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Itera
     yield ""
 
 
-def _conversations(source: OpenSource, talks: list[list[dict]], tokenizer: Any) -> Iterator[str]:
+def _conversations(source: OpenSource, items: list[Any], tokenizer: Any) -> Iterator[str]:
     """Turns, lengths, and what is left out, over the first conversations."""
-    from pipeline.tokenizer.chat import render_batch
-
+    talks = [item.messages for item in items]
     answers = [sum(message["role"] == "assistant" for message in talk) for talk in talks]
     system = sum(talk[0]["role"] == "system" for talk in talks)
     yield f"In the first {len(talks):,} conversations:"
@@ -215,13 +216,22 @@ def _conversations(source: OpenSource, talks: list[list[dict]], tokenizer: Any) 
         yield f"  characters        {median(lengths):,.0f} in the middle, {max(lengths):,} at most"
         yield "                    (--tokenizer ID_OR_FOLDER counts tokens)"
     else:
-        lengths = [len(ids) for ids, _ in render_batch(tokenizer, talks)]
-        yield f"  tokens            {median(lengths):,.0f} in the middle, {max(lengths):,} at most"
-        longer = ", ".join(f"{limit:,}: {sum(n > limit + 1 for n in lengths) / len(lengths):.1%}" for limit in LENGTHS)
-        yield f"  longer than rows  of {longer} (data.row_tokens)"
+        rendered = rendered_talks(tokenizer, items)
+        lengths = [len(talk[0]) for talk in rendered if not isinstance(talk, DataError)]
+        refused = [talk for talk in rendered if isinstance(talk, DataError)]
+        if lengths:
+            yield f"  tokens            {median(lengths):,.0f} in the middle, {max(lengths):,} at most"
+            longer = ", ".join(
+                f"{limit:,}: {sum(n > limit + 1 for n in lengths) / len(lengths):.1%}" for limit in LENGTHS
+            )
+            yield f"  longer than rows  of {longer} (data.row_tokens)"
+        if refused:
+            yield from _wrapped(f"{len(refused):,} bad rows for this tokenizer: {refused[0]}", indent="  ")
     file = source.files[0]
-    blocks = islice(read_blocks(file.local_path(), columns=source.format.read_columns), 2)
-    left_out = [line for block in blocks for line in untrainable(Path(file.label), block, source.format)]
+    path = file.local_path()
+    blocks = islice(read_blocks(path, columns=source.format.read_columns), 2)
+    lines = (line for block in blocks for line in untrainable(path, block, source.format))
+    left_out = [f"{file.label}{line.removeprefix(str(path))}" for line in lines]
     for reason in grouped(left_out):
         yield from _wrapped(f"left out, and counted as empty: {reason}", indent="  ")
     yield ""

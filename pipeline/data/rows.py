@@ -170,7 +170,7 @@ class TrainingRows:
         return 0 if sequence.end is None else k // max(1, sequence.rows)
 
     def losses(self) -> list[Loss]:
-        """What packing has left out of each source (losses.py)."""
+        """Return what packing has left out of each source (losses.py)."""
         self.stream.refresh()
         return losses_of(self.plan, "train", self.stream)
 

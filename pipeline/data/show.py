@@ -55,7 +55,7 @@ def table(plan: dict) -> str:
 def warning_lines(
     recipe: Any, rows: TrainingRows, validation: ValidationRows, *, sources: list[Any], tokenizer: Any
 ) -> list[str]:
-    """What is lost of the training sources, where it is much, and that validation is small, where it is."""
+    """Return what is lost of the training sources, where it is much, and that validation is small, where it is."""
     losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
     lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
     small = validation.size_warnings(tokenizer)

@@ -74,7 +74,7 @@ class ValidationRows:
         return total
 
     def size_warnings(self, tokenizer: Any) -> list[str]:
-        """What to say of a validation that is too small to compare anything by: none of its numbers is over enough text."""
+        """Return what to say of a validation too small to compare by: none of its numbers is over enough text."""
         scored = self.scored_bytes(tokenizer)
         if not scored or max(scored.values()) >= ENOUGH_BYTES:
             return []
@@ -119,7 +119,7 @@ class ValidationRows:
 
 
 def size_text(scored: dict[str, int]) -> str:
-    """That so many bytes (scored_bytes) are few."""
+    """Say that so many bytes (scored_bytes) are few."""
     name, count = max(scored.items(), key=lambda pair: pair[1])
     return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
 

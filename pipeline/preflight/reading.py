@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> list[str]:
 
 
 def prepared_notes(recipe: Recipe) -> list[str]:
-    """What packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
+    """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
     plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
     from pipeline.data.losses import Loss, loss_warnings, sampled_fit
     from pipeline.data.show import longest_row
@@ -126,7 +126,7 @@ def _tokenizer(recipe: Recipe) -> None:
 
 
 def _changes(recipe: Recipe) -> list[str]:
-    """What a run keeps of the ready tokenizer and of the vocabulary, and each change to them."""
+    """Return what a run keeps of the ready tokenizer and of the vocabulary, and each change to them."""
     if recipe.tokenizer.path is None:
         return []
     from pipeline.tokenizer.ready import ready_tokenizer

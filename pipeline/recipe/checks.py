@@ -203,7 +203,7 @@ def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> No
 
 
 def _columns_mistake(source: Source) -> str | None:
-    """Why `columns` of a source says none of its three things, or says it beside another key that does, or None."""
+    """Return why `columns` of a source says none of its three things, or says it beside another key that does, or None."""
     columns = source.columns or {}
     example = "Write columns: {prompt: COLUMN, response: COLUMN}, {messages: COLUMN} or {text: COLUMN}."
     if unknown := [role for role in columns if role not in COLUMN_ROLES]:

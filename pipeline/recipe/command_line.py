@@ -120,7 +120,7 @@ def _open(text: str) -> int:
 
 
 def _recipe_option(argv: list[str]) -> str | None:
-    """What to write instead of an option that names the recipe; None for another one."""
+    """Return what to write instead of an option that names the recipe; None for another one."""
     option, _, value = argv[0].partition("=")
     if option.lstrip("-") not in RECIPE_OPTIONS:
         return None
@@ -129,7 +129,7 @@ def _recipe_option(argv: list[str]) -> str | None:
 
 
 def _as_override(text: str) -> str:
-    """What to write instead of `--key=value`."""
+    """Return what to write instead of `--key=value`."""
     option, _, value = text.partition("=")
     name = option.lstrip("-").replace("-", "_")
     section, _, last = name.rpartition(".")

@@ -91,7 +91,7 @@ def _files(recipe: Recipe, problems: Problems) -> None:
     if recipe.data.validation == []:
         problems.add(
             recipe.where("data.validation"),
-            "is an empty list: nothing could be scored. Name a source, or leave it out: the last file of each source is held out then.",
+            "is an empty list: nothing could be scored. Name a source, or leave it out: a part of each source is held out then.",
         )
 
 

@@ -208,10 +208,10 @@ class OwnTask:
     """A chat task of one's own: conversations whose last message, the assistant's, is the right answer."""
 
     name: str | None = key(None, "Its metric is chat/<name>.")
-    files: str | list[str] | None = key(None, "Local parquet or jsonl files: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder.")
-    id: str | None = key(None, "A Hub dataset instead.")
-    config: str | None = key(None, "The Hub dataset's configuration (its subset).")
-    split: str = key("test", "The Hub dataset's split.")
+    files: str | list[str] | None = key(None, "Local files of the kinds that data.sources reads: a path or glob, or a list of them; relative to the recipe's folder, then to the working folder.")
+    id: str | None = key(None, "A dataset instead, of the Hub or in a folder here.")
+    config: str | None = key(None, "The dataset's configuration (its subset).")
+    split: str = key("test", "The dataset's split.")
     revision: str | None = key(None, "Branch, tag or commit of the Hub dataset.")
     format: str | None = key(None, "How a row becomes a conversation, as data.sources has it; default messages.")
     checker: str = key("exact", "Whether an answer is right: exact (but for white space around it), contains (the right answer stands in it), or module:attr of a function (messages, text) -> bool.")

@@ -128,8 +128,9 @@ def _defaults(config_class: Any) -> dict[str, Any]:
 
 
 def _is_gated(config_class: Any, fields: dict[str, Any], inner: str, width: int) -> bool:
-    """Whether the MLP has a third matrix, read off a model without weights: two matrices of one module, or one of twice the
-    width, end in n_inner."""
+    """Return whether the MLP has a third matrix, read off a model without weights.
+
+    Two matrices of one module, or one of twice the width, end in n_inner."""
     key = (config_class, inner, json.dumps(fields, sort_keys=True, default=str))
     if key not in _gated:
         import torch

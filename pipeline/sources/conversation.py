@@ -37,19 +37,23 @@ def messages_of(value: Any) -> list[dict]:
         raise ValueError(f"the messages are {_kind(value)}, not a list")
     messages: list[Any] = []
     for place, turn in enumerate(value):
+        # A key that is None is none: parquet gives each turn of a column every key that one of them has.
+        role = turn.get("role") if isinstance(turn, dict) else None
         if isinstance(turn, str):
             messages.append({"role": "assistant" if place % 2 else "user", "content": turn})
-        elif isinstance(turn, dict) and "input" in turn and "output" in turn:
+        elif not isinstance(turn, dict):
+            messages.append(turn)
+        elif isinstance(role, str):
+            messages.append({**turn, "role": ROLE_NAMES.get(role.lower(), role)})
+        elif "input" in turn and "output" in turn:
             messages.append({"role": "user", "content": turn["input"]})
             messages.append({"role": "assistant", "content": turn["output"]})
-        elif isinstance(turn, dict) and "role" not in turn and "from" in turn:
+        elif role is None and turn.get("from") is not None:
             role = ROLE_NAMES.get(str(turn["from"]).lower())
             if role is None:
                 raise ValueError(f"turn {place} is from {turn['from']!r}, not one of {', '.join(ROLE_NAMES)}")
             content = turn.get("value")
             messages.append(_call(content, place) if role == "function_call" else {"role": role, "content": content})
-        elif isinstance(turn, dict) and isinstance(turn.get("role"), str):
-            messages.append({**turn, "role": ROLE_NAMES.get(turn["role"].lower(), turn["role"])})
         else:
             messages.append(turn)
     return plain_messages(messages)
@@ -110,7 +114,7 @@ def plain_messages(value: Any) -> list[dict]:
 
 
 def _form_problem(message: dict, place: int) -> str | None:
-    """Why this is no message, whatever stands around it, or None."""
+    """Return why this is no message, whatever stands around it, or None."""
     if message.get("role") not in ROLES:
         return f"message {place} has the role {message.get('role')!r}, not one of {', '.join(ROLES)}"
     calls = message.get("tool_calls")
@@ -125,7 +129,7 @@ def _form_problem(message: dict, place: int) -> str | None:
 
 
 def problem(messages: list[dict]) -> str | None:
-    """Why these messages, each in good form, cannot be trained on, or None."""
+    """Return why these messages, each in good form, cannot be trained on, or None."""
     if not messages:
         return "the conversation has no messages"
     previous, can_use_tool, answers = "start", False, 0

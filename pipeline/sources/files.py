@@ -78,7 +78,7 @@ def local_files(patterns: str | list[str], *, where: str, folder: str | None, sp
 
 
 def bases_of(folder: str | None) -> list[Path]:
-    """Where a relative path is looked for: in the recipe's folder, then in the working folder."""
+    """Return where a relative path is looked for: in the recipe's folder, then in the working folder."""
     return [Path(folder), Path.cwd()] if folder else [Path.cwd()]
 
 

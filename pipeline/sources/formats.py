@@ -114,7 +114,7 @@ class Format:
         return messages_of([*({"role": "system", "content": text} for text in system), *earlier, *asked, *answered])
 
     def _texts(self, row: dict, role: str) -> list[str]:
-        """What the columns of an optional role hold in this row, where it is more than white space."""
+        """Return what the columns of an optional role hold in this row, where it is more than white space."""
         found = []
         for name in (column for named, column in self.columns if named == role):
             value = row.get(name)

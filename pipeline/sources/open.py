@@ -147,7 +147,7 @@ class _Opening:
         return validation
 
     def split_held_out(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
-        """What takes the files' content: a one-file source keeps rows from training, copies follow the file held out."""
+        """Do what takes the files' content: a one-file source keeps rows from training, copies follow the file held out."""
         for source, held in zip(train, validation, strict=True):
             if len(source.files) == 1 and len(held.files) == 1 and source.files[0].label == held.files[0].label:
                 split_rows(source.files[0], held.files[0], self.facts)

@@ -14,7 +14,7 @@ from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format
 from pipeline.sources.raw_rows import BOM, COMPRESSIONS, kind_of, open_bytes, parse_json_line, read_blocks
 from pipeline.sources.signatures import BEGINNINGS, impostor, wrong_beginning
-from pipeline.sources.verify import HEAD_BYTES
+from pipeline.sources.verify import HEAD_BYTES, ONE_OBJECT, holds_columns
 
 LOOKED_AT_ROWS = 64
 LOOKED_AT_FILES = 8  # The first of them that can be read decides.
@@ -44,12 +44,14 @@ class Recognised:
 
 
 def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
-    """What the rows are for a stage of that kind (text or chat); None when none of them has columns."""
+    """Return what the rows are for a stage of that kind (text or chat); None when none of them has columns."""
     rows = [row for row in rows if isinstance(row, dict) or _type_of(row) in LISTS_OF_TURNS]
     mappings = [row for row in rows if isinstance(row, dict)]
     types = column_types(mappings)
     if not rows:
         return None
+    if holds_columns(mappings):
+        return Recognised("one JSON object of columns", refusal=ONE_OBJECT)
     if not mappings:
         chat: Recognised | None = Recognised(
             "chat messages", Format("messages", "chat", "messages", recognised=True), is_default=True

@@ -156,7 +156,13 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
                 f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. {_write_split(splits, split)}"
             )
         folder = folder / split
-    state = _read(folder / STATE, where)
+        state = _read(folder / STATE, where)
+    else:
+        state = _read(folder / STATE, where)
+        if split not in ("train", state.get("_split")):  # train, the default, asks for nothing
+            raise RecipeError(
+                f"{where}.split: {folder} is one dataset without splits, and {split!r} is asked for. Leave split out."
+            )
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise DataError(
             f"{where}: {folder} was saved with a selection or order of its rows beside them (indices), which only old versions of `datasets` write and which is not read here. Save it again with load_from_disk(...).flatten_indices().save_to_disk(...) of the version that wrote it."

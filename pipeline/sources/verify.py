@@ -42,6 +42,7 @@ MOST_ROWS = 1024  # Of a file that is read wholly, so many with the bad ones in 
 TAIL_BYTES = 2**20
 NO_TEXT = "is no text: it has zero bytes in it. Convert it to UTF-8 text or leave it out."
 NO_ROWS = "has no rows. Leave it out or write it again."
+ONE_OBJECT = "is one JSON object of columns, as to_json of pandas writes it by default. Write it again with to_json(PATH, orient='records', lines=True)."
 EMPTY = "has no text: all rows that were looked at are empty. Name the column that has it, or leave the file out."
 
 
@@ -182,7 +183,7 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
 
 
 def _untrainable_problem(path: Path, rows: list[RawRow], form: Format, findings: Findings) -> str | None:
-    """Why a file of conversations is read wrongly or is none for SFT: most of what was looked at would be left out."""
+    """Return why a file of conversations is none for SFT: most of what was looked at would be left out."""
     if form.kind != "chat":
         return None
     left_out = untrainable(path, rows, form)
@@ -260,7 +261,7 @@ def _type_problem(form: Format, column: str, found: Any) -> str | None:
 
 
 def column_problem(form: Format, found: list[str], column_key: str) -> str | None:
-    """Why the format's columns are none of those found, with the one that is probably meant."""
+    """Return why the format's columns are none of those found, with the one that is probably meant."""
     missing = [column for column in form.required_columns if column not in found]
     if not missing:
         return None
@@ -363,9 +364,16 @@ def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: b
     if not values and len(rows) > 1:
         return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
     mappings = [value for value in values if isinstance(value, dict)]
+    if holds_columns(mappings):
+        return ONE_OBJECT
     if mappings:
         return column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
     return None
+
+
+def holds_columns(rows: list[dict]) -> bool:
+    """Return whether the only row is a table by columns, each a mapping of row numbers."""
+    return len(rows) == 1 and bool(rows[0]) and all(isinstance(v, dict) and "0" in v for v in rows[0].values())
 
 
 def _last_line(path: Path) -> bytes:

@@ -119,7 +119,7 @@ def end_of_turn(tokenizer) -> int | None:
 
 
 def _escapes(tokenizer) -> bool:
-    """Whether the template marks exactly the answers, and lets no control string inside a message become a control token."""
+    """Return whether the template marks exactly the answers and makes no control token of a string in a message."""
     from jinja2.exceptions import TemplateError
 
     if not isinstance(tokenizer.chat_template, str) or not GENERATION.search(tokenizer.chat_template):

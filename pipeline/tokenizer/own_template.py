@@ -91,7 +91,10 @@ class OwnTemplate:
         text, spans = self._text(marked)
         if marked is not messages and MARKED.sub("\\g<1>", text) != self._text(messages)[0]:
             raise DataError(TAKEN_APART)
-        return text, spans if self.marks_answers else list(self._turns(marked, text))
+        if not self.marks_answers:
+            spans = list(self._turns(marked, text))
+        _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
+        return text, spans
 
     def _text(self, messages: list[dict], *, prompt: bool = False, template: str | None = None) -> tuple[str, Spans]:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -114,7 +117,7 @@ class OwnTemplate:
         return text, spans[0] if spans else []
 
     def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
-        """Where each of the assistant's turns stands in the conversation's text, without the prompt that it answers."""
+        """Return where each of the assistant's turns stands in the text, without the prompt that it answers."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
@@ -155,7 +158,7 @@ class OwnTemplate:
             return [f"cannot be rendered or read ({error})"]
 
     def _look_at(self, messages: list[dict]) -> list[str]:
-        """What is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
+        """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
         text, _ = self._text(messages)
         if missing := [message["content"] for message in messages if message["content"] not in text]:
             return [f"leaves out {missing[0]!r}, which a message says"]
@@ -254,6 +257,14 @@ class OwnTemplate:
         return encoding.ids, encoding.offsets
 
 
+def _must_write_calls(messages: list[dict], trained: str) -> None:
+    """Raise DataError where the template passes over a tool call: the turn would be learned as an empty answer."""
+    for number, message in enumerate(messages):
+        for call in message.get("tool_calls") or []:
+            if call.get("function", call)["name"] not in trained:
+                raise DataError(f"the chat template leaves out the tool call of message {number}")
+
+
 def with_fixed_date(template: str) -> str:
     """The template with DATE for every day that it asks `strftime_now` for."""
     formats = {found[1] for found in re.findall(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", template)}
@@ -277,7 +288,7 @@ def _offset_backend(tokenizer: Any) -> Any:
 
 
 def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
-    """Whether each place shares a character with one of the spans."""
+    """Return whether each place shares a character with one of the spans."""
     if not offsets:
         return []
     last = max(end for _, end in offsets)

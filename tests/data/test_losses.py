@@ -148,9 +148,11 @@ def test_a_model_that_is_there_is_not_advised_rows_that_it_cannot_hold():
 @pytest.mark.parametrize(("bad", "said_of"), [(3, 0), (8, 1)])
 def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(bench, tmp_path, bad, said_of):
     good, alone = {"messages": talk("What?", "That.")}, {"messages": [{"role": "user", "content": "Alone?"}]}
-    chat = write(tmp_path / "chat.jsonl", [good] * 100 + [alone] * bad + [good] * (300 - bad))
+    chat = write(tmp_path / "chat.jsonl", [good] * 100 + [{"messages": 7}] * bad + [good] * (300 - bad))
+    talks = write(tmp_path / "talks.jsonl", [good] * 100 + [alone] * bad + [good] * (300 - bad))
     text = write(tmp_path / "text.jsonl", [{"text": "Some text."}] * 100 + [{"text": " "}] * bad + [{"text": "More."}] * (300 - bad))  # fmt: skip
-    for stage, path, what in (("sft", chat, "bad"), ("pretrain", text, "empty")):
+    said_as = {chat: "are unreadable", talks: "have nothing to learn from (no answer", text: "are empty and left out"}
+    for stage, path, what in (("sft", chat, "bad"), ("sft", talks, "empty"), ("pretrain", text, "empty")):
         recipe = bench.recipe(stage=stage, sources=[Source(files=str(path))], train={"num_train_epochs": 1}, max_bad_rows=9)  # fmt: skip
         warnings, rows = said(bench, recipe)
         mine = [line for line in warnings if f": {path.stem}: " in line]
@@ -158,7 +160,7 @@ def test_empty_and_unreadable_rows_are_counted_and_said_above_one_in_a_hundred(b
         assert rows.shares()[path.stem]["lost"][what] == bad / 400
         assert f"{100 * bad / 400:.2f} %" in table(rows.plan) or what == "bad"
         if mine:
-            assert f"8 of 400 rows (2.00 %) are {'unreadable' if what == 'bad' else 'empty'} and left out" in mine[0]
+            assert f"8 of 400 rows (2.00 %) {said_as[path]}" in mine[0]
 
 
 def test_conversations_without_a_trained_token_are_said_above_one_in_a_hundred():

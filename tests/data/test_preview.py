@@ -1,5 +1,6 @@
 """`python -m pipeline.data FILE_OR_FOLDER_OR_ID`, on files that pandas and datasets wrote, as a terminal shows it."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (["pairs.jsonl"], 65, "holds preference pairs (columns chosen, rejected)"),
         (["essays.parquet"], 65, "Set text_column: essay to pretrain on it; for SFT name the columns"),
         (["nowhere.jsonl"], 66, "nowhere.jsonl: there is no such file or folder"),
+        (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
         (["alpaca.jsonl", "split"], 64, "split is no key of a source"),
     ],
@@ -119,7 +121,33 @@ def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(
     assert shlex.split(line) == ['data.sources=[{files: "my texts: new/it\'s.jsonl"}]']
 
 
+def test_conversations_that_are_left_out_are_named_by_line_wherever_the_file_lies(folder, capsys):
+    Path("talks").mkdir()
+    with open("talks/a.jsonl", "w") as file:
+        for n in range(20):
+            messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+            print(json.dumps({"messages": messages[: 1 if n == 3 else 2]}), file=file)
+    assert main(["talks/a.jsonl"]) == 0
+    assert "a.jsonl:4: no assistant message" in " ".join(capsys.readouterr().out.split())
+
+
+def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_counted(folder, bench, capsys):
+    bench.tokenizer.chat_template = (
+        "{% if messages|length > 2 %}{{ raise_exception('one question alone') }}{% endif %}"
+        + bench.tokenizer.chat_template
+    )
+    bench.tokenizer.save_pretrained("strict")
+    turn = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    datasets.Dataset.from_list([{"messages": turn * (2 if n == 0 else 1)} for n in range(20)]).to_json("talks.jsonl")
+    assert main(["talks.jsonl", "--tokenizer", "strict"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "row 0 (4 messages) left out: the chat template refuses the conversation: one question alone" in out
+    assert "1 bad rows for this tokenizer" in out
+
+
 def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert is_recipe("quickstart_pretrain")  # shipped
     monkeypatch.chdir(ROOT)
     assert is_recipe("mine.yaml")
     assert is_recipe("quickstart_pretrain")

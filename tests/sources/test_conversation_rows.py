@@ -10,7 +10,7 @@ import pytest
 from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.artifacts.user_code import CodeFolder
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.conversation import plain_messages
+from pipeline.sources.conversation import messages_of, plain_messages
 from pipeline.sources.open import open_sources
 
 USER = {"role": "user", "content": "How many?"}
@@ -65,6 +65,18 @@ def sources(folder, *, split=True, max_bad_rows=0, **source):
 
 def conversations(pair):
     return [item.messages for part in pair for source in part for block in source.read() for item in block.items]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{**USER, "input": None, "output": None}, {**ANSWER, "input": None, "output": "kept apart"}],
+        [{"from": "human", "value": "How many?", "role": None}, {"from": "gpt", "value": "Three.", "role": None}],
+        [{**USER, "from": None, "value": None}, {**ANSWER, "from": None, "value": None}],
+    ],
+)
+def test_keys_that_a_column_gives_to_every_turn_do_not_make_it_another_form(turns):
+    assert messages_of(turns) == [USER, ANSWER]
 
 
 @pytest.mark.parametrize("name", GOOD)

@@ -47,6 +47,16 @@ def test_of_a_saved_dict_the_split_alone_is_read(saved, key, split):
 
 
 @pytest.mark.parametrize("key", ["id", "files"])
+def test_a_saved_dataset_without_splits_has_none_but_that_it_was_made_of(saved, key):
+    with pytest.raises(RecipeError, match="one is one dataset without splits, and 'test' is asked for"):
+        opened(saved, **{key: "./one", "split": "test"})
+    state = saved / "one" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"_split": "test"}))
+    train, validation = opened(saved, **{key: "./one", "split": "test"})
+    assert texts(*train, *validation) == sorted(rows("one")["text"])
+
+
+@pytest.mark.parametrize("key", ["id", "files"])
 def test_of_a_saved_dataset_that_was_mapped_only_the_files_of_its_state_are_read(saved, key):
     loaded = datasets.load_from_disk(saved / "one")
     loaded.map(lambda row: {"text": row["text"].upper()}, load_from_cache_file=False)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -49,6 +50,11 @@ def empty_folder(folder):
 def unknown_ending(folder):
     (folder / "a.xlsx").write_text("text\nhello\n")
     return "a.xlsx", RecipeError, ["a.xlsx", "Readable are"]
+
+
+def table_by_columns(folder):
+    pd.DataFrame({"text": ["one", "two"], "n": [1, 2]}).to_json(folder / "a.json")
+    return "a.json", DataError, ["a.json is one JSON object of columns", "orient='records', lines=True"]
 
 
 def zero_bytes(folder):
@@ -231,7 +237,7 @@ def half_a_surrogate_pair(folder):
 
 
 CASES = [
-    no_file, no_match, empty_folder, unknown_ending, zero_bytes, zero_bytes_parquet, lfs_pointer, html_page, xml_error_page, truncated_parquet,
+    no_file, no_match, empty_folder, unknown_ending, table_by_columns, zero_bytes, zero_bytes_parquet, lfs_pointer, html_page, xml_error_page, truncated_parquet,
     damaged_page, not_parquet, no_rows, renamed_column, renamed_key, integer_column, list_column, null_column, null_in_a_row, number_in_a_row,
     blank_lines_only, cut_last_line, cut_last_line_of_a_long_file, invalid_utf8, utf16, binary_text, invalid_utf8_text, truncated_gzip,
     plain_text_named_gzip, error_page_inside_gzip, unterminated_array, array_without_a_comma, csv_with_an_open_quote, csv_with_bare_commas, truncated_arrow,

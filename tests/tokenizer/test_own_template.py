@@ -161,6 +161,17 @@ def test_a_template_of_trl_given_by_the_recipe_is_used_and_gives_its_rows(own, t
     assert render_batch(tokenizer, CONVERSATIONS) == trl_rows(own["qwen2"], CONVERSATIONS, tmp_path)
 
 
+@pytest.mark.parametrize(("name", "has_tools"), [("llama", False), ("qwen3", True)])
+def test_a_tool_call_that_the_template_passes_over_is_refused_and_not_learned_as_an_empty_answer(own, name, has_tools):
+    tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
+    messages = [TURN[0], {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "3"}, TURN[1]]
+    if has_tools:
+        assert '"name": "add"' in trained_text(tokenizer, *render(tokenizer, messages))[0]
+    else:
+        with pytest.raises(DataError, match="leaves out the tool call of message 1"):
+            render(tokenizer, messages)
+
+
 TEXT_MODELS = [
     "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "gemma", "gemma3", "gemma4", "gptoss", "lfm2", "lfm2_2_5", "llama3", "llama3_1",
     "llama3_2", "muse_glimmer", "nemotron_3_nano", "phi3", "phi3_5", "qwen2_5", "qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6", "qwen3_8",

@@ -154,20 +154,20 @@ def conversations_fit(figures: Figures) -> Verdict | None:
     shares = {name: share for name, share in (figures.manifest("shares") or {}).items() if "too long" in (share.get("lost") or {})}  # fmt: skip
     if not shares:
         return None
-    told, dropped, row_tokens = [], 0.0, figures.recipe("data.row_tokens")
+    lines, dropped, row_tokens = [], 0.0, figures.recipe("data.row_tokens")
     for name, share in shares.items():
         lost, facts = {what: share["lost"].get(what, 0.0) for what in LEFT_OUT}, share.get("conversations")
         dropped = max(dropped, lost["too long"])
         if max(lost["too long"], lost["cut"]) >= DROPPED_NOTE and facts and row_tokens:
-            told.append(f"{name}: {fit_text(facts, row_tokens)}")
+            lines.append(f"{name}: {fit_text(facts, row_tokens)}")
         elif max(lost.values()) >= DROPPED_NOTE:
-            told.append(f"{name}: {', '.join(f'{what} {100 * part:.2f} %' for what, part in lost.items())}")
-    if not told:
+            lines.append(f"{name}: {', '.join(f'{what} {100 * part:.2f} %' for what, part in lost.items())}")
+    if not lines:
         most = {what: max(share["lost"].get(what, 0.0) for share in shares.values()) for what in LEFT_OUT}
         evidence = ", ".join(f"{what} {100 * part:.2f} %" for what, part in most.items())
         return Verdict("healthy", "conversations fit the rows", evidence + " (of the worst source)" * (len(shares) > 1))
     level: Level = "trouble" if dropped >= DROPPED_TROUBLE else "note"
-    return Verdict(level, "conversations are left out or cut", "; ".join(told))
+    return Verdict(level, "conversations are left out or cut", "; ".join(lines))
 
 
 @rule(
