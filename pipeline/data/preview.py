@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.data.show import PLAIN, marked
+from pipeline.recipe.checks import check_source
 from pipeline.recipe.located_yaml import Item, compose
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.resolve import TEXT_ID
@@ -24,7 +25,7 @@ from pipeline.sources.bad_rows import grouped, untrainable
 from pipeline.sources.formats import Format
 from pipeline.sources.open import open_sources, planned_sources
 from pipeline.sources.open_source import OpenSource
-from pipeline.sources.raw_rows import read_blocks
+from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 
 SHOWN_LINES = 12  # of a row
@@ -71,10 +72,11 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
     yield f"{target}: {seen.name if seen else f'read as {source.format.identity()}'}"
     yield _size(source)
     yield ""
-    yield from _columns(sample, source.format)
-    yield ""
+    if any(kind_of(file.label) != "txt" for file in source.files):  # A text file has no columns.
+        yield from _columns(sample, source.format)
+        yield ""
     named = _named_tokenizer(recipe, tokenizer) if tokenizer else None
-    yield from _rows(items[:rows], kind, named or _bytes_tokenizer(), colour=colour)
+    yield from _rows(items[:rows], source, named or _bytes_tokenizer(), colour=colour)
     if kind == "chat":
         yield from _conversations(source, [item.messages for item in items], named)
     yield from _recipe_lines(spec, kind)
@@ -106,6 +108,8 @@ def source_of(target: str, settings: list[str]) -> Source:
             )
         items[key.removeprefix("data.sources.0.")] = compose(value, "command line", problems, where="command line")
     source = Converter(problems).section(Source, Item(items, "command line"), "data.sources.0")
+    if not problems.lines:
+        check_source(Recipe(path="command line"), "data.sources.0", source, problems)
     problems.raise_if_any()
     return source
 
@@ -179,9 +183,10 @@ def _bytes_tokenizer() -> Any:
     return train_bpe([], vocab_size=272, split_pattern="gpt2")
 
 
-def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Iterator[str]:
+def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool) -> Iterator[str]:
     from pipeline.tokenizer.chat import render
 
+    kind = source.kind
     learned = "in green" if colour else "in [[ ]]"
     what = f"what the model learns to write is {learned}" if kind == "chat" else "all of it is learned"
     if items:
@@ -193,7 +198,8 @@ def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Itera
         else:
             ids, trained = render(tokenizer, item.messages)
             text, length = marked(tokenizer, ids, trained, colour=colour), f"{len(item.messages)} messages"
-        yield f"row {item.row} ({length})"
+        file = f" of {Path(source.files[item.file].label).name}" if len(source.files) > 1 else ""
+        yield f"row {item.row}{file} ({length})"
         lines = list(islice(_wrapped(text, indent="  "), SHOWN_LINES + 1))
         yield from lines[:SHOWN_LINES]
         if len(lines) > SHOWN_LINES:

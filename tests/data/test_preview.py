@@ -93,6 +93,8 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (["nowhere.jsonl"], 66, "nowhere.jsonl: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
         (["alpaca.jsonl", "split"], 64, "split is no key of a source"),
+        (["alpaca.jsonl", "columns={prompt:instruction}"], 64, "columns: names 'prompt:instruction', which is none of"),
+        (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
 )
 def test_data_that_cannot_be_trained_on_ends_with_the_usual_sentence_and_status(arguments, status, said, folder):
@@ -109,6 +111,16 @@ def test_a_key_of_a_source_can_be_tried_beside_the_file(folder, capsys):
     out = capsys.readouterr().out
     assert "<|bos|><|user|>a<|end|><|assistant|>[[b<|end|>]]" in out
     assert "data.sources=[{files: pairs.jsonl, columns: {prompt: prompt, response: chosen}}]" in out
+
+
+def test_text_files_have_no_columns_and_rows_name_their_file(folder, capsys):
+    Path("notes").mkdir()
+    for n in range(3):
+        Path(f"notes/note {n}.txt").write_text(f"The text of note {n}.")
+    assert main(["notes"]) == 0
+    out = capsys.readouterr().out
+    assert "filled" not in out
+    assert "row 0 of note 1.txt (19 characters)\n  The text of note 1." in out
 
 
 def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(folder, capsys):
