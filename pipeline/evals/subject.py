@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
-from pipeline.artifacts.run_directory import RunDirectory, find_run
+from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
 from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded
 
 
@@ -49,12 +49,24 @@ def _find(name: str, runs: str) -> Subject:
     path = Path(name)
     if (path / "config.json").exists():
         return _folder(path)
+    if name.startswith("latest:"):
+        latest = latest_run(name.removeprefix("latest:"), runs)
+        if latest is None:
+            raise InputMissingError(
+                f"{name}: {runs}/ has no finished run of that recipe. Name a run, a model folder or a Hub id."
+            )
+        return _of_run(latest)
     run = find_run(name, runs) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
     if run is not None:
         return _of_run(run)
     if path.is_dir():
         raise InputMissingError(
             f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."
+        )
+    if path.parent.is_dir() and path.parent == Path(runs):
+        there = sorted(manifest.parent.name for manifest in Path(runs).glob("*/run_manifest.json"))
+        raise InputMissingError(
+            f"{name}: there is no such run. {runs}/ has {', '.join(there) or 'none'}. Name one of them."
         )
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise InputMissingError(

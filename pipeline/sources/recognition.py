@@ -150,10 +150,10 @@ def _chat(types: dict[str, str]) -> Recognised | None:
 
 
 def _preferences(types: dict[str, str]) -> Recognised:
-    if types["chosen"] in LISTS_OF_TURNS:
-        cure = "columns: {messages: chosen}"
-    elif types.get("prompt") == types["chosen"] == "text":
+    if types["chosen"] in ("text", "messages") and types.get("prompt") == types["chosen"]:
         cure = "columns: {prompt: prompt, response: chosen}"
+    elif types["chosen"] in LISTS_OF_TURNS:
+        cure = "columns: {messages: chosen}"
     else:
         cure = "a format module:attr that makes messages of `chosen`"
     return Recognised(

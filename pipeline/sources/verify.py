@@ -120,7 +120,7 @@ def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> st
         if reason:
             return reason
     if kind == "txt":
-        return _verify_txt(path, findings)
+        return _verify_txt(path, form, findings)
     if kind == "csv":
         return _verify_csv(path, form, column_key, findings)
     if is_array(path):
@@ -386,7 +386,9 @@ def _last_line(path: Path) -> bytes:
     return tail[start:] if start or size <= TAIL_BYTES else b""
 
 
-def _verify_txt(path: Path, findings: Findings) -> str | None:
+def _verify_txt(path: Path, form: Format, findings: Findings) -> str | None:
+    if missing := [column for column in form.required_columns if column != "text"]:
+        return f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a source of its own, or leave it out."
     with open_bytes(path) as file:
         head = file.read(2**16)
     if b"\0" in head:
