@@ -27,6 +27,6 @@ def test_latest_is_the_finished_run_of_a_recipe_that_ended_last(runs):
 
 
 def test_a_run_that_is_not_there_is_no_id_of_the_hub(runs):
-    with pytest.raises(InputMissingError, match="there is no such run. runs/ has mine-1, mine-2, mine-3"):
+    with pytest.raises(InputMissingError, match=r"there is no such run\. runs/ has mine-1, mine-2, mine-3"):
         find_subject("runs/mine")
     assert find_subject("someone/mine").path == "someone/mine"
