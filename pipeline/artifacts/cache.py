@@ -1,4 +1,4 @@
-"""Where prepared data lives between runs."""
+"""The folder where prepared data lives between runs."""
 
 import os
 from pathlib import Path

@@ -36,7 +36,7 @@ _files: dict[str, Path] = {}  # of the modules that were imported from a folder 
 
 @dataclass(frozen=True)
 class CodeFolder:
-    """Where `module:attr` names may point. path: the folder whose modules run unasked; None: no module does, for the reason `closed`.
+    """The folder that `module:attr` names may point into. path: the folder whose modules run unasked; None: no module does, for the reason `closed`.
 
     trusted: the user runs installed modules and a run's own code too. trust_with: how that is said.
     """

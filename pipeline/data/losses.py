@@ -1,4 +1,4 @@
-"""What packing pads, crops, cuts or leaves out of each source: as shares, and in words where it is much.
+"""Shares that packing pads, crops, cuts or leaves out of each source, and sentences where it is much.
 
 Counts come from the seals, and are those of all that was read up to a shard. Shards that were sealed before longer
 conversations were counted by length say how many were left out, and not which rows would have held them; then, and
@@ -57,7 +57,7 @@ def rows_seen(totals: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How the conversations of a source fit its rows.
+    """Counts of how the conversations of a source fit its rows.
 
     read: those looked at. too_long: left out, cut: without their last turns, no_target: left out since no assistant
     speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
@@ -133,7 +133,7 @@ def percent(part: float, whole: float) -> str:
 
 
 class Loss(NamedTuple):
-    """What was read of a source, as sequence.totals counts it, and of conversations how they fit."""
+    """Counts of what was read of a source, as sequence.totals gives them, and of how its conversations fit."""
 
     name: str
     counts: dict[str, Any]

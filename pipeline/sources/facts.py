@@ -1,4 +1,4 @@
-"""What was found out about a file, kept under the cache by path, size and times of change: a second start reads no byte.
+"""Facts about files, kept under the cache by path, size and times of change: a second start reads no byte.
 
 files/<folder>.jsonl    a line for each thing found out about a file of that folder, the last one counts; each with a checksum
 files/<reading>.head    a file of the Hub began and ended as it should when it was looked at

@@ -1,4 +1,4 @@
-"""Which files of a folder are its configuration's split, as the `datasets` library decides it.
+"""The files of a folder that are its configuration's split, as the `datasets` library decides it.
 
 The folder is one on this machine, or holds the names and the card of a Hub repository (hub_files.py): the rules are the
 library's either way, and it reads no data for them. A folder that `save_to_disk` wrote lists its files itself.
