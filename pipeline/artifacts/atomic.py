@@ -131,7 +131,8 @@ def read_json(path: str | Path) -> dict[str, Any]:
 def read_bounded(path: str | Path) -> bytes:
     """Return a file's bytes, of one that is too large for `parse_json` no more than shows that."""
     with open(path, "rb") as file:
-        return file.read(JSON_BYTES + 1)
+        # read(n) takes n bytes of memory at once, however small the file is.
+        return file.read(min(os.fstat(file.fileno()).st_size, JSON_BYTES) + 1)
 
 
 def read_sealed_json(path: str | Path) -> dict[str, Any]:

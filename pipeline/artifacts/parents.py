@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.checkpoints import read_seal
-from pipeline.artifacts.errors import DamagedFileError
 from pipeline.artifacts.run_directory import RunDirectory
 
 
@@ -66,6 +65,6 @@ def _hashes(begun_with: dict[str, str]) -> dict[str, str]:
 def _has_weights(model: Path, hashes: dict[str, str]) -> bool:
     try:
         files = read_seal(model)["files"]
-    except (OSError, DamagedFileError):
+    except (OSError, ValueError):  # damaged, or a path that no file system has
         return False
     return all((files.get(name) or {}).get("sha256") == digest for name, digest in hashes.items())

@@ -48,6 +48,8 @@ class OwnTemplate:
 
     def __init__(self, tokenizer: Any):
         self.template: str = tokenizer.get_chat_template()
+        if not isinstance(self.template, str):
+            raise DataError(f"the chat template of the tokenizer is {type(self.template).__name__}, not text")
         self.marks_answers = bool(GENERATION.search(self.template))
         self.writes_date = "strftime_now" in self.template
         self._dated = with_fixed_date(self.template) if self.writes_date else self.template
