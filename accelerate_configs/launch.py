@@ -138,6 +138,12 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
+def report(message: str) -> None:
+    """Print to stderr, unless the terminal was closed: the status still counts."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+
+
 def final_status(status_file: Path, launcher_status: int, signals: list[int]) -> tuple[int, str]:
     """The run's exit status and message: the ranks' own word, else what the launcher and the signals tell."""
     if status_file.exists() and (told := status_file.read_text()):  # empty on a full disk, with the word on the screen
@@ -178,10 +184,7 @@ def worth_another_start(status: int, status_file: Path, *, left: int) -> str | N
         return None
     steps = progress(status_file)
     if steps is None or steps[1] <= steps[0]:
-        print(
-            f"status {status}: not started again, because it came to no new checkpoint since its last start.",
-            file=sys.stderr,
-        )
+        report(f"status {status}: not started again, because it came to no new checkpoint since its last start.")
         return None
     return f"status {status}, but the run came from step {steps[0]} to checkpoint-{steps[1]}: starting it again"
 
@@ -200,13 +203,13 @@ def run(command: list[str], environ: dict[str, str], *, processes: int, restarts
             # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of several
             # ranks the launcher's own report has pushed it away.
             if message and (processes > 1 or not status_file.exists() or launcher_status == LOST):
-                print(message, file=sys.stderr)
+                report(message)
             again = None if signals else worth_another_start(status, status_file, left=left)
             if signals and again is not None:  # while it waited for a killed run's last checkpoint
                 return 130 if signals[0] == signal.SIGINT else 75
             if again is None:
                 return status
-            print(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})", file=sys.stderr, flush=True)
+            report(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})")
     raise AssertionError("the last start is never worth another one")
 
 
@@ -232,4 +235,8 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    outcome = main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    with suppress(OSError):  # a terminal that was closed: at its own end Python would make 120 of the status
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(outcome)

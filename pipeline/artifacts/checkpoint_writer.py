@@ -8,7 +8,7 @@ No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints
 run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the error as JSON on stderr.
 """
 
-import fcntl
+import errno
 import hashlib
 import json
 import os
@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,8 +24,9 @@ from typing import IO, Any
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.artifacts.atomic import publish_folder
+from pipeline.artifacts.atomic import parse_json, publish_folder, remove_file
 from pipeline.artifacts.checkpoints import rotate, seal
+from pipeline.artifacts.locks import lock
 
 LOCK = ".writing"
 _CHUNK = 8 << 20
@@ -47,18 +47,18 @@ class Job:
 
 def start(job: Job) -> subprocess.Popen:
     """Begin to write; the caller leaves the images alone until the process has ended."""
-    lock = take_lock(Path(job.target).parent)
+    held = take_lock(Path(job.target).parent)
     try:
         process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
             stderr=subprocess.PIPE,
-            pass_fds=[lock.fileno(), *(descriptor for descriptor, _ in job.images.values())],
+            pass_fds=[held.fileno(), *(descriptor for descriptor, _ in job.images.values())],
             start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
         )
     finally:
-        lock.close()  # the process holds it now
+        held.close()  # the process holds it now
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
@@ -71,24 +71,16 @@ def start(job: Job) -> subprocess.Popen:
 
 def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> IO[bytes]:
     """The open, locked file; BlockingIOError when a writer still holds it after `wait_s`."""
-    file = open(checkpoints / LOCK, "ab")  # noqa: SIM115 - the lock lives as long as the file is open
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                file.close()
-                raise
-        time.sleep(0.05)
+    if (file := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
+    return file
 
 
 def write(job: Job) -> None:
     """Write the images, seal, rename, rotate. After an error nothing of it is left."""
     temporary, target = Path(job.temporary), Path(job.target)
     for left in temporary.glob(".*"):  # half a manifest of a writer that was killed
-        left.unlink()
+        remove_file(left)
     try:
         sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
         seal(temporary, sums=sums, **job.facts)
@@ -106,10 +98,15 @@ class NotRotatedError(OSError):
     """The new checkpoint is whole; old ones could not be deleted."""
 
 
+def last_words(told: bytes) -> dict[str, Any]:
+    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand before it."""
+    return parse_json(told.strip().rpartition(b"\n")[2])
+
+
 def not_rotated(told: bytes) -> str | None:
     """What kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
     with suppress(ValueError):
-        error = json.loads(told)
+        error = last_words(told)
         if error["rotating"]:
             return f"{error['filename']}: {error['strerror']}"
     return None

@@ -1,9 +1,8 @@
 """Whole checkpoints: written under another name, sealed with the hash of every file, renamed, and verified before use."""
 
 import errno
-import hashlib
-import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, sha256_file, write_json
+from pipeline.artifacts.atomic import move_folder, new_folder, read_json, remove_folder, sha256_file, sum_of, write_json
+from pipeline.artifacts.errors import DamagedFileError
 
 SEAL = "MANIFEST.json"
+# What transformers looks for in a model's folder has one of these endings.
+LOADABLE_SUFFIXES = (".safetensors", ".bin", ".json", ".py", ".jinja", ".model", ".txt", ".msgpack", ".h5")
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -33,28 +35,58 @@ def seal(folder: Path, *, sums: dict[str, str] | None = None, **facts) -> None:
         if path.is_file() and (name := str(path.relative_to(folder))) != SEAL
     }
     manifest = {**facts, "files": files}
-    write_json(folder / SEAL, {**manifest, "sha256": _sum_of(manifest)})
+    write_json(folder / SEAL, {**manifest, "sha256": sum_of(manifest)})
 
 
-def _sum_of(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def read_seal(folder: str | Path) -> dict[str, Any]:
+    """Return MANIFEST.json, whoever wrote it: `files` maps names to bytes and sha256, `step` is a step where there is one.
+
+    Raises DamagedFileError when it is anything else, FileNotFoundError where there is none.
+    """
+    path = Path(folder) / SEAL
+    manifest = read_json(path)
+    own_sum = manifest.pop("sha256", None)
+    if own_sum != sum_of(manifest):
+        raise DamagedFileError(f"{path}: has other content than was written. Put the folder back from a copy.")
+    files, step = manifest.get("files"), manifest.get("step", 0)
+    good = (
+        isinstance(files, dict)
+        and all(_is_file_name(name) and _are_facts(facts) for name, facts in files.items())
+        and type(step) is int
+        and 0 <= step < 2**63
+    )
+    if not good:
+        raise DamagedFileError(f"{path}: is no list of files as this program writes it. Take the files from elsewhere.")
+    return manifest
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a file system can have it at all; where it leads to is for the caller to judge."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:
+        return False
+    return bool(name) and "\0" not in name and all(len(part) <= 255 for part in parts)
+
+
+def _are_facts(facts: Any) -> bool:
+    return isinstance(facts, dict) and type(facts.get("bytes")) is int and isinstance(facts.get("sha256"), str)
 
 
 def problems(folder: str | Path) -> list[str]:
-    """What keeps a sealed folder from being whole; empty when every file is there with its size and hash."""
+    """Return what is damaged in a sealed folder: empty when every listed file is there with its size and hash.
+
+    Files that are not listed do no damage: `strays` names them.
+    """
     folder = Path(folder)
     try:
-        manifest = read_json(folder / SEAL)
-        own_sum = manifest.pop("sha256")
-        files = manifest["files"]
+        files = read_seal(folder)["files"]
     except FileNotFoundError:
         return [f"{SEAL} is missing"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return [f"{SEAL} cannot be read"]
+    except DamagedFileError:
+        return [f"{SEAL} has other content than was written"]
     except OSError as error:
         return [unreadable(SEAL, error)]
-    if own_sum != _sum_of(manifest):
-        return [f"{SEAL} has other content than was written"]
     found = []
     for name, expected in files.items():
         path = folder / name
@@ -67,8 +99,34 @@ def problems(folder: str | Path) -> list[str]:
                 found.append(f"{name} has other content than was written")
         except OSError as error:
             found.append(unreadable(name, error))
-    extra = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(files) - {SEAL}
-    return found + [f"{name} does not belong to it" for name in sorted(extra)]
+    return found
+
+
+def sealed_files(folder: Path) -> dict[str, Path]:
+    """Return the files that MANIFEST.json lists, itself included, by their names in the folder."""
+    return {name: folder / name for name in [*read_seal(folder)["files"], SEAL]}
+
+
+def strays(folder: Path) -> list[str]:
+    """Return the names of files in a sealed folder that it was not written with: a file manager's .DS_Store, notes."""
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return sorted(found - set(sealed_files(folder)))
+
+
+def loadable_strays(folder: Path) -> list[str]:
+    """Return the strays that from_pretrained might take for a part of the model, such as adapter_config.json."""
+    return [
+        name
+        for name in strays(folder)
+        if Path(name).suffix in LOADABLE_SUFFIXES and not Path(name).name.startswith(".")
+    ]
+
+
+def has_whole_model(folder: Path) -> bool:
+    """Return whether from_pretrained loads what was written, however damaged the training state beside it is."""
+    damaged = {problem.split(" ", 1)[0] for problem in problems(folder)}
+    state = ("optimizer.", "scheduler.", "trainer_state.", "position.", "rng-")
+    return all(name.startswith(state) for name in damaged)
 
 
 def unreadable(name: str, error: OSError) -> str:
@@ -93,15 +151,24 @@ def by_step(checkpoints: Path) -> list[Path]:
 
 
 def newest_whole(checkpoints: Path, quarantine: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that verifies, and one line for each damaged one met on the way, which is moved aside."""
+    """Return the newest checkpoint that verifies, and a line for each damaged one on the way, which is moved aside."""
     notes: list[str] = []
-    for folder in reversed(by_step(checkpoints)):
+    folders = by_step(checkpoints)
+    while folders:
+        folder = folders.pop()
         found = problems(folder)
         if not found:
+            if names := strays(folder):
+                notes.append(f"{folder}: {', '.join(names)} {_do_not_belong(names)} to the checkpoint; ignored.")
             return folder, notes
         target = quarantined(folder, quarantine)
-        notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}; the checkpoint before it is used.")
+        instead = "; the checkpoint before it is tried" if folders else ""
+        notes.append(f"{folder}: {'; '.join(found)}. Moved to {target}{instead}.")
     return None, notes
+
+
+def _do_not_belong(names: list[str]) -> str:
+    return "does not belong" if len(names) == 1 else "do not belong"
 
 
 def quarantined(folder: Path, quarantine: Path) -> Path:
@@ -112,7 +179,7 @@ def quarantined(folder: Path, quarantine: Path) -> Path:
     while target.exists():
         number += 1
         target = quarantine / f"{folder.name}.{number}"
-    folder.rename(target)
+    move_folder(folder, target)
     return target
 
 

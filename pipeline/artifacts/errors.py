@@ -26,6 +26,10 @@ class DataError(TandemError):
     status = 65
 
 
+class DamagedFileError(DataError, ValueError):
+    """A file that this program or another one wrote as JSON is not that any more. A ValueError: who can do without it passes over it."""
+
+
 class InputMissingError(TandemError):
     """A file, folder, model or data set that the recipe names does not exist."""
 

@@ -13,13 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.artifacts.atomic import write_json
+from pipeline.artifacts.atomic import raise_if_moved, write_json
 from pipeline.artifacts.errors import (
     CannotWriteError,
     DiskFullError,
     Interrupted,
     OutOfMemoryError,
     Preempted,
+    RecipeError,
     TandemError,
 )
 from pipeline.artifacts.run_directory import RunDirectory
@@ -52,6 +53,12 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
         outcome = error
+    # Nothing of ours ends a run by SystemExit; its status of 0 would say that the run has finished.
+    if isinstance(outcome, SystemExit) and _current_run is not None:
+        last = traceback.extract_tb(outcome.__traceback__)[-1]
+        outcome = RecipeError(
+            f"{last.filename}:{last.lineno}: raised {outcome!r}, so the run ended unfinished. Remove it."
+        )
     leave(outcome)
 
 
@@ -150,6 +157,16 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return DiskFullError(
             f"{where}: no space is left. Free some or move run.directory; then run the same command again."
         )
+    if number is not None and _current_run is not None:
+        try:
+            raise_if_moved(_current_run.path)
+        except CannotWriteError as moved:
+            return moved
+    if number in (errno.EXDEV, errno.EBUSY, errno.ENOSYS, errno.ENOTSUP):
+        return CannotWriteError(
+            f"{where}: its file system cannot do what a whole file needs ({os.strerror(number)}: renaming, locking or deleting); every "
+            "checkpoint that was whole still is. Move run.directory and data.cache_dir to another one; then run the same command again."
+        )
     if number in (errno.EIO, errno.EROFS):
         return CannotWriteError(
             f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
@@ -210,5 +227,7 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
                 else [redacted(line) for line in traceback.format_exception(error)],
             },
         )
+    except CannotWriteError:
+        return  # the run directory is gone, which is what is told
     except OSError as second:
         print(f"failure.json could not be written: {second}", file=sys.stderr)

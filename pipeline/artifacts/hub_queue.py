@@ -20,9 +20,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import new_folder, read_json, remove_folder, write_json
-from pipeline.artifacts.cache import file_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems, seal
+from pipeline.artifacts.atomic import new_folder, read_json, remove_file, remove_folder, write_json
+from pipeline.artifacts.checkpoints import SEAL, by_step, clean, problems, read_seal, seal, sealed_files, step_of
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.rows import append_row, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 
@@ -42,6 +42,13 @@ class Item:
     before: str | None = None
     error: str | None = None
     not_before: float = 0.0  # the Hub asked to be left alone until then (time.time())
+
+    def is_valid(self) -> bool:
+        """Return whether it is as it was written: its file may be anything."""
+        named = isinstance(self.name, str) and (self.name == MODEL or step_of(Path(self.name)) is not None)
+        return (
+            named and type(self.step) is int and isinstance(self.content, str) and type(self.not_before) in (int, float)
+        )
 
 
 class HubQueue:
@@ -91,12 +98,14 @@ class HubQueue:
         found = []
         for path in self.path.glob("*.json"):
             with suppress(OSError, ValueError, TypeError):
-                found.append(Item(**read_json(path)))
+                item = Item(**read_json(path))
+                if item.is_valid() and item.name == path.stem:
+                    found.append(item)
         return sorted((item for item in found if (self.folder(item) / SEAL).exists()), key=_order)
 
     def add_model(self, repo_id: str, *, again: bool = False) -> None:
         """Queue the finished model, unless it is queued already or was published; `again`: also when it was."""
-        manifest = read_json(self.run.model / SEAL)
+        manifest = read_seal(self.run.model)
         item = Item(name=MODEL, step=manifest["step"], content=_content(manifest["files"]))
         queued = (item.name, item.content) in {(other.name, other.content) for other in self.items()}
         if not queued and (again or self._is_new(item, repo_id)):
@@ -106,7 +115,7 @@ class HubQueue:
         """Queue the newest checkpoint, which supersedes the older queued ones, or every one; not what was queued or published."""
         for folder in by_step(self.run.checkpoints)[0 if self.all else -1 :]:
             with suppress(FileNotFoundError):  # rotated away between two looks: the next look finds a newer one
-                manifest = read_json(folder / SEAL)
+                manifest = read_seal(folder)
                 files = {name: facts for name, facts in manifest["files"].items() if not _is_training_state(name)}
                 item = Item(name=folder.name, step=manifest["step"], content=_content(files))
                 if self._is_new(item, repo_id):
@@ -171,11 +180,11 @@ class HubQueue:
             seal(linked, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
         if self.with_state:
             with new_folder(state) as linked:
-                _link_files(checkpoint, linked, [*read_json(checkpoint / SEAL)["files"], SEAL])
+                _link_files(checkpoint, linked, sealed_files(checkpoint))
 
     def _remove(self, items: Iterator[Item]) -> None:
         for item in list(items):
-            (self.path / f"{item.name}.json").unlink(missing_ok=True)
+            remove_file(self.path / f"{item.name}.json")
             if item.name != MODEL:
                 for folder in (self.folder(item), self.path / f"state-{item.step}"):
                     if folder.exists():

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.checkpoints import read_seal
 from pipeline.artifacts.run_directory import RunDirectory
 
 
@@ -65,7 +64,7 @@ def _hashes(begun_with: dict[str, str]) -> dict[str, str]:
 
 def _has_weights(model: Path, hashes: dict[str, str]) -> bool:
     try:
-        files = read_json(model / SEAL)["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        files = read_seal(model)["files"]
+    except (OSError, ValueError):  # damaged, or a path that no file system has
         return False
     return all((files.get(name) or {}).get("sha256") == digest for name, digest in hashes.items())

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import make_parent
+
 
 def append_row(path: str | Path, row: dict[str, Any]) -> None:
     """Add one row. A torn last line, left by a crash, is closed first so that it cannot swallow this one."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(path)
     with open(path, "ab+") as file:
         size = file.seek(0, 2)
         if size:
@@ -27,7 +29,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)

@@ -1,18 +1,37 @@
 """The run directory: the only place that knows its file names."""
 
-import fcntl
 import os
+import re
 import socket
 import warnings
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import (
+    keep_in_place,
+    move_folder,
+    note_once,
+    parse_json,
+    read_bounded,
+    remove_file,
+    write_json,
+)
 from pipeline.artifacts.checkpoint_writer import take_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, clean, newest_whole, problems, quarantined, step_of
-from pipeline.artifacts.errors import CannotWriteError, DataError
+from pipeline.artifacts.checkpoints import (
+    SEAL,
+    by_step,
+    clean,
+    has_whole_model,
+    newest_whole,
+    problems,
+    quarantined,
+    read_seal,
+    step_of,
+)
+from pipeline.artifacts.errors import CannotWriteError, DamagedFileError, DataError
+from pipeline.artifacts.locks import lock
 from pipeline.artifacts.manifest import manifest_problems, unknown_keys
-from pipeline.artifacts.rows import read_rows
+from pipeline.artifacts.rows import last_attempts, read_rows
 
 
 class RunDirectory:
@@ -59,6 +78,27 @@ class RunDirectory:
             return True
         return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
 
+    def has_saved(self) -> bool:
+        """Return whether a checkpoint was once whole here, by what lies in quarantine/ or by the metrics' rows of saves."""
+        if by_step(self.quarantine):
+            return True
+        return any("ckpt/write_s" in row for row in last_attempts(read_rows(self.metrics)))
+
+    def newest_whole_model(self) -> Path | None:
+        """Return model/ or the newest checkpoint, of quarantine/ too, whose model is undamaged: it can start another run."""
+        aside = [folder for folder in self.quarantine.glob("*") if (folder / SEAL).is_file()]
+        folders = [self.model, *sorted([*by_step(self.checkpoints), *aside], key=_sealed_step, reverse=True)]
+        return next((folder for folder in folders if has_whole_model(folder)), None)
+
+    def start_anew(self) -> None:
+        """Move what earlier attempts left in quarantine/ below a folder of its own: none of it is progress any more."""
+        left = [path for path in self.quarantine.glob("*") if not path.name.startswith("before-")]
+        if left:
+            number = len(list(self.quarantine.glob("before-*"))) + 1
+            (self.quarantine / f"before-{number}").mkdir()
+            for path in left:
+                move_folder(path, self.quarantine / f"before-{number}" / path.name)
+
     def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
         return newest_whole(self.checkpoints, self.quarantine)
@@ -70,7 +110,7 @@ class RunDirectory:
     def set_aside_after(self, step: int) -> list[str]:
         """Move checkpoints and a model beyond a step to quarantine, and give a line for each: who goes on from there makes others."""
         later = [folder for folder in by_step(self.checkpoints) if (step_of(folder) or 0) > step]
-        if (self.model / SEAL).is_file() and read_json(self.model / SEAL)["step"] > step:
+        if (self.model / SEAL).is_file() and _sealed_step(self.model) > step:
             later.append(self.model)
         return [
             f"{folder}: lies beyond step {step}, where the run goes on. Moved to {quarantined(folder, self.quarantine)}."
@@ -81,12 +121,7 @@ class RunDirectory:
         """Its keys (artifacts/manifest.py); none where there is no manifest yet. Raises DataError when it is not what is written there."""
         if not self.manifest.exists():
             return {}
-        try:
-            manifest = read_json(self.manifest)
-        except ValueError as error:
-            manifest, found = {}, [f"it is no JSON ({error})"]
-        else:
-            found = manifest_problems(manifest)
+        manifest, found = read_manifest(self.manifest)
         if found:
             lines = "\n  ".join(found)
             raise DataError(
@@ -103,16 +138,19 @@ class RunDirectory:
         write_json(self.manifest, manifest)
         return manifest
 
+    def keep_in_place(self) -> None:
+        """From now on this process writes nothing below the directory when it was renamed or removed; called with a manifest there."""
+        keep_in_place(self.path, mark=self.manifest)
+
     def in_use(self) -> bool:
         """Whether a living process holds the lock."""
         try:
-            with open(self.lock) as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            held = lock(self.lock, shared=True)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
+        if held is not None:
+            held.close()
+        return held is None
 
     def hold(self) -> None:
         """Create the directory, take its lock for as long as this process lives, and clear away half-written folders.
@@ -129,6 +167,9 @@ class RunDirectory:
         self._wait_for_writer()
         clean(self.checkpoints)
         clean(self.path)  # model/
+        for path in self.path.glob(".*"):
+            if re.fullmatch(r"\..+\.[0-9a-f]{8}", path.name):  # what write_bytes was writing when it was killed
+                remove_file(path)
 
     def _wait_for_writer(self) -> None:
         """A checkpoint that a killed attempt was writing is nearly there: it is this start's best one."""
@@ -149,25 +190,35 @@ class RunDirectory:
 WRITER_WAIT_S = 600.0
 
 # Open files of the locks this process holds: closing one would release it.
-_locks: list[IO[str]] = []
+_locks: list[IO[bytes]] = []
 
 
 def _take_lock(path: Path) -> None:
-    """flock the run's .lock file; the kernel releases it when the process dies, so a dead owner holds nothing."""
-    file = open(path, "a+")  # noqa: SIM115 - stays open as long as the process
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "another process"
-        file.close()
+    """Hold the lock of the run's .lock file for as long as this process lives; the file says who holds it."""
+    held = lock(path)
+    if held is None:
+        owner = path.read_text(errors="replace").strip() or "another process"
         raise CannotWriteError(
             f"{path.parent}: the run is in use by {owner}, and two processes would damage it. Wait for it or stop it."
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    _locks.append(file)
+        )
+    path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    _locks.append(held)
+
+
+def _sealed_step(folder: Path) -> int:
+    try:
+        return read_seal(folder)["step"]
+    except (OSError, DamagedFileError, KeyError):
+        return -1
+
+
+def read_manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return a run's manifest and what in it is not as documented; ({}, reasons) of a file that is none at all."""
+    try:
+        manifest = parse_json(read_bounded(path))
+    except ValueError as error:
+        return {}, [f"it is no JSON as it was written ({error})"]
+    return manifest, manifest_problems(manifest)
 
 
 def fit_file(runs: Path, family: str) -> Path:
@@ -184,11 +235,18 @@ def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
 
 
 def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
-    """The finished run of a recipe that ended last: what `latest:<recipe>` means."""
+    """The finished run of a recipe that ended last: what `latest:<recipe>` means. A run whose manifest is damaged is named
+    and passed over."""
     found = []
-    for path in Path(runs).glob("*/run_manifest.json"):
+    for path in sorted(Path(runs).glob("*/run_manifest.json")):
         run = RunDirectory(path.parent)
-        manifest = run.read_manifest()
+        try:
+            manifest, wrong = read_manifest(path)
+        except OSError as error:
+            manifest, wrong = {}, [str(error.strerror)]
+        if wrong:
+            note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{recipe_name} passes over this run")
+            continue
         if manifest.get("recipe_name") == recipe_name and "finished" in manifest:
             found.append((manifest["finished"], run))
     return max(found, key=lambda pair: pair[0])[1] if found else None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import raise_if_moved, read_json, write_json
 from pipeline.artifacts.run_directory import RunDirectory
 
 
@@ -27,6 +27,7 @@ class Stacks:
         for left in self.folder.parent.glob(f"attempt-*/rank-{self.rank}.txt"):
             if left.stat().st_size == 0:  # of an attempt that was killed
                 _remove(left)
+        raise_if_moved(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         return open(self._text(self.rank), "w", encoding="utf-8")
 

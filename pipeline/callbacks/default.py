@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.signals import Signals
+from pipeline.artifacts.user_code import guarded, import_attribute
 from pipeline.callbacks.benchmarks import Benchmarks
 from pipeline.callbacks.console import Console
 from pipeline.callbacks.garbage import GarbageBetweenSteps
@@ -26,7 +26,6 @@ from pipeline.callbacks.wandb_run import WandbRun
 from pipeline.evals.benchmarks import benchmarks_of
 from pipeline.generation.texts import complete
 from pipeline.recipe import Recipe
-from pipeline.sources.formats import import_attribute
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -102,12 +101,9 @@ def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
     """One object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or made."""
     made = []
     for name in recipe.run.callbacks:
-        try:
-            made.append(import_attribute(name, recipe.run.code_folder)())
-        except (ImportError, AttributeError, TypeError) as error:
-            raise RecipeError(
-                f"{recipe.path}: run.callbacks: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
-            ) from error
+        where = recipe.where("run.callbacks")
+        with guarded(f"{where}: {name}"):
+            made.append(import_attribute(name, recipe.code, where=where)())
     return made
 
 

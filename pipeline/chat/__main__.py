@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
 def _talk(arguments: argparse.Namespace) -> None:
     from pipeline.chat.conversation import open_speaker
 
-    speakers = [open_speaker(name) for name in arguments.models]
+    speakers = [open_speaker(name, trust_code=arguments.trust_code) for name in arguments.models]
     sampling = sampling_of(arguments)
     if arguments.web:
         from pipeline.chat.page import show
@@ -68,6 +68,9 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("-p", "--prompt", help="answer this and end")
     parser.add_argument(
         "--web", action="store_true", help="a page in the browser, for this machine only; prints its address"
+    )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run code files that come with the model, which may do anything"
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument(

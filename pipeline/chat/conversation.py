@@ -30,8 +30,9 @@ class Speaker:
     chats: bool
 
 
-def open_speaker(name: str) -> Speaker:
+def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
     """The model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is pinned.
+    trust_code: whether code files that come with it are run.
 
     Raises InputMissingError, ServiceError or DataError when it cannot be had.
     """
@@ -42,7 +43,7 @@ def open_speaker(name: str) -> Speaker:
     from pipeline.hardware.device import device_info
 
     place, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
-    subject = find_subject(place)
+    subject = find_subject(place, trust_code=trust_code)
     settle_vector_functions()
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)

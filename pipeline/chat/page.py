@@ -9,18 +9,25 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
+from urllib.parse import urlsplit
 
 from pipeline.artifacts.errors import InputMissingError, ServiceError, TandemError
 from pipeline.chat.conversation import Conversation, Sampling, Speaker
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
 POLICY = (
-    "default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
+    "default-src 'self' data: blob:; frame-ancestors 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "object-src 'none'; base-uri 'self'; form-action 'self'"
 )
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+MOST_MESSAGE_CHARS = (
+    50_000  # many times what a small model can read; a message of 20 MB took 2 GB and all others waited
+)
+MOST_REQUEST_BYTES = 2**20
+VISIT_S = 3600.0  # after which a tab that was closed is forgotten
 STYLE = """
 .gradio-container { max-width: 1200px !important; margin: 0 auto !important; }
 .conversation { height: calc(100dvh - 13rem) !important; min-height: 14rem; }
@@ -71,7 +78,8 @@ def show(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
             footer_links=[],
             theme=gradio.themes.Default(**fonts),
             css=STYLE,
-            app_kwargs={"middleware": [Middleware(OwnOriginOnly)]},
+            app_kwargs={"middleware": [Middleware(Guard, own_hosts=own_hosts(os.environ))]},
+            max_file_size=0,
         )
     except OSError as error:
         raise ServiceError(
@@ -83,19 +91,53 @@ def show(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
     blocks.close(verbose=False)
 
 
-class OwnOriginOnly:
-    """Adds the policy to every answer (ASGI)."""
+def own_hosts(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the names that a browser on this machine calls the page by; None where it listens for other machines too."""
+    name = environ.get("GRADIO_SERVER_NAME", "127.0.0.1").strip("[]").lower()
+    return LOOPBACK if name in LOOPBACK else None
 
-    def __init__(self, app: Any):
-        self.app = app
+
+class Guard:
+    """Refuse what no visitor of the page sends, and add the policy to every answer (ASGI).
+
+    own_hosts: the hosts that Host and Origin may name. A website that a browser was led to believe to be this machine (DNS
+    rebinding) names its own. None: any, as behind a Space's proxy.
+    """
+
+    def __init__(self, app: Any, *, own_hosts: frozenset[str] | None):
+        self.app, self.own_hosts = app, own_hosts
 
     async def __call__(self, scope, receive, send) -> None:
-        async def with_policy(message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
-            await send(message)
+        if scope["type"] not in ("http", "websocket"):
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        asked = [headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin")]
+        if self.own_hosts is not None and any(host and host_of(host) not in self.own_hosts for host in asked):
+            await _refuse(send, 403, "This page answers the machine that it runs on, by its own address.")
+        elif scope["path"].rstrip("/").endswith("/upload"):
+            await _refuse(send, 404, "This page takes no files.")
+        elif int(headers.get(b"content-length", b"0") or 0) > MOST_REQUEST_BYTES or b"transfer-encoding" in headers:
+            await _refuse(send, 413, f"A request holds at most {MOST_REQUEST_BYTES:,} bytes.")
+        else:
 
-        await self.app(scope, receive, with_policy)
+            async def with_policy(message) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
+                await send(message)
+
+            await self.app(scope, receive, with_policy)
+
+
+def host_of(value: str) -> str:
+    """Return the name in a Host or Origin header, without scheme and port."""
+    return urlsplit(value if "//" in value else f"//{value}").hostname or value
+
+
+async def _refuse(send: Any, status: int, reason: str) -> None:
+    headers = [(b"content-type", b"text/plain"), (b"content-security-policy", POLICY.encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": reason.encode()})
 
 
 def escaped(text: str) -> str:
@@ -143,7 +185,7 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
     import gradio
 
     with gradio.Blocks(title="Tandem", analytics_enabled=False, fill_height=True) as blocks:
-        visit = gradio.State(lambda: Visit(speakers))
+        visit = gradio.State(lambda: Visit(speakers), time_to_live=VISIT_S)
         with gradio.Row():
             chatbots = [
                 gradio.Chatbot(
@@ -164,10 +206,13 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
             container=False,
             submit_btn=True,
             max_lines=8,
+            max_length=MOST_MESSAGE_CHARS,
             autofocus=True,
         )
         with gradio.Accordion("Settings", open=False):
-            system_box = gradio.Textbox(system or "", label="System message", max_lines=4)
+            system_box = gradio.Textbox(
+                system or "", label="System message", max_lines=4, max_length=MOST_MESSAGE_CHARS
+            )
             with gradio.Row():
                 controls = _controls(sampling)
         with gradio.Row():
@@ -201,6 +246,10 @@ def _connect(visit, chatbots, box, system_box, controls, new, speakers: list[Spe
         if not text.strip():
             yield [gradio.skip()] * (1 + len(chatbots))
             return
+        if len(text) + len(system) > MOST_MESSAGE_CHARS:
+            raise gradio.Error(
+                f"The message has {len(text) + len(system):,} characters; at most {MOST_MESSAGE_CHARS:,} are read."
+            )
         sampling = Sampling(
             temperature=temperature,
             top_k=top_k or None,

@@ -18,6 +18,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "model", metavar="RUN_OR_MODEL", help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one)"
     )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="run code files that come with models, which may do anything"
+    )
     arguments, options = parser.parse_known_args(argv)
     from pipeline.evals.subject import find_subject
 
@@ -35,7 +38,8 @@ def main(argv: list[str]) -> int:
 
     transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]
     print(f"requests name the model {subject.path}", flush=True)
-    app(["serve", subject.path, *options])
+    trust = ["--trust-remote-code"] if arguments.trust_code else []
+    app(["serve", subject.path, *trust, *options])
     return 0
 
 

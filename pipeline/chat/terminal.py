@@ -4,6 +4,7 @@ import sys
 from contextlib import closing
 
 from pipeline.chat.conversation import Conversation, Sampling, Speaker
+from pipeline.generation.decoding import terminal_text
 
 COMMANDS = "/new starts over, /system TEXT sets the system message and starts over, /quit or Ctrl-D ends"
 
@@ -50,5 +51,5 @@ class Terminal:
         """Print what the model writes, as it writes it."""
         with closing(self.conversation.answer(text, self.sampling)) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                print(terminal_text(piece), end="", flush=True)
         print()

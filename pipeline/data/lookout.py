@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_json, write_bytes
-from pipeline.data.shards import safetensors_bytes, seal_path
+from pipeline.artifacts.atomic import write_bytes
+from pipeline.data.shards import read_seal, safetensors_bytes
 from pipeline.data.watchlist import Watchlist, sorted_once
 
 
@@ -66,8 +66,8 @@ def look_again(folder: Path, number: int, *, source: Any, watchlist: Watchlist) 
     """Look at the text of a sealed shard, read once more from its source; nothing is tokenized."""
     begin = {"file": 0, "block": 0, "finishing": False}
     if number:
-        begin = read_json(seal_path(folder, number - 1))["cursor"]
-    end = read_json(seal_path(folder, number))["cursor"]
+        begin = read_seal(folder, number - 1)["cursor"]
+    end = read_seal(folder, number)["cursor"]
     found = []
     for block in source.read(file=begin["file"], block=begin["block"]) if not begin["finishing"] else ():
         found.append(watchlist.found(texts_of(block.items)))

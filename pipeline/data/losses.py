@@ -1,4 +1,4 @@
-"""What packing pads, crops, cuts or leaves out of each source: as shares, and in words where it is much.
+"""Shares that packing pads, crops, cuts or leaves out of each source, and sentences where it is much.
 
 Counts come from the seals, and are those of all that was read up to a shard. Shards that were sealed before longer
 conversations were counted by length say how many were left out, and not which rows would have held them; then, and
@@ -6,12 +6,13 @@ before anything is prepared, a sample is rendered instead.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
+from pipeline.artifacts.errors import DamagedFileError, DataError
 from pipeline.data.conversations import count_conversation, fit_conversation, new_counts
 from pipeline.data.sequence_writer import rendered_talks
 from pipeline.data.stream import Stream
@@ -56,7 +57,7 @@ def rows_seen(totals: dict[str, Any]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How the conversations of a source fit its rows.
+    """Counts of how the conversations of a source fit its rows.
 
     read: those looked at. too_long: left out, cut: without their last turns, no_target: left out since no assistant
     speaks. tokens_lost: share of the tokens that went with the too long and the cut ones. longer: of `of` conversations,
@@ -132,7 +133,7 @@ def percent(part: float, whole: float) -> str:
 
 
 class Loss(NamedTuple):
-    """What was read of a source, as sequence.totals counts it, and of conversations how they fit."""
+    """Counts of what was read of a source, as sequence.totals gives them, and of how its conversations fit."""
 
     name: str
     counts: dict[str, Any]
@@ -146,7 +147,10 @@ def losses_of(plan: dict, role: str, stream: Stream) -> list[Loss]:
         counts, fit = sequence.totals(stream.shards_needed(number)), None
         if plan["kind"] == "chat" and "conversations" in counts:
             kept = sequence.folder / SAMPLE_FILE
-            sample = read_json(kept) if "longer" not in counts and kept.exists() else None
+            sample = None
+            if "longer" not in counts:
+                with suppress(FileNotFoundError, DamagedFileError):  # a damaged one is taken again
+                    sample = read_sealed_json(kept)
             fit = Fit.counted(counts, row_tokens=plan["row_tokens"], sample=sample)
         found.append(Loss(about["name"], counts, fit))
     return found
@@ -163,7 +167,7 @@ def with_samples(plan: dict, stream: Stream, *, sources: list[Any], tokenizer: A
         about = {"row_tokens": plan["row_tokens"], "overflow": settings["max_row_overflow"]}
         if fit.longer is None and max(fit.too_long, fit.cut) > MUCH * fit.read:
             sample = sampled_counts(sources[number], tokenizer, **about)
-            write_json(sequence.folder / SAMPLE_FILE, sample)
+            write_sealed_json(sequence.folder / SAMPLE_FILE, sample)
             found[number] = loss._replace(fit=Fit.counted(loss.counts, row_tokens=plan["row_tokens"], sample=sample))
         elif sequence.end is None and fit.read < SAMPLE:
             found[number] = loss._replace(fit=sampled_fit(sources[number], tokenizer, **about))

@@ -168,6 +168,11 @@ def sequence_folder(plan: dict, sequence: dict) -> Path:
     return Path(plan["cache_dir"]) / "shards" / sequence["key"]
 
 
+def folders_of(plan: dict) -> list[Path]:
+    """Return the folders of all sequences of a plan, each once and always in the same order."""
+    return sorted({sequence_folder(plan, s) for role in ROLES if plan[role] for s in plan[role]["sequences"]})
+
+
 def open_stream(plan: dict, role: str) -> Stream | None:
     """The stream train | validation | documents of a plan, as far as it is sealed."""
     about = plan[role]

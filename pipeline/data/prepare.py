@@ -5,7 +5,6 @@ There are two kinds of locks, which the kernel drops when their holder dies: the
 see that it lives, and one per sequence, so that two runs never write the same shards.
 """
 
-import fcntl
 import os
 import pickle
 import subprocess
@@ -18,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import errors
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.atomic import read_json, remove_file
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.locks import file_lock, is_stand_in, lock
 from pipeline.artifacts.retries import retries_in
-from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder
+from pipeline.data.plan import digest, folders_of, make_plan
+from pipeline.data.prune import note_user
+from pipeline.data.shards import damaged_seals
 from pipeline.data.work import Workshop, damaged_shards, next_shard, streams_of
 from pipeline.monitor.heartbeat import beat
 
@@ -39,14 +40,17 @@ def start_preparation(
     sources: tuple[list, list],
     from_step: int = 0,
     watchlist: str | Path | None = None,
+    run: Path | None = None,
 ) -> "Preparation":
     """Prepare the recipe's rows in a child process, unless they all are there; returns at once.
 
     sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is made
-    first when data.keep_shards is set. watchlist: a saved Watchlist for which the training text is searched on the way; shards
+    first when data.keep_shards is set. run: the directory for which `--prune` keeps the shards. watchlist: a saved Watchlist for which the training text is searched on the way; shards
     that are sealed already are not read again for it (`prepare_now` does that). Raises what make_plan raises.
     """
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
+    note_user(plan, run)
+    discard_damaged(plan)
     if damaged := damaged_shards(plan, streams_of(plan), verify=False):
         print(f"data: {len(damaged)} prepared shards are damaged and made again first", file=sys.stderr, flush=True)
         with locks(plan):
@@ -72,6 +76,8 @@ def prepare_now(
     watchlist: a saved Watchlist for which all the training text is searched, that of sealed shards too.
     """
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
+    note_user(plan, None)
+    discard_damaged(plan)
     with locks(plan):
         workshop = Workshop(plan, tokenizer, sources=sources)
         for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.look_again()):
@@ -80,12 +86,24 @@ def prepare_now(
     return Preparation(plan)
 
 
+def discard_damaged(plan: dict) -> None:
+    """Delete damaged seals of the plan's shards, said in a line each, so that these shards are made again."""
+    for folder in folders_of(plan):
+        if not damaged_seals(folder):
+            continue  # without the lock: another run may be at work there for hours
+        with file_lock(folder / ".lock"):
+            for path in damaged_seals(folder):
+                remove_file(path)
+                print(
+                    f"data: {path}: is not as it was written; made again from the source", file=sys.stderr, flush=True
+                )
+
+
 @contextmanager
 def locks(plan: dict) -> Iterator[None]:
     """Hold the locks of all sequences of a plan, always taken in the same order."""
-    folders = {sequence_folder(plan, s) for role in ROLES if plan[role] for s in plan[role]["sequences"]}
     with ExitStack() as stack:
-        for folder in sorted(folders):
+        for folder in folders_of(plan):
             stack.enter_context(file_lock(folder / ".lock"))
         yield
 
@@ -112,11 +130,13 @@ class Preparation:
         """Start the child with its task (run_ahead.py); if another one works on this very plan, it is left to it."""
         self.task = task
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "a+") as lock:
-            if not _take(lock, patient=True):
-                return
-            (self.folder / "failure.json").unlink(missing_ok=True)
-            (self.folder / RETRIES).unlink(missing_ok=True)
+        # Waiting ranks hold it for an instant to probe it: hence the second.
+        held = lock(self.folder / ".lock", wait_s=1.0)
+        if held is None:
+            return
+        with held:
+            remove_file(self.folder / "failure.json")
+            remove_file(self.folder / RETRIES)
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
             environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
@@ -128,7 +148,7 @@ class Preparation:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[lock.fileno()],
+                    pass_fds=[held.fileno()],
                     start_new_session=True,  # Ctrl-C is for the training, which then still gets its last rows.
                 )
             assert self.child.stdin is not None
@@ -140,8 +160,12 @@ class Preparation:
         if self.child is not None:
             return self.child.poll() is None
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / ".lock", "a+") as lock:
-            return not _take(lock)
+        held = lock(self.folder / ".lock")
+        if held is None:
+            return True
+        held.close()
+        # Of a lock that only this machine knows nothing can be said of a process on another one; its run ends with it.
+        return is_stand_in(held) and self.task is None and not (self.folder / "failure.json").exists()
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
         """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""
@@ -198,15 +222,3 @@ def short_count(count: float) -> str:
         if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
             return f"{count / size:,.1f}{unit}"
     return f"{count:.0f}"
-
-
-def _take(lock: Any, *, patient: bool = False) -> bool:
-    """Take the lock of an open file. patient: try for a second, as waiting ranks hold it for an instant to probe it."""
-    for _ in range(20 if patient else 1):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if patient:
-                time.sleep(POLL_S)
-    return False

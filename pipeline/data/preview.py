@@ -1,6 +1,7 @@
 """A look at data before there is a recipe: what the rows are, three of them as they are trained, the lines for a recipe."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import yaml
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.data.sequence_writer import rendered_talks
 from pipeline.data.show import PLAIN, marked
+from pipeline.recipe.checks import check_source
 from pipeline.recipe.command_line import find_recipe
 from pipeline.recipe.located_yaml import Item, compose
 from pipeline.recipe.problems import Problems
@@ -29,6 +31,7 @@ from pipeline.sources.open_source import OpenSource
 from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 
+REPOSITORY = Path(__file__).parents[2]
 SHOWN_LINES = 12  # of a row
 COUNTED = 2_000  # Conversations whose turns and lengths are counted.
 LENGTHS = (512, 1024, 2048)
@@ -77,10 +80,11 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
     yield f"{target}: {seen.name if seen else f'read as {source.format.identity()}'}"
     yield _size(source)
     yield ""
-    yield from _columns(sample, source.format)
-    yield ""
+    if any(kind_of(file.label) != "txt" for file in source.files):  # A text file has no columns.
+        yield from _columns(sample, source.format)
+        yield ""
     named = _named_tokenizer(recipe, tokenizer) if tokenizer else None
-    yield from _rows(items[:rows], kind, named or _bytes_tokenizer(), colour=colour)
+    yield from _rows(items[:rows], source, named or _bytes_tokenizer(), colour=colour)
     if kind == "chat":
         yield from _conversations(source, items, named)
     yield from _recipe_lines(spec, kind)
@@ -108,6 +112,8 @@ def source_of(target: str, settings: list[str]) -> Source:
             )
         items[key.removeprefix("data.sources.0.")] = compose(value, "command line", problems, where="command line")
     source = Converter(problems).section(Source, Item(items, "command line"), "data.sources.0")
+    if not problems.lines:
+        check_source(Recipe(path="command line"), "data.sources.0", source, problems)
     problems.raise_if_any()
     return source
 
@@ -181,7 +187,8 @@ def _bytes_tokenizer() -> Any:
     return train_bpe([], vocab_size=272, split_pattern="gpt2")
 
 
-def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Iterator[str]:
+def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool) -> Iterator[str]:
+    kind = source.kind
     learned = "in green" if colour else "in [[ ]]"
     what = f"what the model learns to write is {learned}" if kind == "chat" else "all of it is learned"
     if items:
@@ -195,7 +202,8 @@ def _rows(items: list[Any], kind: str, tokenizer: Any, *, colour: bool) -> Itera
             refused = isinstance(rendered, DataError)
             text = f"left out: {rendered}" if refused else marked(tokenizer, *rendered, colour=colour)
             length = f"{len(item.messages)} messages"
-        yield f"row {item.row} ({length})"
+        file = f" of {Path(source.files[item.file].label).name}" if len(source.files) > 1 else ""
+        yield f"row {item.row}{file} ({length})"
         lines = list(islice(_wrapped(text, indent="  "), SHOWN_LINES + 1))
         yield from lines[:SHOWN_LINES]
         if len(lines) > SHOWN_LINES:
@@ -244,13 +252,13 @@ def _recipe_lines(spec: Source, kind: str) -> Iterator[str]:
         if value != Source.__dataclass_fields__[name].default and value
     }
     stage, script = ("sft", "run_sft.sh") if kind == "chat" else ("pretrain", "run_pretrain.sh")
-    yield "In a recipe:"
-    tree = {"run": {"stage": stage}, "data": {"sources": [given]}}
+    yield "A recipe:"
+    tree = {"extends": f"quickstart_{stage}", "data": {"sources": [given]}}
     for line in yaml.safe_dump(tree, sort_keys=False, width=70, allow_unicode=True).splitlines():
         yield f"  {line}"
     yield ""
-    yield "Or over the quickstart's:"
-    yield f"  bash {script} recipes/quickstart_{stage}.yaml \\"
+    yield "Or on the command line:"
+    yield f"  bash {shlex.quote(os.path.relpath(REPOSITORY / script))} quickstart_{stage} \\"
     yield f"      {shlex.quote(f'data.sources=[{_flow(given)}]')}"
 
 

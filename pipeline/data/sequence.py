@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.data.shards import Shard, end_path, open_shard, seal_path, shard_path
+from pipeline.data.shards import Shard, end_path, open_shard, read_end, read_seal, seal_path, shard_path
 
 OPEN_SHARDS = 8  # kept mapped; the rows of a step lie in one or two shards of a source
 
@@ -35,15 +34,16 @@ class Sequence:
         if self.end is not None:
             return False
         # The end first: shards sealed between the two looks are then counted, never missed.
-        end = read_json(end_path(self.folder)) if end_path(self.folder).exists() else None
-        while (path := seal_path(self.folder, len(self.seals))).exists():
-            seal = read_json(path)
+        end = read_end(self.folder) if end_path(self.folder).exists() else None
+        while seal_path(self.folder, len(self.seals)).exists():
+            seal = read_seal(self.folder, len(self.seals))
             self.seals.append(seal)
             self.rows += seal["rows"]
             self.sums.append(self.sums[-1] + [seal["targets"], seal["padded"], seal.get("documents", 0)])
             self.counts_documents &= "documents" in seal
             self._bad_rows.append(self._bad_rows[-1] + len(seal["bad_rows"]))
-        self.end = end
+        # A seal that is missing before the end is to be made again: without it rows would be left out in silence.
+        self.end = end if end and len(self.seals) >= end["shards"] else None
         return before != (len(self.seals), self.end)
 
     def shard(self, number: int) -> Shard:

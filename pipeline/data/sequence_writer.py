@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_json, write_bytes, write_json
+from pipeline.artifacts.atomic import remove_file, write_bytes, write_sealed_json
 from pipeline.artifacts.errors import DataError
 from pipeline.data.conversations import ConversationPacker, count_conversation, fit_conversation, new_counts
 from pipeline.data.lookout import Lookout
@@ -23,6 +23,7 @@ from pipeline.data.scored_bytes import BytesPacker
 from pipeline.data.shards import (
     end_path,
     map_tensors,
+    read_seal,
     safetensors_bytes,
     seal_path,
     shard_path,
@@ -59,7 +60,7 @@ class SequenceWriter:
         self.lookout = Lookout(self.folder, watchlist) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
         for torn in self.folder.glob(".*.safetensors.*"):
-            torn.unlink(missing_ok=True)  # left by a process that was killed while it wrote
+            remove_file(torn)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
         self.read = new_counts(settings["kind"])
         self.pending: list[PackedRows] = []
@@ -109,14 +110,14 @@ class SequenceWriter:
             write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.state))
             write_shard(self.folder, self.number, rows, counts)
             if self.number and (self.number - 1) % STATES_KEPT_EVERY:
-                state_path(self.folder, self.number - 1).unlink(missing_ok=True)
+                remove_file(state_path(self.folder, self.number - 1))
         self.number += 1
 
     def _make_again(self, rows: PackedRows) -> None:
         """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
         path = shard_path(self.folder, self.number)
         content = safetensors_bytes(shard_tensors(rows))
-        if hashlib.sha256(content).hexdigest() != read_json(seal_path(self.folder, self.number))["sha256"]:
+        if hashlib.sha256(content).hexdigest() != read_seal(self.folder, self.number)["sha256"]:
             raise DataError(
                 f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
                 f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
@@ -125,7 +126,7 @@ class SequenceWriter:
 
     def _write_end(self) -> None:
         # The last seal counts what was read up to it; blocks after it gave no row.
-        write_json(
+        write_sealed_json(
             end_path(self.folder),
             {"shards": self.number, "read": self._counts(), "bad_rows": self.bad_rows},
         )
@@ -161,7 +162,7 @@ class SequenceWriter:
         self.resumed = self.number > 0
         if not self.resumed:
             return {"file": 0, "block": 0, "finishing": False}
-        cursor = read_json(seal_path(self.folder, self.number - 1))["cursor"]
+        cursor = read_seal(self.folder, self.number - 1)["cursor"]
         state = map_tensors(state_path(self.folder, self.number - 1))
         self.packer.restore({name: array.copy() for name, array in state.items()})
         self.packer.counts, self.read, self.skip = dict(cursor["packed"]), dict(cursor["read"]), cursor["skip"]

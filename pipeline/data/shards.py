@@ -13,11 +13,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_json, sha256_file, write_bytes, write_json
-from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.atomic import read_sealed_json, sha256_file, write_bytes, write_sealed_json
+from pipeline.artifacts.errors import DamagedFileError, DataError
 from pipeline.artifacts.retries import read_again
 from pipeline.data.packing import PackedRows
 
@@ -70,8 +71,52 @@ def write_shard(folder: Path, number: int, rows: PackedRows, seal: dict) -> dict
         "sha256": hashlib.sha256(content).hexdigest(),
         **seal,
     }
-    write_json(seal_path(folder, number), seal)
+    write_sealed_json(seal_path(folder, number), seal)
     return seal
+
+
+# What every seal holds, those of earlier versions too, which have no checksum of their own.
+COUNTS = ("rows", "positions", "targets", "padded", "bytes")
+
+
+def read_seal(folder: Path, number: int) -> dict[str, Any]:
+    """Return the seal of a shard. Raises DamagedFileError when it is not as it was written, FileNotFoundError without one."""
+    seal = read_sealed_json(seal_path(folder, number))
+    good = all(type(seal.get(name)) is int for name in COUNTS) and isinstance(seal.get("sha256"), str)
+    if not good or not all(
+        isinstance(seal.get(name), kind) for name, kind in (("bad_rows", list), ("cursor", dict), ("read", dict))
+    ):
+        raise DamagedFileError(f"{seal_path(folder, number)}: is no seal of a shard. {MADE_AGAIN}")
+    return seal
+
+
+def read_end(folder: Path) -> dict[str, Any]:
+    """Return end.json. Raises DamagedFileError when it is not as it was written, FileNotFoundError without one."""
+    end = read_sealed_json(end_path(folder))
+    if not (
+        type(end.get("shards")) is int and isinstance(end.get("read"), dict) and isinstance(end.get("bad_rows"), list)
+    ):
+        raise DamagedFileError(f"{end_path(folder)}: is no end of shards. {MADE_AGAIN}")
+    return end
+
+
+MADE_AGAIN = "Run the same command again: it is made anew."
+
+
+def damaged_seals(folder: Path) -> list[Path]:
+    """Return the seals and the end of a folder that are not as they were written."""
+    damaged = []
+    for path in [*sorted(folder.glob("shard-*.json")), end_path(folder)]:
+        try:
+            if path == end_path(folder):
+                read_end(folder)
+            else:
+                read_seal(folder, int(path.stem.removeprefix("shard-")))
+        except FileNotFoundError:
+            continue
+        except DamagedFileError:
+            damaged.append(path)
+    return damaged
 
 
 @dataclass
@@ -92,7 +137,7 @@ NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8
 
 def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
     """Whether a sealed shard's file is missing or of another size than its seal says; with verify, of other content."""
-    path, seal = shard_path(folder, number), read_json(seal_path(folder, number))
+    path, seal = shard_path(folder, number), read_seal(folder, number)
     if not path.exists() or path.stat().st_size != seal["bytes"]:
         return True
     return verify and sha256_file(path) != seal["sha256"]

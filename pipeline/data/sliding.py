@@ -7,7 +7,7 @@ ahead and makes deleted ones again when a later epoch, or a resume from an older
 import time
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import read_json, remove_file, write_json
 from pipeline.data.shards import shard_path
 from pipeline.data.stream import Stream
 from pipeline.data.work import Workshop
@@ -47,7 +47,7 @@ def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
         else:  # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
             behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
         for number in behind:
-            shard_path(sequence.folder, number).unlink(missing_ok=True)
+            remove_file(shard_path(sequence.folder, number))
 
 
 def prepare_sliding(workshop: Workshop, folder: Path, *, from_row: int) -> None:

@@ -13,7 +13,7 @@ from pipeline.evals.subject import Subject, find_subject
 
 def main(argv: list[str]) -> int:
     arguments = read_arguments(argv)
-    subject = find_subject(arguments.model)
+    subject = find_subject(arguments.model, trust_code=arguments.trust_code)
     asked = Asked(arguments, subject)
     asked.open_inputs()  # before the model: what is wrong with them is told at once
 
@@ -82,9 +82,10 @@ class Asked:
 
             require_harness()
         if self.own:
+            from pipeline.evals.command import code_of_command
             from pipeline.evals.tasks import load_tasks
 
-            self.functions = load_tasks(self.own, folder=str(Path.cwd()), where="command line")
+            self.functions = load_tasks(self.own, folder=code_of_command(self.arguments), where="command line")
         cache = (self.recipe.get("data") or {}).get("cache_dir")
         if "core" in self.tasks:
             from pipeline.evals.core.bundle import open_bundle
@@ -115,7 +116,8 @@ class Asked:
                 "--max-per-task 1; what it finds is kept for every later scoring."
             )
         tasks = watched_bundle(self.bundle) if "core" in self.tasks else {}
-        search_text(self.subject.run, tasks | (watched_chat(self.chat.tasks) if "chat" in self.tasks else {}))
+        tasks |= watched_chat(self.chat.tasks) if "chat" in self.tasks else {}
+        search_text(self.subject.run, tasks, trust_code=self.subject.trust_code)
 
     def _of_recipe(self, group: str) -> dict[str, Any]:
         return (self.recipe.get("evals") or {}).get(group) or {}

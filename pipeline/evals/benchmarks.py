@@ -152,6 +152,5 @@ def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
             revision=own.revision,
             format=own.format or "messages",
         )
-        folder = recipe.run.code_folder
-        tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=folder, where=where))
+        tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=recipe.code, where=where))
     return tasks

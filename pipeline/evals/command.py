@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.evals.core.tasks import TASKS as CORE_TASKS
 
 BUILT_IN = ("bpb", "core", "chat", "samples")
@@ -36,6 +37,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         help="write the results there too, as JSON (a run's are kept in its report/evals.json)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a Hub id")
+    parser.add_argument(
+        "--trust-code",
+        action="store_true",
+        help="run what the run's recipe names as module:attr, code files that come with the model, and installed modules named here",
+    )
     parser.add_argument(
         "--batch-rows",
         type=int,
@@ -138,6 +144,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
                 f"command line: --{name.replace('_', '-')} {number} leaves nothing to score. Give at least 1."
             )
     return arguments
+
+
+def code_of_command(arguments: argparse.Namespace) -> CodeFolder:
+    """Return where module:attr of the command line points: to modules in the working folder."""
+    return CodeFolder(str(Path.cwd()), trusted=arguments.trust_code, trust_with=COMMAND_TRUST)
 
 
 def _own_tasks(texts: list[str]) -> dict[str, str]:

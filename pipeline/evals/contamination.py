@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.parents import parents_of
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.contamination import Seen, flags_of, without_contaminated

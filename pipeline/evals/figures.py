@@ -46,7 +46,7 @@ def bpb_results(
         if arguments.chat:
             figures.append(_of_conversations(tokenizer, arguments, window=window))
     elif subject.run is not None:
-        figures = _of_validation(subject.run, subject.stage, tokenizer)
+        figures = _of_validation(subject.run, subject.stage, tokenizer, trust_code=subject.trust_code)
 
     results: list[dict[str, Any]] = []
     for name, protocol, lengths, batches, more in figures:
@@ -100,9 +100,9 @@ def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int) 
     )
 
 
-def _of_validation(run: RunDirectory, stage: str | None, tokenizer) -> list[Figure]:
+def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, trust_code: bool) -> list[Figure]:
 
-    held_out = held_out_rows(run, tokenizer)
+    held_out = held_out_rows(run, tokenizer, trust_code=trust_code)
     lengths = _byte_lengths(tokenizer)
     name = "sft/assistant_bpb" if stage == "sft" else "val/bpb"
     figures: list[Figure] = [

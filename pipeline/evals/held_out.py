@@ -5,7 +5,7 @@ from typing import Any
 from pipeline.artifacts.run_directory import RunDirectory
 
 
-def held_out_rows(run: RunDirectory, tokenizer: Any) -> Any:
+def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
     """The ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is trained on.
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
@@ -21,7 +21,7 @@ def held_out_rows(run: RunDirectory, tokenizer: Any) -> Any:
         raise InputMissingError(
             f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
         )
-    recipe, sources = own_sources(run)
+    recipe, sources = own_sources(run, trust_code=trust_code)
     plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
     with locks(plan):
         for _ in Workshop(plan, tokenizer, sources=sources).prepare():

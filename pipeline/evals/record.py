@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.cache import file_lock
+from pipeline.artifacts.locks import file_lock
 from pipeline.artifacts.run_directory import RunDirectory
 
 VERSIONS = ("torch", "transformers", "tokenizers")

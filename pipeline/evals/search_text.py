@@ -21,7 +21,7 @@ from pipeline.tokenizer.ready import open_tokenizer
 LINE_EVERY_S = 10.0
 
 
-def search_text(run: RunDirectory, tasks: dict[str, list[str]]) -> Findings:
+def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: bool = False) -> Findings:
     """Look for the tasks' items in all text that the run trains on, and in that of the runs it comes from; recorded in
     report/contamination.json.
 
@@ -30,7 +30,7 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]]) -> Findings:
     Raises InputMissingError and DataError when the run's own text is not there or has changed.
     """
     watchlist = Watchlist.of(tasks)
-    seen, text_of = [_seen(run, watchlist)], {run.path.resolve(): run.name}
+    seen, text_of = [_seen(run, watchlist, trust_code=trust_code)], {run.path.resolve(): run.name}
     parents, not_searched = parents_of(run)
     while parents:
         parent = parents.pop(0)
@@ -40,7 +40,7 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]]) -> Findings:
             further, absent = parents_of(parent)
             parents += further
             not_searched += absent
-            seen.append(_seen(parent, watchlist))
+            seen.append(_seen(parent, watchlist, trust_code=trust_code))
             text_of[parent.path.resolve()] = parent.name
         except TandemError as error:
             print(f"contamination: the text of {parent.name} is not searched. {error}", file=sys.stderr, flush=True)
@@ -49,12 +49,12 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]]) -> Findings:
     return keep_findings(run, found)
 
 
-def _seen(run: RunDirectory, watchlist: Watchlist) -> Seen:
+def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
     """What the run's text holds, by its recipe and the inputs that its manifest names."""
     inputs = run.read_manifest().get("inputs") or {}
     if not (inputs and run.recipe.exists()):
         raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")
-    recipe, sources = own_sources(run)
+    recipe, sources = own_sources(run, trust_code=trust_code)
     recipe.data.batch_tokens = inputs["batch_tokens"]  # it may follow from the number of processes, which were others
     _refuse_changed(run, sources[0], inputs["sources"])
     folder = find_subject(str(run.path)).path

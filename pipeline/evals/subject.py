@@ -1,19 +1,23 @@
 """What RUN_OR_MODEL means: a run, one of its checkpoints, a local folder or a Hub id."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import by_step, problems, step_of
-from pipeline.artifacts.errors import DataError, InputMissingError
-from pipeline.artifacts.run_directory import RunDirectory, find_run
+from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
+from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
+from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
+from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known."""
+    """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known. trust_code: whether
+    code that came with it is run (artifacts/user_code.py)."""
 
     path: str
+    trust_code: bool = False
     run: RunDirectory | None = None
     step: int | None = None
 
@@ -25,24 +29,44 @@ class Subject:
         return "model/" if Path(self.path) == self.run.model else Path(self.path).name
 
     @property
+    def code(self) -> CodeFolder:
+        return CodeFolder(None, trusted=self.trust_code, trust_with=COMMAND_TRUST)
+
+    @property
     def stage(self) -> str | None:
         return self.run.read_manifest().get("stage") if self.run else None
 
 
-def find_subject(name: str, *, runs: str = "runs") -> Subject:
+def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> Subject:
     """The model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
 
     Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
     """
+    return replace(_find(name, runs), trust_code=trust_code)
+
+
+def _find(name: str, runs: str) -> Subject:
     path = Path(name)
     if (path / "config.json").exists():
         return _folder(path)
+    if name.startswith("latest:"):
+        latest = latest_run(name.removeprefix("latest:"), runs)
+        if latest is None:
+            raise InputMissingError(
+                f"{name}: {runs}/ has no finished run of that recipe. Name a run, a model folder or a Hub id."
+            )
+        return _of_run(latest)
     run = find_run(name, runs) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
     if run is not None:
         return _of_run(run)
     if path.is_dir():
         raise InputMissingError(
             f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."
+        )
+    if path.parent.is_dir() and path.parent == Path(runs):
+        there = sorted(manifest.parent.name for manifest in Path(runs).glob("*/run_manifest.json"))
+        raise InputMissingError(
+            f"{name}: there is no such run. {runs}/ has {', '.join(there) or 'none'}. Name one of them."
         )
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise InputMissingError(
@@ -76,11 +100,7 @@ def _of_run(run: RunDirectory) -> Subject:
 
 
 def _finished_step(run: RunDirectory) -> int | None:
-    from pipeline.artifacts.atomic import read_json
-    from pipeline.artifacts.checkpoints import SEAL
-
-    seal = run.model / SEAL
-    return read_json(seal).get("step") if seal.exists() else None
+    return read_seal(run.model).get("step") if (run.model / SEAL).exists() else None
 
 
 def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:
@@ -88,12 +108,11 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     DataError when they do not belong together."""
     import torch
 
-    from pipeline.model.build import load_model
     from pipeline.tokenizer.ready import open_tokenizer
 
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:
-        model = load_model(subject.path, dtype=torch.float32, revision=revision)
+        model = open_model(subject.path, code=subject.code, dtype=torch.float32, revision=revision)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise InputMissingError(
@@ -106,3 +125,28 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
             "Put the tokenizer that the model was trained with beside it."
         )
     return model.to(device).eval(), tokenizer
+
+
+def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None, **settings: Any) -> Any:
+    """Return load_model of a folder or Hub id; code files that come with it are run only where `code` says that they are trusted.
+
+    Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no model.
+    """
+    from transformers import PreTrainedConfig
+
+    from pipeline.model.build import ModelOptionsError, load_model, needs_no_code
+
+    at = f"{where}: {path}" if where else path
+    try:
+        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+        known = needs_no_code(config.get("model_type"))
+        trust = allow_model_code(config, path, known=known, code=code, where=where)
+        with guarded(at) if trust else nullcontext():
+            return load_model(path, revision=revision, trust_remote_code=trust, **settings)
+    except (OSError, TandemError, MemoryError):
+        raise
+    except ModelOptionsError as error:
+        raise DataError(str(error)) from error
+    except Exception as error:  # its files are somebody else's, and may hold anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError(f"{at}: no model can be made of its files ({reason}). Take another one.") from error

@@ -6,20 +6,20 @@ from typing import Any
 import torch
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder, import_attribute
 from pipeline.monitor.heartbeat import beat
-from pipeline.sources.formats import import_attribute, reason_of
 
 Task = Callable[[Any, Any], dict[str, float]]
 
 
-def load_tasks(names: list[str], *, folder: str | None, where: str) -> dict[str, Task]:
+def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:
     """The functions by their module:attr. Raises RecipeError with all that cannot be imported or called."""
     tasks, wrong = {}, []
     for name in names:
         try:
-            tasks[name] = import_attribute(name, folder)
-        except Exception as error:  # the module is run, and may raise anything
-            wrong.append(f"{where}: {name} cannot be imported ({reason_of(error)}).")
+            tasks[name] = import_attribute(name, folder, where=where)
+        except RecipeError as error:
+            wrong.append(str(error))
             continue
         if not callable(tasks[name]):
             wrong.append(f"{where}: {name} is no function.")

@@ -14,7 +14,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def usable_cores() -> int:
     """Cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        affinity = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
+        affinity = os.cpu_count() or 1
     try:
         quota, period = (CGROUP / "cpu.max").read_text().split()
         limit = affinity if quota == "max" else max(1, int(quota) // int(period))
@@ -40,6 +43,15 @@ def available_bytes() -> int:
     import psutil
 
     return min(memory_bytes(), psutil.virtual_memory().available)
+
+
+def has_memory_files() -> bool:
+    """Return whether a file without a name can be had in memory; macOS has no such call, and some sandboxes refuse it."""
+    try:
+        os.close(os.memfd_create("probe"))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def peak_bytes() -> int:

@@ -22,6 +22,9 @@ def main(argv: list[str]) -> int:
     push_arguments.add_argument(
         "--with-state", action="store_true", help="also the newest checkpoint, from which `pull` goes on training"
     )
+    push_arguments.add_argument(
+        "--trust-code", action="store_true", help="load what was published also with code that is not this program's"
+    )
     pull_arguments = commands.add_parser("pull", help="download a pushed run into runs/<its name>")
     pull_arguments.add_argument("id", metavar="ID", help="NAMESPACE/NAME of the repository")
     pull_arguments.add_argument("--revision", help="branch, tag or commit; default the newest")
@@ -37,6 +40,7 @@ def main(argv: list[str]) -> int:
     export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
     export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0; onnx is f32")
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
+    export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")
     beside_arguments.add_argument("run", metavar="RUN")
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
@@ -59,7 +63,14 @@ def main(argv: list[str]) -> int:
 
         size = arguments.max_shard_size
         print(
-            export(arguments.model, to=arguments.to, output=arguments.output, dtype=arguments.type, max_shard_size=size)
+            export(
+                arguments.model,
+                to=arguments.to,
+                output=arguments.output,
+                dtype=arguments.type,
+                max_shard_size=size,
+                trust_code=arguments.trust_code,
+            )
         )
         return 0
     from pipeline.hub.push import push
@@ -70,6 +81,7 @@ def main(argv: list[str]) -> int:
         repo_id=arguments.id,
         private=False if arguments.public else None,
         with_state=arguments.with_state,
+        trust_code=arguments.trust_code,
     )
     return 0
 

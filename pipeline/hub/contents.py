@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.checkpoints import problems
+from pipeline.artifacts.checkpoints import problems, sealed_files
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.card import model_card
@@ -30,9 +30,9 @@ def collect(
             raise DataError(
                 f"{whole}: is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training command again: it writes it anew."
             )
-    files = {str(p.relative_to(model)): p for p in sorted(model.rglob("*")) if p.is_file()}
+    files = dict(sorted(sealed_files(model).items()))
     if state:
-        files |= {f"{STATE}/{p.relative_to(state)}": p for p in sorted(state.rglob("*")) if p.is_file()}
+        files |= {f"{STATE}/{name}": path for name, path in sorted(sealed_files(state).items())}
     for path in records(data.run):
         if path.exists():
             # A copy: a row or a report written meanwhile must not change what was hashed.

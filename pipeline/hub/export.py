@@ -5,21 +5,29 @@ from pathlib import Path
 
 from pipeline.artifacts.atomic import new_folder
 from pipeline.artifacts.errors import CannotWriteError, RecipeError
-from pipeline.evals.subject import Subject, find_subject
+from pipeline.evals.subject import Subject, find_subject, open_model
 
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 DTYPES = {"gguf": (*TORCH_DTYPES, "q8_0"), "onnx": ("f32",), "safetensors": tuple(TORCH_DTYPES)}
 
 
-def export(name: str, *, to: str, output: str | None = None, dtype: str | None = None, max_shard_size: str) -> Path:
+def export(
+    name: str,
+    *,
+    to: str,
+    output: str | None = None,
+    dtype: str | None = None,
+    max_shard_size: str,
+    trust_code: bool = False,
+) -> Path:
     """Write the model that `name` means (run, checkpoint, folder) whole or not at all; returns what was written.
 
     to: gguf, one file; onnx, a folder with model.onnx; safetensors, a folder that from_pretrained loads, its weights in
     files of at most max_shard_size. dtype: of the weights, one of DTYPES[to]; default f16 for gguf, as they are for
     safetensors. output: default beside the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
-    when the output exists, InputMissingError when there is no such model or package.
+    when the output exists, InputMissingError when there is no such model or package, RecipeError for a model of code of its own (trust_code: run it).
     """
-    subject = find_subject(name)
+    subject = find_subject(name, trust_code=trust_code)
     if not Path(subject.path).is_dir():
         raise RecipeError(
             f"{name}: is not on this machine. Fetch it first: python -m pipeline.hub pull {name}, or hf download {name} --local-dir FOLDER."
@@ -33,7 +41,7 @@ def export(name: str, *, to: str, output: str | None = None, dtype: str | None =
     if to == "gguf":
         _gguf(Path(subject.path), target, name=_name(subject), dtype=dtype or "f16")
     else:
-        _folder(Path(subject.path), target, to=to, dtype=dtype, max_shard_size=max_shard_size)
+        _folder(subject, target, to=to, dtype=dtype, max_shard_size=max_shard_size)
     return target
 
 
@@ -59,18 +67,19 @@ def _gguf(model: Path, target: Path, *, name: str, dtype: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _folder(model: Path, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:
+def _folder(subject: Subject, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:
     import torch
     from transformers import AutoTokenizer
 
     from pipeline.hub.onnx_folder import write_onnx
-    from pipeline.model.build import load_model
     from pipeline.model.export import save_model
 
+    model = Path(subject.path)
+    loaded = open_model(subject.path, code=subject.code)
     with new_folder(target) as folder:
         if to == "onnx":
-            write_onnx(model, folder)
+            write_onnx(model, folder, loaded=loaded)
         else:
             torch_dtype = getattr(torch, TORCH_DTYPES[dtype]) if dtype else None
-            save_model(load_model(model), folder, dtype=torch_dtype, max_shard_size=max_shard_size)
-        AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+            save_model(loaded, folder, dtype=torch_dtype, max_shard_size=max_shard_size)
+        AutoTokenizer.from_pretrained(model, trust_remote_code=False).save_pretrained(folder)

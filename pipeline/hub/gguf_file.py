@@ -110,7 +110,7 @@ def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: 
     writer.add_token_types([kinds.get(i, TokenType.NORMAL if i in tokens else TokenType.UNUSED) for i in range(ids)])
     merges = tokenizer["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    loaded = AutoTokenizer.from_pretrained(model)
+    loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     for add, token in (
         (writer.add_bos_token_id, loaded.bos_token_id),
         (writer.add_eos_token_id, loaded.eos_token_id),

@@ -11,14 +11,12 @@ from pipeline.artifacts.errors import InputMissingError, RecipeError
 TOLERANCE = 1e-3  # of a logit; seen: 2e-6
 
 
-def write_onnx(model: Path, folder: Path) -> None:
-    """Write the model of that folder as model.onnx, its fp32 weights beside it, and its configs; compared in onnxruntime.
+def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
+    """Write the loaded model of that folder as model.onnx, its fp32 weights beside it, and its configs; compared in onnxruntime.
 
     Rows may be padded on the left. There is no cache: every new token is computed from the whole text. Raises
     InputMissingError without the packages, RecipeError when the graph cannot be taken or onnxruntime gives other logits.
     """
-    from pipeline.model.build import load_model
-
     try:
         import onnxruntime
         from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
@@ -29,7 +27,7 @@ def write_onnx(model: Path, folder: Path) -> None:
             "ONNX is written with the packages onnx and onnxscript and compared in onnxruntime, which are not all installed. "
             'Run: pip install "tandem-llm[onnx]"'
         ) from None
-    loaded = load_model(model).eval()
+    loaded = loaded.eval()
     taken = {**_batch(loaded.config, lengths=(7, 12)), "use_cache": False}
     try:
         with redirect_stdout(sys.stderr):  # torch tells its stages; standard output is for what was written

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import new_folder, read_json
-from pipeline.artifacts.checkpoints import SEAL, problems
-from pipeline.artifacts.errors import CannotWriteError, DataError, ServiceError
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.atomic import new_folder
+from pipeline.artifacts.checkpoints import SEAL, problems, read_seal, sealed_files
+from pipeline.artifacts.errors import CannotWriteError, DamagedFileError, DataError, ServiceError
+from pipeline.artifacts.run_directory import RunDirectory, read_manifest
 from pipeline.hub.client import bound_waits
 from pipeline.hub.contents import STATE, records
 from pipeline.hub.retries import retried
@@ -41,13 +41,12 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
             place_records(snapshot, run)
             _place_model(snapshot, run, repo_id)
             place_state(snapshot, run, repo_id)
-        run = RunDirectory(target)
-    facts: dict[str, Any] = {"pulled_from": {"id": repo_id, "commit": commit}}
-    manifest = run.read_manifest()
-    if manifest.get("status") == "finished":  # the run itself notes the time when the push is over
-        facts["finished"] = manifest.get("finished", manifest.get("ended", time.time()))
-    run.update_manifest(**facts)
-    return run
+            facts: dict[str, Any] = {"pulled_from": {"id": repo_id, "commit": commit}}
+            manifest = run.read_manifest()
+            if manifest.get("status") == "finished":  # the run itself notes the time when the push is over
+                facts["finished"] = manifest.get("finished", manifest.get("ended", time.time()))
+            run.update_manifest(**facts)
+    return RunDirectory(target)
 
 
 @contextmanager
@@ -76,7 +75,12 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
             f"{repo_id}: {', '.join(missing)} missing, so it is no run that was pushed with this program. "
             "A model alone needs no pull: name it where a model is asked for."
         )
-    name = str(read_json(snapshot / "run_manifest.json").get("name"))
+    manifest, wrong = read_manifest(snapshot / "run_manifest.json")
+    if wrong:
+        raise DataError(
+            f"{repo_id}: its run_manifest.json is not what a run writes ({'; '.join(wrong)}), so it is no run of this program. Do not use it."
+        )
+    name = str(manifest.get("name"))
     # It becomes a folder's name here, and a stranger may have written it.
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", name):
         raise DataError(
@@ -94,16 +98,27 @@ def place_records(snapshot: Path, run: RunDirectory) -> None:
 
 
 def _place_model(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
-    """What the seal does not name stays behind: the card, and what others put there."""
     run.model.mkdir()
-    for name in [*read_json(snapshot / SEAL)["files"], SEAL]:
-        source, target = snapshot / name, run.model / name
-        if not target.resolve().is_relative_to(run.model.resolve()):
-            raise DataError(f"{repo_id}: its seal names a file outside the model ({name}). Do not use it.")
-        if source.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(source, target)
+    _move_sealed_files(snapshot, run.model, repo_id)
     _refuse_damaged(run.model, repo_id)
+
+
+def _move_sealed_files(source: Path, target: Path, repo_id: str) -> None:
+    """Move what the seal names; the card, and what others put there, stays behind."""
+    for name, path in files_of(source, repo_id).items():
+        if not (target / name).resolve().is_relative_to(target.resolve()):
+            raise DataError(f"{repo_id}: its seal names a file outside the model ({name}). Do not use it.")
+        if path.exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target / name)
+
+
+def files_of(folder: Path, repo_id: str) -> dict[str, Path]:
+    """As sealed_files; DataError when somebody else wrote the seal."""
+    try:
+        return sealed_files(folder)
+    except DamagedFileError as error:
+        raise DataError(f"{repo_id}: {SEAL}{str(error).removeprefix(str(folder / SEAL))}") from None
 
 
 def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
@@ -112,10 +127,9 @@ def place_state(snapshot: Path, run: RunDirectory, repo_id: str) -> Path | None:
     if not (state / SEAL).exists():
         return None
     _refuse_damaged(state, repo_id)
-    target = run.checkpoint(int(read_json(state / SEAL)["step"]))
+    target = run.checkpoint(read_seal(state).get("step", 0))
     with new_folder(target) as folder:
-        for path in state.iterdir():
-            shutil.move(path, folder / path.name)
+        _move_sealed_files(state, folder, repo_id)
     return target
 
 

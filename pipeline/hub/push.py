@@ -5,8 +5,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_json, sha256_file
-from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.checkpoints import SEAL, read_seal
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
 from pipeline.artifacts.run_directory import RunDirectory
@@ -29,12 +29,17 @@ class Pushed:
 
 
 def push(
-    run: RunDirectory, *, repo_id: str | None = None, private: bool | None = None, with_state: bool = False
+    run: RunDirectory,
+    *,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    with_state: bool = False,
+    trust_code: bool = False,
 ) -> Pushed:
     """Publish the finished model and what waits before it, or, before the end, the checkpoints that wait.
 
     repo_id, private: default the recipe's hub.id and hub.private. with_state: also the newest checkpoint, for going on from,
-    as under hub.strategy checkpoint. Raises RecipeError when no repository is named, InputMissingError without a model,
+    as under hub.strategy checkpoint. trust_code: load the published model also with code that is not this program's. Raises RecipeError when no repository is named, InputMissingError without a model,
     CannotWriteError while the run publishes by itself, DataError when the model is damaged or a byte must not leave this
     machine, ServiceError when the Hub refuses, stays away, or gives back other bytes than it was sent.
     """
@@ -63,13 +68,21 @@ def push(
                 f"{run.model}: there is no finished model, so there is nothing to push. Let the run end: start its command again."
             )
         while item := queue.next():
-            pushed = publish(queue, item, data=data, repo_id=repo_id, private=private)
+            pushed = publish(queue, item, data=data, repo_id=repo_id, private=private, trust_code=trust_code)
     if (run.model / SEAL).exists():
         run.update_manifest(hub={"id": pushed.repo_id, "commit": pushed.commit, "time": time.time()})
     return pushed
 
 
-def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private: bool | None = None) -> Pushed:
+def publish(
+    queue: HubQueue,
+    item: Item,
+    *,
+    data: RunData,
+    repo_id: str,
+    private: bool | None = None,
+    trust_code: bool = False,
+) -> Pushed:
     """Publish one item in one commit, verify it and write it down.
 
     An upload that an earlier process had finished, and did not live to write down, is not repeated.
@@ -102,17 +115,19 @@ def publish(queue: HubQueue, item: Item, *, data: RunData, repo_id: str, private
         message = f"Upload run {data.name}" + ("" if item.name == MODEL else f" at step {item.step}")
         commit, found = upload.commit(files, queue=queue, item=item, message=message, replaces=replaces)
         if found:  # with the card and the manifest of that time
-            sealed = read_json(model / SEAL)["files"]
+            sealed = read_seal(model)["files"]
             sums = {name: value for name, value in sums.items() if name in sealed or name.startswith(f"{STATE}/")}
+        how = "the Hub's sums are equal"
         stated = {name for name in sums if item.name != MODEL or name.startswith(f"{STATE}/")}
         compare_sums({name: files[name] for name in stated}, repo_id=upload.repo_id, commit=commit)
         if item.name == MODEL:
             fetched = {name: value for name, value in sums.items() if name not in stated}
-            verify(fetched, model=model, repo_id=upload.repo_id, commit=commit, within=queue.path)
+            how = verify(
+                fetched, model=model, repo_id=upload.repo_id, commit=commit, within=queue.path, trust_code=trust_code
+            )
     if queue.all and item.name != MODEL:
         upload.tag(item.step, commit)
     url = f"{constants.ENDPOINT}/{upload.repo_id}"
-    how = "downloaded again, equal and loaded" if item.name == MODEL else "the Hub's sums are equal"
     print(f"{url}: {item.name} of step {item.step}, {len(sums)} files, {how}", flush=True)
     queue.done(item, repo_id=repo_id, revision=upload.branch, commit=commit, url=url, files=sorted(files))
     return Pushed(repo_id=upload.repo_id, commit=commit, url=url, files=sums)

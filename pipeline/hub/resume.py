@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_json
+from pipeline.artifacts.atomic import remove_file
 from pipeline.artifacts.checkpoints import SEAL, by_step
 from pipeline.artifacts.errors import ServiceError
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.run_directory import RunDirectory, read_manifest
 from pipeline.hub.client import bound_waits
 from pipeline.hub.contents import STATE, records
 from pipeline.hub.pull import beside, download, place_records, place_state, pull, run_name
@@ -44,7 +44,7 @@ def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
                     flush=True,
                 )
                 return
-            if read_json(snapshot / "run_manifest.json").get("status") == "finished" and not run.path.exists():
+            if read_manifest(snapshot / "run_manifest.json")[0].get("status") == "finished" and not run.path.exists():
                 pull(hub.id, runs=str(run.path.parent), revision=commit)
                 print(f"{run.path}: the finished run was restored from {hub.id}@{commit[:7]}", flush=True)
                 return
@@ -88,5 +88,5 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
     place_state(snapshot, run, repo_id)
     if not trained_here:
         for path in records(run):
-            path.unlink(missing_ok=True)
+            remove_file(path)
         place_records(snapshot, run)

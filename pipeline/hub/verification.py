@@ -9,15 +9,20 @@ from pathlib import Path
 
 from pipeline.artifacts.atomic import sha256_file
 from pipeline.artifacts.errors import ServiceError
+from pipeline.artifacts.user_code import CodeFolder
 from pipeline.hub.retries import retried
 
 # Of logits in fp32 between the class of this program and that of a stranger.
 CLOSE = 1e-4
 
 
-def verify(sums: dict[str, str], *, model: Path, repo_id: str, commit: str, within: Path) -> None:
+def verify(
+    sums: dict[str, str], *, model: Path, repo_id: str, commit: str, within: Path, trust_code: bool = False
+) -> str:
     """Download every file of the commit into an empty folder and compare it; then a process without this package loads the
-    model from there, and its ids and logits must be ours. ServiceError says what differs.
+    model from there, and its ids and logits must be ours. Returns what was done. ServiceError says what differs.
+
+    A model with code files that are not this program's is compared and not loaded, unless they are trusted: that would run them.
 
     model: the local folder of the model. within: where the download is kept meanwhile; in the queue, what a killed process
     leaves behind is cleared away.
@@ -34,7 +39,19 @@ def verify(sums: dict[str, str], *, model: Path, repo_id: str, commit: str, with
             if not (model / name).exists():
                 path.unlink()  # of large ones only those that are loaded stay
         _refuse(wrong, repo_id, commit)
+        if not trust_code and (foreign := foreign_code(model)):
+            return f"downloaded again and equal; not loaded, since {', '.join(foreign)} is not this program's code"
         _load_as_a_stranger(Path(folder), model=model, published=f"{repo_id}@{commit}")
+    return "downloaded again, equal and loaded"
+
+
+def foreign_code(model: Path) -> list[str]:
+    """Return the names of the Python files of a model folder that are not those which this program writes."""
+    from pipeline.model.export import CODE_FILES
+
+    ours = {file.name: sha256_file(file) for file in CODE_FILES}
+    files = {str(file.relative_to(model)): file for file in sorted(model.rglob("*.py"))}
+    return [name for name, file in files.items() if ours.get(name) != sha256_file(file)]
 
 
 def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
@@ -68,8 +85,8 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
     import torch
     from safetensors.torch import load_file
 
+    from pipeline.evals.subject import open_model
     from pipeline.hub import stranger
-    from pipeline.model.build import load_model
     from pipeline.tokenizer.ready import open_tokenizer
 
     output = folder / ".stranger.safetensors"
@@ -86,7 +103,7 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
         open_tokenizer(str(model), revision=None, beside=None, where=str(model))(stranger.TEXT).input_ids
     )
     ids_T = ids_T[: len(theirs["ids"])]
-    ours = load_model(str(model), dtype=torch.float32).eval()
+    ours = open_model(str(model), code=CodeFolder(None), dtype=torch.float32).eval()
     with torch.no_grad():
         logits_TV = ours(ids_T[None]).logits[0].float()
     same = torch.equal(ids_T, theirs["ids"]) and torch.allclose(logits_TV, theirs["logits"], rtol=0, atol=CLOSE)

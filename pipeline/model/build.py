@@ -1,8 +1,9 @@
 """Models from a recipe's fields, and from folders or the Hub."""
 
 import difflib
-import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
@@ -22,10 +23,12 @@ class ModelOptionsError(ValueError):
     """The model that was asked for cannot be built, for the reason in the message."""
 
 
-def build_model(model_type: str, fields: dict, *, attn_implementation: str | None = None, seed: int) -> PreTrainedModel:
+def build_model(
+    model_type: str | Callable[..., Any], fields: dict, *, attn_implementation: str | None = None, seed: int
+) -> PreTrainedModel:
     """A new fp32 model on the CPU, its weights a function of the seed alone; no global generator is moved.
 
-    model_type: `tandem`, a causal LM of transformers (`llama`), or `module:attr`, a PreTrainedModel class or a
+    model_type: `tandem`, a causal LM of transformers (`llama`), or the user's own: a PreTrainedModel class or a
     function of the fields that returns a model. fields: those of its config class, special token ids among them.
     Raises ModelOptionsError for an unknown type, an unknown field or a combination that the config refuses.
     """
@@ -36,17 +39,12 @@ def build_model(model_type: str, fields: dict, *, attn_implementation: str | Non
     return model.float()
 
 
-def _build(model_type: str, fields: dict, attn_implementation: str | None) -> PreTrainedModel:
-    if ":" in model_type:
-        module_name, attribute = model_type.split(":", 1)
-        try:
-            target = getattr(importlib.import_module(module_name), attribute)
-        except (ImportError, AttributeError) as error:
-            raise ModelOptionsError(f"model.type: {model_type} cannot be imported: {error}.") from error
-        if not (isinstance(target, type) and issubclass(target, PreTrainedModel)):
-            return target(**fields)
-        config = _config(target.config_class, fields, model_type)
-        return target._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
+def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementation: str | None) -> Any:
+    if not isinstance(model_type, str):
+        if not (isinstance(model_type, type) and issubclass(model_type, PreTrainedModel)):
+            return model_type(**fields)
+        config = _config(model_type.config_class, fields, model_type.__name__)
+        return model_type._from_config(config, attn_implementation=attn_implementation, dtype=torch.float32)
     if model_type != "tandem" and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = difflib.get_close_matches(model_type, ["tandem", *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES], 3)
         raise ModelOptionsError(
@@ -85,18 +83,31 @@ def set_generation_config(model: PreTrainedModel) -> None:
     )
 
 
-def load_model(path, *, dtype: torch.dtype = torch.float32, revision: str | None = None, attn_implementation=None):
-    """The causal LM in a folder or on the Hub, on the CPU in `dtype`.
+def needs_no_code(model_type: Any) -> bool:
+    """Return whether this program or transformers has the classes of a model_type, so that no code beside the weights is run."""
+    return model_type == "tandem" or (isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def load_model(
+    path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    revision: str | None = None,
+    attn_implementation=None,
+    trust_remote_code: bool = False,
+):
+    """The causal LM in a folder or on the Hub, on the CPU in `dtype`. trust_remote_code: whether the model's own code files are run.
 
     transformers' gpt2 and nanochat are loaded as Tandem, which computes the same (the loss in chunks, one graph).
     Raises OSError when nothing is there, ModelOptionsError when the weights do not fit the config.
     """
     path = str(path)
-    config = AutoConfig.from_pretrained(path, revision=revision)
+    # Never left open: transformers would ask on the terminal then.
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
     ours = tandem_config(config) if config.model_type in ("gpt2", "nanochat") else None
     given = {"revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
     if ours is None:
-        return _from_pretrained(AutoModelForCausalLM, path, **given)
+        return _from_pretrained(AutoModelForCausalLM, path, trust_remote_code=trust_remote_code, **given)
     if config.model_type == "gpt2":
         return _from_pretrained(TandemForCausalLM, path, config=ours, **given)
     native = _from_pretrained(native_class(config), path, revision=revision, dtype=dtype)

@@ -19,6 +19,7 @@ from pipeline.artifacts.errors import (
     refuse,
 )
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.hardware.cpu import has_memory_files
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.memory import queued_bytes
 from pipeline.preflight.plan import Plan, make_plan
@@ -82,6 +83,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
             *kernel_problems(plan.recipe, plan.device),
             *_writing(plan),
             *_disk(plan),
+            *_temporary_folder(plan),
             *_benchmarks(plan.recipe),
         ]
     return problems
@@ -118,6 +120,11 @@ def find_notes(plan: Plan) -> list[str]:
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
+        )
+    if not has_memory_files():
+        notes.append(
+            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
+            "which takes as much room again. Set TMPDIR to move it."
         )
     shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
     if shards and recipe.data.keep_shards is None and shards > _free(folder):
@@ -280,6 +287,19 @@ def _disk(plan: Plan) -> list[TandemError]:
         DiskFullError(
             f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
             f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+        )
+    ]
+
+
+def _temporary_folder(plan: Plan) -> list[TandemError]:
+    """Room for one checkpoint where the system has no memory for it (training/file_image.py)."""
+    folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
+    if has_memory_files() or needed <= _free(folder):
+        return []
+    return [
+        DiskFullError(
+            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
+            f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
         )
     ]
 

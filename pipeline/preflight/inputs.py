@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.user_code import ran
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
@@ -48,6 +49,7 @@ def record_inputs(
         }
         shares = rows.shares()
         _record(run, now, shares=shares)
+        run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
         for source in sources[0] + sources[1]:
             print(source.headline())
         if len(shares) > 1:

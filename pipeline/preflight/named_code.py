@@ -7,27 +7,28 @@ the other ranks waiting for its word.
 import inspect
 
 from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.artifacts.user_code import import_attribute
 from pipeline.recipe import Recipe
 from pipeline.recipe.presets import model_fields
-from pipeline.sources.formats import reason_of
 
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
     """Each name that cannot be used. A model that starts from weights has their options."""
-    return [*_callbacks(recipe), *_tasks(recipe), *_optimizer(recipe), *_split_pattern(recipe), *_model(recipe)]
+    return [*_callbacks(recipe), *_tasks(recipe), *_factories(recipe), *_split_pattern(recipe), *_model(recipe)]
 
 
 def _callbacks(recipe: Recipe) -> list[TandemError]:
-    from pipeline.sources.formats import import_attribute
-
     found: list[TandemError] = []
+    where = recipe.where("run.callbacks")
     for name in recipe.run.callbacks:
         try:
-            inspect.signature(import_attribute(name, recipe.run.code_folder)).bind()
-        except Exception as error:
+            inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
+        except RecipeError as error:
+            found.append(error)
+        except (TypeError, ValueError) as error:
             found.append(
                 RecipeError(
-                    f"{recipe.where('run.callbacks')}: {name} cannot be used ({reason_of(error)}). Name a TrainerCallback class that is made without arguments."
+                    f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
                 )
             )
     return found
@@ -37,26 +38,28 @@ def _tasks(recipe: Recipe) -> list[TandemError]:
     from pipeline.evals.tasks import load_tasks
 
     try:
-        load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=recipe.where("evals.tasks"))
+        load_tasks(recipe.evals.tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
     except RecipeError as error:
         return [error]
     return []
 
 
-def _optimizer(recipe: Recipe) -> list[TandemError]:
-    if ":" not in recipe.optimizer.type:
-        return []
-    from pipeline.sources.formats import import_attribute
-
-    try:
-        import_attribute(recipe.optimizer.type, recipe.run.code_folder)
-    except Exception as error:
-        return [
-            RecipeError(
-                f"{recipe.where('optimizer.type')}: {recipe.optimizer.type} cannot be imported ({reason_of(error)}). Put its module beside the recipe."
-            )
-        ]
-    return []
+def _factories(recipe: Recipe) -> list[TandemError]:
+    """The optimizer and the model, where they are the user's own. A model that starts from weights is theirs."""
+    named = {
+        "optimizer.type": recipe.optimizer.type,
+        "model.type": "" if recipe.model.start_from else recipe.model.type,
+    }
+    found: list[TandemError] = []
+    for key, name in named.items():
+        if ":" not in name:
+            continue
+        try:
+            if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
+                found.append(RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class."))
+        except RecipeError as error:
+            found.append(error)
+    return found
 
 
 def _split_pattern(recipe: Recipe) -> list[TandemError]:

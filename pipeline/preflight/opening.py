@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.atomic import remove_file, write_text
 from pipeline.artifacts.checkpoints import by_step, clean, problems, step_of
 from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
@@ -94,7 +94,7 @@ def _open(recipe: Recipe) -> OpenRun:
     parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
     directory.hold()
     record_failures_in(directory)
-    directory.failure.unlink(missing_ok=True)
+    remove_file(directory.failure)
     checkpoint = _choose_checkpoint(recipe, directory)
     if checkpoint is None and fork:
         checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
@@ -122,6 +122,7 @@ def _record_attempt(
         command=[redacted(argument) for argument in sys.argv],
         **environment(),
     )
+    directory.keep_in_place()
     step = (step_of(checkpoint) or 0) if checkpoint else 0
     row: dict[str, Any] = {"event": "attempt", "attempt": attempt, "step": step, "time": time.time()}
     append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
@@ -142,8 +143,11 @@ def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, An
 def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
     if not directory.recipe.is_file():
         return []
-    before, now = (_flat(yaml.safe_load(recipe) or {}) for recipe in (directory.recipe.read_text(), text))
-    return differences(before, now)
+    try:
+        before = _flat(yaml.safe_load(directory.recipe.read_text(encoding="utf-8")) or {})
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError):
+        return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
+    return differences(before, _flat(yaml.safe_load(text)))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -154,7 +158,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> None:
-    if recipe.run.resume == "never":
+    if recipe.run.resume == "never" and ("finished" in manifest or not _has_lost_all(directory)):
         raise CannotWriteError(
             f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
         )
@@ -168,6 +172,11 @@ def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[
             f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
             f"Give this one another run.name{with_state}."
         )
+
+
+def _has_lost_all(directory: RunDirectory) -> bool:
+    """Return whether checkpoints were saved here and none of them is whole any more."""
+    return directory.has_saved() and directory.whole_checkpoint() is None
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
@@ -195,6 +204,10 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
     _say(notes)
+    if checkpoint is None and directory.has_saved():
+        if recipe.run.resume != "never":
+            raise _all_checkpoints_lost(recipe, directory)
+        directory.start_anew()
     if isinstance(recipe.run.resume, int) and checkpoint and (step_of(checkpoint) or 0) > recipe.run.resume:
         print(
             f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
@@ -203,6 +216,18 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
         )
     _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
     return checkpoint
+
+
+def _all_checkpoints_lost(recipe: Recipe, directory: RunDirectory) -> DataError:
+    """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
+    aside = sorted(path.name for path in directory.quarantine.glob("*"))
+    lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
+    model = directory.newest_whole_model()
+    rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
+    return DataError(
+        f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; {lies}; {rest}. "
+        "Put a whole checkpoint back into checkpoints/, or start anew at step 0 with run.resume=never."
+    )
 
 
 def _say(notes: list[str]) -> None:

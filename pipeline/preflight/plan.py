@@ -173,9 +173,13 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
         import pipeline.model.build  # noqa: F401 - makes our own model type known
 
         try:
-            return sizes_from_config(AutoConfig.from_pretrained(folder), recipe.data.row_tokens), None
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            return sizes_from_config(config, recipe.data.row_tokens), None
         except SizesUnknownError as error:
             return None, str(error)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # Of code of its own: known when it is loaded, if it is trusted.
+            return None, "its config is not one of transformers' own types"
     try:
         return sizes_of(recipe), None
     except SizesUnknownError as error:

@@ -30,7 +30,10 @@ def open_rows(
 
     def start() -> dict:
         watchlist = save_watchlist(benchmarks_of(recipe), cache=cache_dir(recipe.data.cache_dir))
-        started.append(start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist))
+        here = run.directory.path
+        started.append(
+            start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
+        )
         for line in unchecked_lines(started[0].plan, run):
             print(line, flush=True)
         return started[0].description()

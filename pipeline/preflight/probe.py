@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
 from pipeline.artifacts.cache import cache_dir
 from pipeline.hardware.cpu import available_bytes, usable_cores
 from pipeline.hardware.device import DeviceInfo
@@ -95,13 +95,13 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
 
 def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) -> None:
     """For the plans to come."""
-    write_json(_place(recipe, device, processes=processes), probe.facts())
+    write_sealed_json(_place(recipe, device, processes=processes), probe.facts())
 
 
 def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
     """What was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
     try:
-        return Probe(**read_json(_place(recipe, device, processes=processes)))
+        return Probe(**read_sealed_json(_place(recipe, device, processes=processes)))
     except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.checkpoints import SEAL, by_step, problems
+from pipeline.artifacts.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe import Recipe
@@ -168,7 +168,8 @@ def _weights(recipe: Recipe) -> None:
         return
     folder, where = Path(start), recipe.where("model.start_from")
     if (folder / SEAL).is_file():
-        if damaged := problems(folder):
+        damaged = problems(folder) or [f"{name} does not belong to it" for name in loadable_strays(folder)]
+        if damaged:
             raise DataError(
                 f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
             )

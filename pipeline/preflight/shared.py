@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.artifacts.atomic import remove_file
 from pipeline.artifacts.errors import CannotWriteError
 
 
@@ -32,7 +33,7 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     seen: list[tuple[str, bool, str]] = [("", False, "")] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(seen, (socket.gethostname(), first or there, refusal))
     if first and not refusal:
-        mark.unlink()
+        remove_file(mark)
     hosts = {host: reason for host, _, reason in seen if reason}
     blind = sorted({host for host, sees, _ in seen if not sees})
     if hosts:
@@ -53,7 +54,7 @@ def _refusal(file: Path, *, keep: bool = False) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         if not keep:
-            file.unlink()
+            remove_file(file)
     except OSError as error:
         return error.strerror or str(error)
     return ""

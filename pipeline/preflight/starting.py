@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import sys
 from datetime import timedelta
 
 from pipeline.artifacts.cache import cache_dir
@@ -18,7 +17,7 @@ def start_process(recipe: Recipe) -> int:
     """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
-    deterministic. `module:attr` strings of the recipe are importable from its folder.
+    deterministic.
     """
     from accelerate import PartialState
     from transformers.utils import logging
@@ -35,8 +34,6 @@ def start_process(recipe: Recipe) -> int:
     # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    if recipe.run.code_folder:
-        sys.path.insert(1, recipe.run.code_folder)
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     _settle(recipe, *on_rank_0(lambda: _settled(recipe, state.num_processes)))
     return state.num_processes

@@ -173,6 +173,23 @@ def _sources(recipe: Recipe, problems: Problems) -> None:
 
 
 def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> None:
+    check_source(recipe, name, source, problems)
+    if source.columns is not None and _columns_mistake(source):
+        return
+    place, chat, roles = recipe.where(name), recipe.stage == "sft", set(source.columns or ())
+    if chat and (source.text_column or source.format == "text" or "text" in roles):
+        problems.add(
+            place,
+            "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set run.stage: pretrain.",
+        )
+    if not chat and (source.messages_column or FORMATS.get(source.format or "") == "chat" or roles - {"text"}):
+        problems.add(
+            place, "holds conversations, and pretraining reads plain text. Give text_column, or set run.stage: sft."
+        )
+
+
+def check_source(recipe: Recipe, name: str, source: Source, problems: Problems) -> None:
+    """Add what is wrong with a source in every stage."""
     place = recipe.where(name)
     if source.id is None and not source.files:
         problems.add(place, "names nothing to read. Give id (a data set of the Hub) or files (paths on this machine).")
@@ -184,20 +201,8 @@ def _source(recipe: Recipe, name: str, source: Source, problems: Problems) -> No
         problems.add(
             recipe.where(f"{name}.format"), f"is {source.format!r}. Write {', '.join(FORMATS)}, or module:attr."
         )
-    chat = recipe.stage == "sft"
-    roles = set(source.columns or ())
     if source.columns is not None and (mistake := _columns_mistake(source)):
         problems.add(recipe.where(f"{name}.columns"), mistake)
-        return
-    if chat and (source.text_column or source.format == "text" or "text" in roles):
-        problems.add(
-            place,
-            "holds plain text, and SFT trains on conversations. Give messages_column or a chat format, or set run.stage: pretrain.",
-        )
-    if not chat and (source.messages_column or FORMATS.get(source.format or "") == "chat" or roles - {"text"}):
-        problems.add(
-            place, "holds conversations, and pretraining reads plain text. Give text_column, or set run.stage: sft."
-        )
     if (source.config or source.revision) and source.id is None:
         problems.add(place, "config and revision belong to a data set of the Hub. Remove them, or give id.")
 

@@ -4,13 +4,13 @@ Architectures are many and their configs name things in many ways; the modules a
 """
 
 import copy
-import importlib
 import json
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder, guarded, import_attribute
 from pipeline.recipe.sizes import KEYS_SEEN, Convention, layer_windows
 from pipeline.recipe.transformers_config import known_fields
 
@@ -76,12 +76,19 @@ class CountedSizes:
         )
 
 
-def sizes_of_fields(model_type: str, fields: dict[str, Any], row_tokens: int, *, code_folder: str | None = None) -> CountedSizes:  # fmt: skip
-    """Sizes of the model that training builds from these fields of its config. Raises SizesUnknownError."""
+def sizes_of_fields(
+    model_type: str, fields: dict[str, Any], row_tokens: int, *, code: CodeFolder | None = None
+) -> CountedSizes:
+    """Sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie.
+
+    Raises SizesUnknownError, and RecipeError for code that may not be run.
+    """
     key = (model_type, json.dumps(fields, sort_keys=True, default=str), row_tokens)
     if key not in _counted:
         try:
-            model = _built(model_type, fields, code_folder)
+            model = _built(model_type, fields, code)
+        except RecipeError:
+            raise
         except Exception as error:  # of config classes, of layers, of the user's own code
             raise SizesUnknownError(
                 f"a {model_type} cannot be built of these sizes ({type(error).__name__}: {_line(error)})"
@@ -119,7 +126,7 @@ def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
     return _counted[key]
 
 
-def _built(model_type: str, fields: dict[str, Any], code_folder: str | None) -> Any:
+def _built(model_type: str, fields: dict[str, Any], code: CodeFolder | None) -> Any:
     if ":" not in model_type:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -130,14 +137,12 @@ def _built(model_type: str, fields: dict[str, Any], code_folder: str | None) -> 
         return _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[config_class], config_class(**fields))
     import torch
 
-    module, attribute = model_type.split(":", 1)
-    if code_folder and code_folder not in sys.path:
-        sys.path.insert(1, code_folder)  # as a training has it (preflight/starting.py)
-    target = getattr(importlib.import_module(module), attribute)
-    if isinstance(target, type) and hasattr(target, "config_class"):
-        return _without_weights(target, target.config_class(**fields))
-    with torch.device("meta"):
-        return target(**fields)
+    target = import_attribute(model_type, code, where="model.type")
+    with guarded(f"model.type: {model_type}"):
+        if isinstance(target, type) and hasattr(target, "config_class"):
+            return _without_weights(target, target.config_class(**fields))
+        with torch.device("meta"):
+            return target(**fields)
 
 
 def _without_weights(model_class: Any, config: Any) -> Any:

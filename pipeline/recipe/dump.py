@@ -29,6 +29,7 @@ _Dumper.add_representer(
 def dump_recipe(recipe: Recipe) -> str:
     """YAML of every key that has a value. Derived steps are a comment: they follow again from the horizon given."""
     values = {section: _given(section, keys) for section, keys in plain(recipe).items()}
+    del values["run"]["trust_code"]  # of this start: the user's word, not the recipe's
     if "train.max_steps" in recipe.filled:
         del values["train"]["max_steps"]
     if recipe.data.batch_tokens:  # computed at the first start and kept: any number of processes may go on

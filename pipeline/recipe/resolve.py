@@ -8,10 +8,12 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.artifacts.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
 from pipeline.recipe.counted_sizes import SizesUnknownError
 from pipeline.recipe.depth import TOKENS_PER_PARAM, fill_batch, fill_rates, fill_sizes
 from pipeline.recipe.identity import default_name
+from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, Recipe, Source
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
@@ -51,6 +53,12 @@ def fill(recipe: Recipe, problems: Problems) -> None:
     trainer = recipe.optimizer.type == "trainer"
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
     _fill_places(recipe)
+    if recipe.run.trust_code and recipe.places["run.trust_code"] != COMMAND_LINE:
+        problems.add(
+            recipe.where("run.trust_code"),
+            f"is for you to give, not for a recipe, which may come from elsewhere. Write {RECIPE_TRUST}.",
+        )
+    recipe.code = code_folder_of(recipe)
     fill_from_start(recipe, set_if_open, problems)
     _fill_row_tokens(recipe)
     _fill_vocabulary(recipe, problems)
@@ -246,6 +254,25 @@ def _fill_places(recipe: Recipe) -> None:
     recipe.tokenizer.chat_template = place(recipe.tokenizer.chat_template)
     if recipe.model.start_from and not recipe.model.start_from.startswith("latest:"):
         recipe.model.start_from = place(recipe.model.start_from)
+
+
+def code_folder_of(recipe: Recipe) -> CodeFolder:
+    """Return where the code of a recipe that the user named on the command line may lie.
+
+    Beside the recipe, or where an override of run.code_folder says. Not beside the recipe.yaml of a run: what lies there came with the
+    run, which may be somebody else's.
+    """
+    folder, beside = Path(recipe.run.code_folder or "."), Path(recipe.path or ".").parent
+    if recipe.run.trust_code and recipe.places.get("run.trust_code") == COMMAND_LINE:
+        return CodeFolder(str(folder), trusted=True)
+    if recipe.places.get("run.code_folder") == COMMAND_LINE:
+        return CodeFolder(str(folder))
+    if (beside / "run_manifest.json").exists():
+        return CodeFolder(None, closed=f"{recipe.path} is the recipe of a run, which may have come from elsewhere")
+    if not folder.resolve().is_relative_to(beside.resolve()):
+        why = f"run.code_folder ({folder}) lies outside the recipe's folder. Give it on the command line"
+        return CodeFolder(None, closed=why)
+    return CodeFolder(str(folder))
 
 
 def plain(value: Any) -> Any:

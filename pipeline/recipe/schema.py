@@ -11,6 +11,8 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from pipeline.artifacts.user_code import CodeFolder
+
 
 def key(
     default: Any,
@@ -63,7 +65,7 @@ class Run:
     directory: str = key("runs", "Folder that holds the run directories.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report.")
-    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one; a step: go back to that checkpoint; the same command again goes on from there.")
+    resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.")
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
@@ -71,7 +73,8 @@ class Run:
     tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
     tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
     flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
-    code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder.")
+    code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
+    trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
     hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
     gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0)
@@ -298,6 +301,7 @@ class Recipe:
     path: str | None = field(default=None, metadata={"internal": True})
     notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
+    code: CodeFolder = field(default=CodeFolder(None), compare=False, metadata={"internal": True})
     places: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
     filled: dict[str, str] = field(default_factory=dict, repr=False, compare=False, metadata={"internal": True})
 

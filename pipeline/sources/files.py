@@ -1,6 +1,7 @@
 """Which files a source has: globs resolved to a sorted list, with labels that do not depend on where the folder lies."""
 
 import glob
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pipeline.sources.splits import (
     split_files,
 )
 
+LOG = logging.getLogger(__name__)
 READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
@@ -38,6 +40,7 @@ class SourceFile:
     sha256: str = ""
     bytes: int = 0
     mtime_ns: int = 0
+    ctime_ns: int = 0
     path: Path | None = None
     fetch: Callable[[], Path] | None = None
     peek: Callable[[], Ends | None] | None = None
@@ -158,7 +161,26 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             continue
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         found += [Path(parent, n) for n in names if is_data(n) and not n.startswith(".") and n not in IGNORED]
-    return found
+    return _of_a_corpus(found, folder, where)
+
+
+def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
+    """Return the files without those that only lie beside a corpus: notes and tables of another kind than parquet or jsonl."""
+    if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
+        return paths
+    beside = [
+        path
+        for path in paths
+        if (kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()) and not is_saved(path.parent)
+    ]
+    if beside:
+        LOG.warning(
+            "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them in files.",
+            where,
+            folder,
+            some([str(path.relative_to(folder)) for path in sorted(beside)]),
+        )
+    return [path for path in paths if path not in beside]
 
 
 def _labelled(paths: list[Path]) -> list[SourceFile]:

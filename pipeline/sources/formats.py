@@ -1,12 +1,11 @@
 """How a row becomes a document or a conversation.
 
-Built-in: text, messages (and turns, another name for it), prompt_response. Any other is `module:attr`, importable from the
-recipe's folder: a function that takes the row (a dict) and returns a str, a list of messages, or None to pass the row over;
+Built-in: text, messages (and turns, another name for it), prompt_response. Any other is `module:attr`, of a module beside the
+recipe: a function that takes the row (a dict) and returns a str, a list of messages, or None to pass the row over;
 what it raises makes the row a bad row. A source that names none gets what its rows show (recognition.py).
 """
 
 import hashlib
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import FORMATS
 from pipeline.sources.conversation import messages_of
 
@@ -42,7 +42,7 @@ class Format:
     name: str
     kind: str
     column: str | None
-    folder: str | None = None
+    folder: CodeFolder | str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     recognised: bool = False
 
@@ -138,7 +138,7 @@ class Format:
         return f"{self.name}({code})"
 
 
-def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
+def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -> Format:
     """The format of a recipe's source, as far as the recipe says it; else the default, whose name is the kind's.
 
     Raises RecipeError when there is none of that name or it gives the other kind.
@@ -158,12 +158,7 @@ def format_of(spec, *, kind: str, where: str, folder: str | None) -> Format:
         raise RecipeError(
             f"{where}.format: there is no format {name!r}. Use one of {', '.join(FORMATS)}, or module:attr."
         )
-    try:
-        function = import_attribute(name, folder)
-    except Exception as error:  # the module is run, and may raise anything
-        raise RecipeError(
-            f"{where}.format: {name} cannot be imported: {reason_of(error)}. Put the module into the recipe's folder or install it."
-        ) from error
+    function = import_attribute(name, folder, where=f"{where}.format")
     if not callable(function):
         raise RecipeError(
             f"{where}.format: {name} is no function. Name a function that takes a row and returns a text or messages."
@@ -187,28 +182,6 @@ def _other_kind(what: str, kind: str) -> RecipeError:
     return RecipeError(
         f"{what} gives {have}, and this stage reads {need}. Use a source and a format of {need}, or run the other stage."
     )
-
-
-def import_attribute(name: str, folder: str | None) -> Any:
-    """The object `module:attr`, with the recipe's folder first on the path while it is imported."""
-    module_name, _, attribute = name.partition(":")
-    added = folder is not None and folder not in sys.path
-    if added:
-        sys.path.insert(0, str(folder))
-    try:
-        found = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-        return found
-    finally:
-        if added:
-            sys.path.remove(str(folder))
-
-
-def reason_of(error: Exception) -> str:
-    """Why an object could not be imported; the kind of what its module itself raised, whose text may say little."""
-    own = isinstance(error, ImportError | AttributeError | TypeError | ValueError)
-    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def _column(row: Any, column: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""What is kept from training where data.validation names nothing: files of a source, or rows of its only file.
+"""Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
 
 A source gives its last file in sorted order, as nanochat does with its last shard, when that file is large enough to be
 scored. Of many small files one says little (and the last of them in sorted order is of one subject, author or day), so

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.atomic import read_json, write_json
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.secrets import redacted
@@ -88,7 +88,7 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
             files = [asdict(file) for file in _remote_files(spec, info, where)]
             kept = {"id": spec.id, "revision": info.sha, "decided_by": decided_by, "files": files}
         for asked in {spec.revision, info.sha}:  # a run that goes on asks for the commit
-            write_json(place(asked), kept)
+            write_sealed_json(place(asked), kept)
     except ServiceError as error:
         kept = _kept(place(spec.revision))
         if kept is None:
@@ -105,8 +105,8 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
 
 def _kept(place: Path) -> dict[str, Any] | None:
     try:
-        return read_json(place)
-    except OSError:
+        return read_sealed_json(place)
+    except (OSError, ValueError):  # none, or damaged: asked for again
         return None
 
 

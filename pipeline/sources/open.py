@@ -75,6 +75,7 @@ class _Opening:
         self.where = f"{recipe.path}: " if recipe.path else ""
         self.places = recipe.places
         self.folder = str(Path(recipe.path).absolute().parent) if recipe.path else None
+        self.code = recipe.code
         self.cache = cache_dir(recipe.data.cache_dir)
         self.facts = FactsOfFiles(self.cache)
         self.max_bad_rows = recipe.data.max_bad_rows
@@ -90,7 +91,7 @@ class _Opening:
             at = self.places.get(f"{key}.{place}")
             where = f"{at}: {key}[{place}]" if at else f"{self.where}{key}[{place}]"
             try:
-                form = format_of(spec, kind=self.kind, where=where, folder=self.folder)
+                form = format_of(spec, kind=self.kind, where=where, folder=self.code)
                 source = OpenSource(
                     name=_free_name(spec, sources), spec=spec, kind=self.kind, format=form, facts=self.facts
                 )

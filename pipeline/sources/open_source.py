@@ -108,7 +108,7 @@ class OpenSource:
     def _path(self, file: SourceFile) -> Path:
         """Where the file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
         if file.path is not None:
-            _must_be_unchanged(file, file.path)
+            _must_be_unchanged(file, file.path, self.facts)
             return file.path
         assert self.facts is not None
         path = file.local_path()
@@ -166,14 +166,19 @@ def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple
             attempt += 1
 
 
-def _must_be_unchanged(file: SourceFile, path: Path) -> None:
+def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
         raise InputMissingError(
             f"{path} is gone since it was verified, so its rows cannot be read. Put it back and run the same command again."
         ) from error
-    if (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns):
+    changed = (status.st_size, status.st_mtime_ns) != (file.bytes, file.mtime_ns)
+    if not changed and status.st_ctime_ns != file.ctime_ns and facts is not None:
+        # Its rights or links changed, as by a backup, or it is another content with the old time: only its bytes tell.
+        changed = not file.sha256.startswith("git:") and facts.of(path).sha256 != file.sha256
+        file.ctime_ns = status.st_ctime_ns
+    if changed:
         raise DataError(
             f"{path} was changed since it was verified, and what was prepared from it is no longer what it holds. Put the old file back, or start a new run."
         )

@@ -493,6 +493,8 @@ def parse_json_line(line: bytes) -> Any:
     except json.JSONDecodeError as error:
         cut = "" if line.endswith(b"\n") else " and the file ends there without a line end: it was probably cut off"
         return BadRow(f"is not JSON ({error.msg} at column {error.colno}){cut}")
+    except ValueError:  # Python reads no whole number of more than 4,300 digits
+        return BadRow("is JSON with a number of too many digits")
     except RecursionError:
         return BadRow("is JSON nested too deeply")
 

@@ -1,4 +1,4 @@
-"""What the rows of a source are, seen by looking at the first of them: text, a usual form of conversations, or neither.
+"""Recognise what the rows of a source are by looking at the first of them: text, a usual form of conversations, or neither.
 
 The same rows give the same answer on every machine. Where `text` or `messages` is among the columns nothing else counts:
 files that were read before are read as before.
@@ -62,7 +62,7 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
 
 
 def column_types(rows: list[dict]) -> dict[str, str]:
-    """What each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
+    """Return what each column holds: text, number, boolean, mapping, null, a list by what is in it (messages, turns, exchanges,
     texts, list), tree, or `mixed`."""
     types: dict[str, str] = {}
     for row in rows:
@@ -150,10 +150,10 @@ def _chat(types: dict[str, str]) -> Recognised | None:
 
 
 def _preferences(types: dict[str, str]) -> Recognised:
-    if types["chosen"] in LISTS_OF_TURNS:
-        cure = "columns: {messages: chosen}"
-    elif types.get("prompt") == types["chosen"] == "text":
+    if types["chosen"] in ("text", "messages") and types.get("prompt") == types["chosen"]:
         cure = "columns: {prompt: prompt, response: chosen}"
+    elif types["chosen"] in LISTS_OF_TURNS:
+        cure = "columns: {messages: chosen}"
     else:
         cure = "a format module:attr that makes messages of `chosen`"
     return Recognised(

@@ -1,11 +1,10 @@
-"""Which files of a folder are its configuration's split, as the `datasets` library decides it.
+"""The files of a folder that are its configuration's split, as the `datasets` library decides it.
 
 The folder is one on this machine, or holds the names and the card of a Hub repository (hub_files.py): the rules are the
 library's either way, and it reads no data for them. A folder that `save_to_disk` wrote lists its files itself.
 """
 
 import contextlib
-import json
 import logging
 import os
 import tempfile
@@ -14,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.sources.raw_rows import is_data
 
@@ -177,7 +177,7 @@ def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
 
 def _read(path: Path, where: str) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise InputMissingError(
             f"{where}: {path} cannot be read ({_first_line(error)}), so the saved dataset is not whole. Save it again."

@@ -89,7 +89,8 @@ def verified(file: SourceFile, form: Format, facts_of_files: FactsOfFiles, *, co
                 f"{path} has the sha256 {facts.sha256[:12]}, and the Hub lists {file.sha256[:12]}: it is damaged. Delete it and run the same command again."
             ]
         )
-    file.sha256, file.bytes, file.mtime_ns = file.sha256 or facts.sha256, facts.size, facts.mtime_ns
+    file.sha256, file.bytes = file.sha256 or facts.sha256, facts.size
+    file.mtime_ns, file.ctime_ns = facts.mtime_ns, facts.ctime_ns
     identity = form.identity()
     if identity in facts.checked:
         return Findings()
@@ -119,7 +120,7 @@ def _verify(path: Path, form: Format, column_key: str, findings: Findings) -> st
         if reason:
             return reason
     if kind == "txt":
-        return _verify_txt(path, findings)
+        return _verify_txt(path, form, findings)
     if kind == "csv":
         return _verify_csv(path, form, column_key, findings)
     if is_array(path):
@@ -385,7 +386,9 @@ def _last_line(path: Path) -> bytes:
     return tail[start:] if start or size <= TAIL_BYTES else b""
 
 
-def _verify_txt(path: Path, findings: Findings) -> str | None:
+def _verify_txt(path: Path, form: Format, findings: Findings) -> str | None:
+    if missing := [column for column in form.required_columns if column != "text"]:
+        return f"is plain text and has no column {missing[0]!r}. The files of a source are read alike: give this file a source of its own, or leave it out."
     with open_bytes(path) as file:
         head = file.read(2**16)
     if b"\0" in head:

@@ -6,7 +6,7 @@ import weakref
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.own_template import GENERATION, OwnTemplate
+from pipeline.tokenizer.own_template import GENERATION, OwnTemplate, bound_templates
 from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
@@ -35,20 +35,13 @@ def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
 
 def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
     """`render` for several conversations in one call of the tokenizer, which uses its threads."""
-    from jinja2.exceptions import TemplateError
-
     if not conversations:
         return []
     if not all(conversations):
         raise DataError("the chat template refuses the conversation: it has no messages")
     if own := own_template(tokenizer):
         return own.render(conversations)
-    try:
-        out = tokenizer.apply_chat_template(
-            conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-    except (TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from None
+    out = _apply(tokenizer, conversations, return_assistant_tokens_mask=True)
     masks = [[bool(bit) for bit in mask] for mask in out["assistant_masks"]]
     return list(zip(out["input_ids"], masks, strict=True))
 
@@ -58,17 +51,20 @@ def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[
 
     today: a template that writes the date writes today's; else the one of the training rows.
     """
-    from jinja2.exceptions import TemplateError
-
     if not messages:
         raise DataError("the chat template refuses the conversation: it has no messages")
     if own := own_template(tokenizer):
         return own.prompt_ids(messages, today=today)
+    return list(_apply(tokenizer, messages, add_generation_prompt=True)["input_ids"])
+
+
+def _apply(tokenizer, messages: list, **settings) -> dict:
     try:
-        out = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, add_generation_prompt=True)
-    except (TemplateError, ValueError, TypeError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from None
-    return list(out["input_ids"])
+        bound_templates()
+        return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **settings)
+    except Exception as error:  # a template raises whatever its expressions raise
+        reason = str(error) or type(error).__name__
+        raise DataError(f"the chat template refuses the conversation: {reason}") from None
 
 
 def answer_messages(tokenizer, ids: list[int]) -> list[dict]:

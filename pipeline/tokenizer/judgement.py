@@ -69,6 +69,6 @@ def _other(beside: str | None) -> tuple[Any, str | None]:
 
         return open_tokenizer(beside, revision=None, beside=None, where="--beside"), Path(beside).name
     try:
-        return AutoTokenizer.from_pretrained(COMPARED, local_files_only=True), "gpt2"
+        return AutoTokenizer.from_pretrained(COMPARED, local_files_only=True, trust_remote_code=False), "gpt2"
     except (OSError, ValueError):
         return None, None  # Not in the local cache; nobody asked for it, so nothing is fetched.

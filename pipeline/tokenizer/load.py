@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import new_folder, write_json
-from pipeline.artifacts.cache import cache_dir, file_lock
+from pipeline.artifacts.atomic import read_json, remove_folder, write_json
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.specials import control_strings
+from pipeline.artifacts.locks import file_lock
+from pipeline.tokenizer.specials import BOS, END, PAD, control_strings
 
 # Part of the cache's key: raised when training would give something else for the same text and settings.
 TRAINING_VERSION = 1
@@ -28,6 +30,9 @@ def load_or_train(recipe, sources: list, *, validation: list | None = None, besi
         return load_ready(recipe)
     folder = cached_folder(recipe, sources)
     with file_lock(folder.with_name(folder.name + ".lock")):
+        if found := _damage(folder):
+            print(f"tokenizer: {folder}: {'; '.join(found)}, so it is trained again on the same text", flush=True)
+            remove_folder(folder)
         if not folder.is_dir():
             _train(recipe, sources, folder, validation=validation or [], beside=beside)
     return _open(recipe, folder)
@@ -72,7 +77,7 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
         )
     report: dict[str, Any] = {"texts": read.texts, "chars": read.chars, "ids": len(tokenizer)}
     report["judgement"] = judge(tokenizer, train=sources, validation=validation, beside=beside)
-    with new_folder(folder) as temporary:
+    with whole_folder(folder) as temporary:
         from safetensors.numpy import save_file
 
         tokenizer.save_pretrained(temporary)
@@ -80,6 +85,41 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
         write_json(temporary / "report.json", report)
     print(table(report["judgement"]))
     print(f"tokenizer: {len(tokenizer):,} ids from {read.chars:,} characters of {read.texts:,} texts, kept in {folder}")
+
+
+def _damage(folder: Path) -> list[str]:
+    """Return what keeps a cached tokenizer from being used; nothing where none is cached.
+
+    One of an earlier version has no checksums: it is sealed as it is when it loads and agrees with what was noted beside it.
+    """
+    if not folder.is_dir():
+        return []
+    if (folder / SEAL).exists():
+        return problems(folder)
+    if not _agrees_with_itself(folder):
+        return ["is not what its training left"]
+    seal(folder)
+    return []
+
+
+def _agrees_with_itself(folder: Path) -> bool:
+    from safetensors.numpy import load_file
+    from transformers import PreTrainedTokenizerFast
+
+    from pipeline.tokenizer.byte_lengths import byte_lengths
+
+    try:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        kept = load_file(folder / "byte_lengths.safetensors")["byte_lengths"]
+        ids = read_json(folder / "report.json")["ids"]
+        return (
+            len(tokenizer) == ids
+            and byte_lengths(tokenizer).tolist() == kept.tolist()
+            and (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (BOS, END, PAD)
+            and tokenizer.padding_side == "left"
+        )
+    except Exception:  # the libraries raise many kinds, plain Exception among them: whichever, it cannot be used
+        return False
 
 
 def _open(recipe, folder: Path) -> Any:

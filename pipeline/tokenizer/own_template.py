@@ -10,6 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipeline.tokenizer.specials import control_strings
 
 # Part of the key of prepared conversations: raised when the same template and messages would give other ids or another mask.
 RENDERING_VERSION = 1
+MOST_REPEATED = 10_000_000  # characters that `*` in a template makes
 # Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back to it.
 DATE = datetime(2024, 7, 26)
 GENERATION = re.compile(r"\{%-?\s*generation")
@@ -46,6 +48,8 @@ class OwnTemplate:
 
     def __init__(self, tokenizer: Any):
         self.template: str = tokenizer.get_chat_template()
+        if not isinstance(self.template, str):
+            raise DataError(f"the chat template of the tokenizer is {type(self.template).__name__}, not text")
         self.marks_answers = bool(GENERATION.search(self.template))
         self.writes_date = "strftime_now" in self.template
         self._dated = with_fixed_date(self.template) if self.writes_date else self.template
@@ -95,12 +99,12 @@ class OwnTemplate:
         return text, spans
 
     def _text(self, messages: list[dict], *, prompt: bool = False, template: str | None = None) -> tuple[str, Spans]:
-        from jinja2.exceptions import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         # As apply_chat_template does: a key whose value is None is a key that is not there.
         known = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
+            bound_templates()
             rendered: Any = render_jinja_template(
                 [known],
                 chat_template=template or self._dated,
@@ -108,8 +112,9 @@ class OwnTemplate:
                 return_assistant_tokens_mask=self.marks_answers and not prompt,
                 **self._variables,
             )
-        except (TemplateError, ValueError, TypeError) as error:
-            raise DataError(f"the chat template refuses the conversation: {error}") from None
+        except Exception as error:  # a template raises whatever its expressions raise
+            reason = str(error) or type(error).__name__
+            raise DataError(f"the chat template refuses the conversation: {reason}") from None
         (text,), spans = rendered
         return text, spans[0] if spans else []
 
@@ -295,3 +300,41 @@ def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
     before = np.cumsum(trained)
     starts, ends = np.array(offsets).T
     return (before[ends] > before[starts]).tolist()
+
+
+def bound_templates() -> None:
+    """Let transformers render templates in a sandbox of ours from now on: somebody else's cannot make texts without end.
+
+    Not undone afterwards: transformers keeps what it has compiled with the sandbox of that moment.
+    """
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = _sandbox_class()  # type: ignore[assignment,misc]
+
+
+@cache
+def _sandbox_class() -> type:
+    """Return a sandbox class with a bound on `*`, `**` and `%`, by which three words of a template would fill the memory.
+
+    range() has one in jinja2 itself (100,000).
+    """
+    from jinja2.exceptions import SecurityError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class BoundedSandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(["*", "**", "%"])
+
+        def call_binop(self, context, operator, left, right):
+            plain = isinstance(left, int | float) and isinstance(right, int | float)
+            small = plain and abs(left) <= MOST_REPEATED and abs(right) <= MOST_REPEATED
+            if operator == "**" and not (small and abs(right) <= 64):
+                raise SecurityError("it raises to a power that is too large")
+            if operator == "*" and not plain:
+                times, repeated = (left, right) if isinstance(left, int) else (right, left)
+                if isinstance(times, int) and hasattr(repeated, "__len__") and times * len(repeated) > MOST_REPEATED:
+                    raise SecurityError(f"it repeats a text to more than {MOST_REPEATED:,} characters")
+            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\d{7,}|\*)", left):
+                raise SecurityError("it formats to a width that is too large")
+            return super().call_binop(context, operator, left, right)
+
+    return BoundedSandbox

@@ -109,8 +109,8 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # its files are somebody else's, and may hold anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if folder is not None:
             raise InputMissingError(
                 f"{folder}: no tokenizer can be read from it ({reason}). Name a folder with tokenizer.json."

@@ -17,7 +17,7 @@ def comes_back_beside(config: Any, tokenizer: Any) -> bool:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         try:
-            back = AutoTokenizer.from_pretrained(folder)
+            back = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (ValueError, KeyError, OSError):
             return True
     return hasattr(back, "backend_tokenizer") and identity(back) == identity(tokenizer)

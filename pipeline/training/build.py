@@ -9,11 +9,13 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.artifacts.user_code import guarded, import_attribute
 from pipeline.evals.bpb import compiled_nll
 from pipeline.evals.in_training import score_validation
+from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
-from pipeline.model.build import ModelOptionsError, build_model, load_model
+from pipeline.model.build import ModelOptionsError, build_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.model.token_mean import divides_by_num_items
@@ -111,7 +113,8 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     seed = int(recipe.train.get("seed", 42))
     if start:
         try:
-            model = load_model(start, dtype=torch.float32, attn_implementation=attention)
+            where = recipe.where("model.start_from")
+            model = open_model(start, code=recipe.code, where=where, dtype=torch.float32, attn_implementation=attention)
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -127,12 +130,13 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return build_model(
-        recipe.model.type,
-        fields,
-        attn_implementation=attention,
-        seed=seed,
-    )
+    kind = recipe.model.type
+    if ":" not in kind:
+        return build_model(kind, fields, attn_implementation=attention, seed=seed)
+    where = recipe.where("model.type")
+    own = import_attribute(kind, recipe.code, where=where)
+    with guarded(f"{where}: {kind}"):
+        return build_model(own, fields, attn_implementation=attention, seed=seed)
 
 
 def _stop_at_the_end_of_a_turn(model: Any, tokenizer: Any) -> None:
@@ -198,7 +202,7 @@ def build_trainer(
         bf16_peak=peaks.get("bfloat16"),
     )
     lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
-    tasks = load_tasks(recipe.evals.tasks, folder=recipe.run.code_folder, where=f"{recipe.path}: evals.tasks")
+    tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=f"{recipe.path}: evals.tasks")
     score = partial(
         score_validation,
         validation=validation,

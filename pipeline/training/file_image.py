@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.hardware.cpu import has_memory_files
+
 # https://github.com/huggingface/safetensors#format
 NAMES = {
     torch.float64: "F64",
@@ -47,6 +49,10 @@ class FileImage:
         self.start = 8 + len(text)
         self.bytes = self.start + offset
         self.descriptor = unnamed_file()
+        if hasattr(os, "posix_fallocate") and not has_memory_files():
+            os.posix_fallocate(
+                self.descriptor, 0, self.bytes
+            )  # a full disk is an error here, and a signal that kills in `fill`
         os.ftruncate(self.descriptor, self.bytes)
         self.memory = mmap.mmap(self.descriptor, self.bytes)
         self.memory[: self.start] = len(text).to_bytes(8, "little") + text
@@ -100,7 +106,7 @@ def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.
 
 def unnamed_file() -> int:
     """The descriptor of an empty file without a name, in memory where the system has that."""
-    if hasattr(os, "memfd_create"):
+    with suppress(AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
         return os.memfd_create("checkpoint")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

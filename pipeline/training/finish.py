@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts.atomic import read_json, remove_folder
-from pipeline.artifacts.checkpoints import SEAL, problems, whole_folder
+from pipeline.artifacts.atomic import remove_folder
+from pipeline.artifacts.checkpoints import problems, read_seal, whole_folder
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import save_model
 
@@ -16,7 +16,7 @@ def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype
     that one, unharmed."""
     facts = {"step": step, "run": run.name, "dtype": dtype}
     if run.model.exists():
-        if not problems(run.model) and facts.items() <= read_json(run.model / SEAL).items():
+        if not problems(run.model) and facts.items() <= read_seal(run.model).items():
             return
         remove_folder(run.model)
     with whole_folder(run.model, **facts) as folder:

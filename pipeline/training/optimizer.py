@@ -17,10 +17,10 @@ from torch.optim.adamw import adamw
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import guarded, import_attribute
 from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.recipe.schema import Group, Recipe
-from pipeline.sources.formats import import_attribute
 from pipeline.training.finite import total_norm
 from pipeline.training.muon_step import muon_step
 
@@ -216,14 +216,10 @@ def look_for_lomo_once() -> None:
 
 def custom_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """What the recipe's module:attr makes of (model, recipe)."""
-    try:
-        factory = import_attribute(recipe.optimizer.type, recipe.run.code_folder)
-    except (ImportError, AttributeError) as error:
-        raise RecipeError(
-            f"optimizer.type: {recipe.optimizer.type} cannot be imported ({error}), so there is no optimizer. "
-            "Put the module into the recipe's folder or install it."
-        ) from error
-    optimizer = factory(model, recipe)
+    where = recipe.where("optimizer.type")
+    factory = import_attribute(recipe.optimizer.type, recipe.code, where=where)
+    with guarded(f"{where}: {recipe.optimizer.type}"):
+        optimizer = factory(model, recipe)
     for i, group in enumerate(optimizer.param_groups):
         group.setdefault("initial_lr", group["lr"])
         group.setdefault("name", f"group_{i}")

@@ -1,20 +1,18 @@
 """Checkpoints on the disk without waiting for the disk: copied here, written by a process of its own."""
 
 import errno
-import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from pipeline.artifacts import checkpoint_writer
-from pipeline.artifacts.atomic import read_json, temporary_folder
-from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.atomic import temporary_folder
+from pipeline.artifacts.checkpoints import read_seal
 from pipeline.artifacts.errors import CannotWriteError, DiskFullError, TandemError
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
@@ -54,7 +52,7 @@ class CheckpointSaver:
 
     def note_good(self, checkpoint: Path) -> None:
         """This whole one is the newest: where a run that is killed now goes on from."""
-        seal = read_json(checkpoint / SEAL)
+        seal = read_seal(checkpoint)
         self.last_good = seal["step"], sum(file["bytes"] for file in seal["files"].values())
 
     def save(
@@ -153,7 +151,7 @@ def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
     """What the writer says of its end, as the exception that it would have been here."""
     shutil.rmtree(job.temporary, ignore_errors=True)
     try:
-        error: dict[str, Any] = json.loads(told)
+        error = checkpoint_writer.last_words(told)
     except ValueError:
         text = told.decode(errors="replace").strip().rpartition("\n")[2]
         return CannotWriteError(

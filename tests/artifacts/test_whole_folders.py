@@ -36,7 +36,6 @@ DAMAGE = {
     "one flipped bit": lambda p: flip_bit(p / "model.safetensors"),
     "a missing manifest": lambda p: (p / "MANIFEST.json").unlink(),
     "a torn manifest": lambda p: os.truncate(p / "MANIFEST.json", 40),
-    "a foreign file": lambda p: (p / "extra.bin").write_bytes(b"x"),
 }
 
 
@@ -53,6 +52,35 @@ def test_a_damaged_newest_checkpoint_is_quarantined_and_the_one_before_it_used(t
     assert len(notes) == 1
     assert "checkpoint-10" in notes[0]
     assert (tmp_path / "quarantine" / "checkpoint-10").is_dir()
+
+
+@pytest.mark.parametrize(
+    "name", [".DS_Store", "._model.safetensors", "Thumbs.db", ".nfs000000000001", "README.md", "notes/mine.txt"]
+)
+def test_a_stray_file_in_the_newest_checkpoint_is_named_and_ignored(tmp_path, name):
+    make_checkpoint(tmp_path / "checkpoints", 5)
+    newer = make_checkpoint(tmp_path / "checkpoints", 10)
+    (newer / name).parent.mkdir(exist_ok=True)
+    (newer / name).write_bytes(b"x")
+    found, notes = checkpoints.newest_whole(tmp_path / "checkpoints", tmp_path / "quarantine")
+    assert found == newer
+    assert notes == [f"{newer}: {name} does not belong to the checkpoint; ignored."]
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_only_strays_that_from_pretrained_might_read_are_loadable(tmp_path):
+    folder = make_checkpoint(tmp_path, 5)
+    for name in ("adapter_config.json", "._config.json", "README.md", "modeling_x.py"):
+        (folder / name).write_text("{}")
+    assert checkpoints.loadable_strays(folder) == ["adapter_config.json", "modeling_x.py"]
+
+
+def test_a_model_is_whole_where_only_the_training_state_is_damaged(tmp_path):
+    folder = make_checkpoint(tmp_path, 5)
+    flip_bit(folder / "optimizer.safetensors")
+    assert checkpoints.has_whole_model(folder)
+    flip_bit(folder / "model.safetensors")
+    assert not checkpoints.has_whole_model(folder)
 
 
 def test_every_flipped_bit_of_a_manifest_is_found(tmp_path):

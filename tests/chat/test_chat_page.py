@@ -181,6 +181,32 @@ def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, brow
         assert visitor.complaints == []
 
 
+def test_the_page_answers_its_own_address_only_and_takes_no_files_and_no_flood(run, tmp_path):
+    import httpx
+
+    with page(run, log=tmp_path / "log") as (address, _):
+        port = address.rstrip("/").rsplit(":", 1)[1]
+        opened = httpx.get(address)
+        assert opened.status_code == 200
+        assert "frame-ancestors 'self'" in opened.headers["content-security-policy"]
+        assert httpx.get(
+            address, headers={"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
+        ).is_success
+        for headers in (
+            {"Host": f"evil.example:{port}"},
+            {"Origin": "http://evil.example"},
+            {"Host": "127.0.0.1.evil.example"},
+        ):
+            refused = httpx.get(f"{address}config", headers=headers)
+            assert refused.status_code == 403
+            assert "access-control-allow-origin" not in refused.headers
+        for path in ("gradio_api/upload", "upload", "gradio_api/upload/"):
+            assert httpx.post(f"{address}{path}", files={"files": b"x" * 1000}).status_code == 404
+        flood = b"x" * 20_000_000
+        assert httpx.post(f"{address}gradio_api/queue/join", content=flood).status_code == 413
+        assert httpx.post(f"{address}gradio_api/queue/join", content=iter([flood])).status_code == 413
+
+
 def test_what_is_shown_is_the_text_after_gradio_has_dedented_and_the_browser_parsed_it():
     import html
     import inspect

@@ -50,6 +50,14 @@ def test_both_sides_of_the_conversation_are_kept(run):
     assert talking.messages == DIALOG
 
 
+def test_control_characters_of_a_model_are_written_out_and_never_reach_the_terminal(run, monkeypatch, capsys):
+    monkeypatch.setattr(
+        Conversation, "answer", lambda *_: (piece for piece in ("\x1b]52;c;aGk=\x07", "a\tb\n", "\x9b2J\r\u202e"))
+    )
+    _, out, _ = talk(monkeypatch, capsys, [], run, "-p", "ping")
+    assert out == "\\x1b]52;c;aGk=\\x07a\tb\n\\x9b2J\\r\\u202e\n"
+
+
 def test_a_tool_call_is_answered_shown_and_remembered(run, monkeypatch, capsys):
     _, out, _ = talk(monkeypatch, capsys, ["sum", "again"], run, "--greedy")
     assert out.splitlines() == ["It's [7*8][= 56] so 56.", "still 56"]

@@ -59,12 +59,14 @@ def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothin
 def test_two_ranks_have_the_chat_scores_of_one(runner):
     one = runner.train(recipe_of(runner, "one", every_steps=10), stage="sft")
     two = runner.train(recipe_of(runner, "two", every_steps=10), ranks=2, stage="sft")
-    for entry in (entries_of(one)[0], entries_of(two)[0]):
-        for row in entry["results"]:
+    results = {}
+    for name, run in (("one", one), ("two", two)):
+        results[name] = entries_of(run)[0]["results"]
+        for row in results[name]:
             del row["seconds"]
-    assert entries_of(one)[0]["results"][0]["items"] == 5
-    for mine, theirs in zip(entries_of(one)[0]["results"], entries_of(two)[0]["results"], strict=True):
-        assert {**mine, "seconds": 0} == {**theirs, "seconds": 0}
+            assert row.get("contamination", {"text_of": [name]}).pop("text_of") == [name]
+    assert results["one"][0]["items"] == 5
+    assert results["one"] == results["two"]
 
 
 def test_a_task_that_the_time_limit_left_no_room_for_is_named(runner):

@@ -34,7 +34,7 @@ def test_a_finished_run_says_so_and_leaves_with_0(runner):
     assert "Status: finished." in report
     assert "padded" in report
     shares = json.loads((again.directory / "run_manifest.json").read_text())["shares"]
-    assert all(set(share["lost"]) == {"padded", "cropped", "split"} for share in shares.values())
+    assert all(set(share["lost"]) == {"padded", "cropped", "split", "empty", "bad"} for share in shares.values())
     refused = runner.train(recipe, "run.resume=1", status=64)
     assert "run.fork_from=done@1" in refused.output
 

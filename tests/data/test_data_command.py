@@ -1,3 +1,5 @@
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -6,6 +8,8 @@ import pytest
 import yaml
 
 from pipeline.data.__main__ import main
+from pipeline.data.plan import folders_of
+from pipeline.data.prepare import start_preparation
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,3 +85,36 @@ def test_a_missing_file_is_told_in_one_sentence_with_status_66(recipe_file):
     assert done.returncode == 66
     assert "nowhere/*.jsonl" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_prune_keeps_what_runs_of_other_folders_use_and_what_an_earlier_version_prepared_lately(
+    recipe_file, command, tmp_path
+):
+    shards = tmp_path / "cache" / "shards"
+    assert command(recipe_file)[0] == 0
+    mine = set(shards.iterdir())
+    prepared = {}
+    for number, name in enumerate(("there", "gone", "disk away", "old", "very old")):
+        assert command(recipe_file, f"data.shard_rows={64 + number}")[0] == 0
+        prepared[name] = set(shards.iterdir()) - mine - set().union(*prepared.values())
+    places = {"there": "elsewhere/run", "gone": "elsewhere/other", "disk away": "unmounted/runs/run"}
+    for name, place in places.items():
+        for folder in prepared[name]:
+            (folder / "users").write_text(json.dumps(str(tmp_path / place)) + "\n")
+    (tmp_path / "elsewhere" / "run").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "run" / "run_manifest.json").write_text("{}")
+    for folder in prepared["old"] | prepared["very old"]:
+        (folder / "users").unlink()
+    for path in (path for folder in prepared["very old"] for path in folder.iterdir()):
+        os.utime(path, (0, 0))
+    assert command(recipe_file, "--prune")[0] == 0
+    assert set(shards.iterdir()) == mine | prepared["there"] | prepared["disk away"] | prepared["old"]
+
+
+def test_a_training_notes_its_run_directory_beside_the_shards_once(bench, tmp_path):
+    recipe = bench.recipe()
+    for _ in range(2):
+        preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe), run=tmp_path / "a run")
+        preparation.close()
+    for folder in folders_of(preparation.plan):
+        assert (folder / "users").read_text() == json.dumps(str(tmp_path / "a run")) + "\n"

@@ -4,12 +4,12 @@ import json
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import datasets
 import pandas as pd
 import pytest
-import yaml
 
 from pipeline.data.__main__ import main
 from pipeline.data.preview import is_recipe
@@ -63,16 +63,16 @@ def test_instructions_are_shown_as_trained_with_the_lines_for_a_recipe_in_80_col
 def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     out = run("texts", cwd=folder).stdout
     assert out.startswith("texts: text (column content)\n18 rows, ")
-    lines = out[out.index("In a recipe:\n") + 13 : out.index("\nOr over")]
-    tree = yaml.safe_load(lines)
-    tree |= {"model": {"n_layer": 1, "n_embd": 32, "n_head": 2}, "train": {"max_steps": 1}}
-    tree["data"] |= {"batch_tokens": 2048, "cache_dir": str(folder / "cache")}
-    Path("recipe.yaml").write_text(yaml.safe_dump(tree))
-    recipe = read_recipe(["recipe.yaml"], stage=None)
+    lines = out[out.index("A recipe:\n") + 10 : out.index("\nOr on")]
+    Path("recipe.yaml").write_text(textwrap.dedent(lines))
+    recipe = read_recipe(["recipe.yaml", f"data.cache_dir={folder / 'cache'}"], stage=None)
     assert recipe.stage == "pretrain"
     train, held_out = open_sources(recipe, kind="text")
     assert sum(len(block.items) for source in train + held_out for block in source.read()) == 18
-    assert "data.sources=[{files: texts}]" in out
+    command = shlex.split(out[out.index("  bash ") :].replace("\\\n", ""))
+    assert Path(command[1]).resolve() == ROOT / "run_pretrain.sh"
+    assert command[2:] == ["quickstart_pretrain", "data.sources=[{files: texts}]"]
+    assert read_recipe(command[2:], stage=None).data.sources[0].files.endswith("texts")
 
 
 def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench):
@@ -95,6 +95,8 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
         (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
         (["alpaca.jsonl", "split"], 64, "split is no key of a source"),
+        (["alpaca.jsonl", "columns={prompt:instruction}"], 64, "columns: names 'prompt:instruction', which is none of"),
+        (["alpaca.jsonl", "format=alpaca"], 64, "format: is 'alpaca'. Write text, messages"),
     ],
 )
 def test_data_that_cannot_be_trained_on_ends_with_the_usual_sentence_and_status(arguments, status, said, folder):
@@ -111,6 +113,16 @@ def test_a_key_of_a_source_can_be_tried_beside_the_file(folder, capsys):
     out = capsys.readouterr().out
     assert "<|bos|><|user|>a<|end|><|assistant|>[[b<|end|>]]" in out
     assert "data.sources=[{files: pairs.jsonl, columns: {prompt: prompt, response: chosen}}]" in out
+
+
+def test_text_files_have_no_columns_and_rows_name_their_file(folder, capsys):
+    Path("notes").mkdir()
+    for n in range(3):
+        Path(f"notes/note {n}.txt").write_text(f"The text of note {n}.")
+    assert main(["notes"]) == 0
+    out = capsys.readouterr().out
+    assert "filled" not in out
+    assert "row 0 of note 1.txt (19 characters)\n  The text of note 1." in out
 
 
 def test_a_path_that_yaml_would_read_otherwise_is_quoted_for_yaml_and_the_shell(folder, capsys):

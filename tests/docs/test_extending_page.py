@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerControl
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import import_attribute
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.model.build import build_model
 from pipeline.recipe import read_recipe
 from pipeline.recipe.presets import model_fields
-from pipeline.sources.formats import import_attribute
 from pipeline.sources.open import open_sources
 from pipeline.training.optimizer import build_optimizer
 
@@ -64,7 +64,8 @@ def test_the_page_has_an_example_of_at_most_a_dozen_lines_for_each_point():
 
 def test_the_model_example_trains_with_the_optimizer_example(folder):
     recipe = recipe_in(folder)
-    model = build_model(recipe.model.type, model_fields(recipe, vocab_size=258, **IDS), seed=1)
+    own = import_attribute(recipe.model.type, recipe.code)
+    model = build_model(own, model_fields(recipe, vocab_size=258, **IDS), seed=1)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert model.config.num_hidden_layers == 2
     optimizer = build_optimizer(model, recipe)
@@ -101,7 +102,8 @@ def tokenizer():
 
 def test_the_evaluation_example_gives_a_share_and_leaves_the_model_training(folder, tokenizer):
     recipe = recipe_in(folder)
-    model = build_model(recipe.model.type, model_fields(recipe, vocab_size=258, **IDS), seed=1).train()
+    own = import_attribute(recipe.model.type, recipe.code)
+    model = build_model(own, model_fields(recipe, vocab_size=258, **IDS), seed=1).train()
     tasks = load_tasks(recipe.evals.tasks, folder=str(folder), where="evals.tasks")
     numbers = score_tasks(tasks, model, tokenizer)
     assert list(numbers) == ["copying/accuracy"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -222,6 +223,7 @@ def test_the_reference_weights_answer_as_under_nanochats_evaluator(stories):
 def test_a_tokenizer_without_a_beginning_is_refused(bundle):
     class NoBeginning:
         bos_token_id = eos_token_id = None
+        added_tokens_decoder: ClassVar[dict] = {}
 
     with pytest.raises(DataError, match="neither a BOS nor an EOS token"):
         score_core(bundle, tiny("gpt2"), NoBeginning(), device="cpu")

@@ -17,7 +17,7 @@ from tests.faults import injector, results
 from tests.faults.processes import import_everything
 from tests.faults.victim import Lab, default_folder
 
-CAMPAIGNS = ("kill", "calls", "corruption", "resume", "elastic", "cost", "signals", "disk", "clock", "soak")
+CAMPAIGNS = ("kill", "calls", "corruption", "lost", "resume", "elastic", "cost", "signals", "disk", "clock", "soak")
 
 
 def main(argv: list[str]) -> int:

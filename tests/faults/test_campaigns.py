@@ -61,6 +61,11 @@ def test_every_damage_to_a_file_of_a_checkpoint_is_found_and_named(campaign):
     assert len(rows) == len(cells) + 1
 
 
+def test_a_run_whose_checkpoints_are_all_lost_is_not_begun_again_without_a_word_from_the_user(campaign):
+    rows = campaign("lost", "--only", "0", "1", "3")  # strays, damage, folders gone
+    assert [row["lost"] for row in rows] == [False, True, True]
+
+
 def test_a_clock_that_is_set_back_while_the_run_goes_on_changes_nothing(campaign):
     (row,) = campaign("clock", "--only", "a day back in the run-0")
     assert row["moved_s"] > 80_000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hub_stand_in import Fault, hub_stand_in
+from hub_stand_in import Fault, Repo, hub_stand_in
 
-from pipeline.artifacts.atomic import write_text
+from pipeline.artifacts.atomic import sum_of, write_text
 from pipeline.artifacts.checkpoints import whole_folder
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
@@ -57,15 +57,18 @@ def hub():
         yield state
 
 
+def environment(hub, tmp_path):
+    return {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
+        "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": str(tmp_path / "hf_home"), "HF_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1",
+    }  # fmt: skip
+
+
 def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
     """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter.
 
     load: after a push a process without our package loads the model, which takes some seconds.
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
-        "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HOME": str(tmp_path / "hf_home"), "HF_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1",
-    }  # fmt: skip
     code = (
         "import sys; import pipeline.hub.retries as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
         + ("" if load else "v._load_as_a_stranger = lambda *a, **k: None\n")
@@ -73,7 +76,7 @@ def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
-        env=environment,
+        env=environment(hub, tmp_path),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -276,7 +279,7 @@ def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
     assert old in code.read_text()
     write_text(code, code.read_text().replace(old, new, 1))
     write_model(run, tiny_model, lambda folder: shutil.copytree(kept, folder, dirs_exist_ok=True))
-    done = command(hub, tmp_path, "push", run.path, load=True)
+    done = command(hub, tmp_path, "push", run.path, "--trust-code", load=True)
     assert done.returncode == 69, done.stderr
     assert told in done.stderr
     assert "hub" not in run.read_manifest()
@@ -421,3 +424,68 @@ def test_a_run_without_a_repository_is_told_how_to_name_one(hub, run, tmp_path):
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 64
     assert "--id NAMESPACE/NAME" in done.stderr
+
+
+def sealed_as(**values):
+    """A seal that agrees with itself and says anything."""
+    value = {"step": 5, "run": "quick-1a2b3c", "files": {}, **values}
+    return json.dumps({**value, "sha256": sum_of(value)}).encode()
+
+
+FACTS = {"bytes": 1, "sha256": "0" * 64}
+DEEP = b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}"
+HOSTILE = {
+    "a deep manifest": {"run_manifest.json": DEEP},
+    "a manifest that is a list": {"run_manifest.json": b"[]"},
+    "a manifest that is no JSON": {"run_manifest.json": b"<html>"},
+    "a manifest with a number as name": {"run_manifest.json": b'{"name": 7}'},
+    "a manifest with a number of 5,000 digits": {
+        "run_manifest.json": b'{"name": "a", "attempts": ' + b"9" * 5000 + b"}"
+    },
+    "a manifest with text as sources": {"run_manifest.json": b'{"name": "a", "inputs": {"sources": "b"}}'},
+    "a deep seal": {"MANIFEST.json": DEEP},
+    "a seal that is a list": {"MANIFEST.json": b"[1]"},
+    "a seal without files": {"MANIFEST.json": sealed_as(files=None)},
+    "a seal of a list of files": {"MANIFEST.json": sealed_as(files=["config.json"])},
+    "a seal of files without facts": {"MANIFEST.json": sealed_as(files={"config.json": 3})},
+    "a seal whose step is text": {"MANIFEST.json": sealed_as(step="5")},
+    "a seal whose step is negative": {"MANIFEST.json": sealed_as(step=-5)},
+    "a seal of a name with a zero byte": {"MANIFEST.json": sealed_as(files={"a\0b": FACTS})},
+    "a seal of a name of 300 letters": {"MANIFEST.json": sealed_as(files={"a" * 300: FACTS})},
+    "a seal of a name that is no text": {"MANIFEST.json": sealed_as(files={"\ud800": FACTS})},
+    "a seal of a name above": {"MANIFEST.json": sealed_as(files={"../../evil": FACTS})},
+    "a state whose step is text": {"last-checkpoint/MANIFEST.json": sealed_as(step="x")},
+    "a state whose seal is a list": {"last-checkpoint/MANIFEST.json": b"[]"},
+}
+
+
+PULL_ALL = """
+import json, sys
+from pipeline.artifacts.errors import TandemError
+from pipeline.hub.pull import pull
+for number in range(int(sys.argv[1])):
+    try:
+        pull(f"somebody/hostile-{number}", runs=sys.argv[2])
+        print(json.dumps([0, ""]))
+    except TandemError as error:
+        print(json.dumps([error.status, str(error)]))
+"""
+
+
+def test_a_hostile_repository_is_refused_in_a_sentence_and_leaves_nothing_behind(hub, run, tmp_path):
+    assert command(hub, tmp_path, "push", run.path).returncode == 0
+    repo = hub.repos["somebody/quick"]
+    for number, files in enumerate(HOSTILE.values()):
+        commit = (f"{number:040x}", {**repo.commits[-1][1], **files})
+        hub.repos[f"somebody/hostile-{number}"] = Repo(private=False, branches={"main": [commit]})
+    elsewhere = tmp_path / "elsewhere"
+    arguments = [sys.executable, "-c", PULL_ALL, str(len(HOSTILE)), str(elsewhere)]
+    variables = environment(hub, tmp_path)
+    done = subprocess.run(arguments, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for number, (name, line) in enumerate(zip(HOSTILE, done.stdout.splitlines(), strict=True)):
+        status, message = json.loads(line)
+        assert status in (65, 69), f"{name}: {status} {message}"
+        assert message.startswith(f"somebody/hostile-{number}: "), f"{name}: {message}"
+    assert list(elsewhere.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} <= {"elsewhere", "hf_home", "runs"}

@@ -1,10 +1,12 @@
 """launch.py: the config for a machine, and signals and statuses through a real `accelerate launch`."""
 
+import fcntl
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -95,6 +97,26 @@ def test_ctrl_c_in_a_terminal_reaches_the_ranks_once_and_spares_the_launcher(tmp
     assert process.returncode == 75
     assert (tmp_path / "saved-0").read_text() == "SIGINT"
     assert "KeyboardInterrupt" not in errors
+
+
+def test_a_terminal_that_is_closed_under_two_ranks_leaves_the_runs_own_status(tmp_path):
+    import pty
+
+    ours, theirs = pty.openpty()
+    (tmp_path / "rank.py").write_text(RANK)
+    process = subprocess.Popen(
+        [sys.executable, LAUNCH, tmp_path / "rank.py", "default.yaml", tmp_path],
+        env={**os.environ, "NPROC": "2", "CUDA_VISIBLE_DEVICES": ""},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    os.close(theirs)
+    wait_for(lambda: len([p for p in tmp_path.glob("started-*") if p.read_text()]) == 2)
+    os.close(ours)  # the kernel sends SIGHUP, and every further word to the terminal is an error
+    assert process.wait(timeout=60) == 75
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(2)] == ["SIGHUP"] * 2
 
 
 def test_sighup_stays_ignored_under_nohup(tmp_path):

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.artifacts.atomic import write_json, write_text
+from pipeline.artifacts.atomic import read_json, write_json, write_text
+from pipeline.artifacts.checkpoints import seal
 from pipeline.artifacts.columns import read_columns
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
@@ -165,8 +166,11 @@ def test_a_copied_run_directory_reports_the_same_from_there(tmp_path):
 def test_samples_of_the_run_before_stand_beside_those_of_its_fine_tuning(tmp_path):
     base, chat = (RunDirectory(write_run(tmp_path / "runs" / name)) for name in ("base", "chat"))
     append_row(base.samples, {"step": 40, "attempt": 2, "prompt": "The sky | is", "text": "said before"})
-    write_json(base.model / "MANIFEST.json", {"files": {"model.safetensors": {"sha256": "c0ffee"}}})
-    start_from = {"from": "runs/base/model", "model.safetensors": "c0ffee"}
+    base.model.mkdir(exist_ok=True)
+    (base.model / "model.safetensors").write_bytes(b"weights")
+    seal(base.model, step=40)
+    files = read_json(base.model / "MANIFEST.json")["files"]
+    start_from = {"from": "runs/base/model", "model.safetensors": files["model.safetensors"]["sha256"]}
     chat.update_manifest(stage="sft", inputs={"start_from": start_from})
     assert "| prompt | base, before this run | step 0 | step 40 |" in report(read_run(str(chat.path)))
     assert "said before" in page_of(chat.path)

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.artifacts.user_code import CodeFolder
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.conversation import messages_of, plain_messages
 from pipeline.sources.open import open_sources
@@ -55,7 +56,7 @@ LEFT_OUT = {
 
 def sources(folder, *, split=True, max_bad_rows=0, **source):
     made = Recipe()
-    made.path = str(folder / "recipe.yaml")
+    made.path, made.code = str(folder / "recipe.yaml"), CodeFolder(str(folder))
     made.data.cache_dir = str(folder / "cache")
     made.data.sources = [Source(**source)]
     made.data.max_bad_rows = max_bad_rows
@@ -208,7 +209,7 @@ def test_an_own_format_is_imported_from_the_recipes_folder_and_its_code_is_part_
     second = sources(tmp_path, files="chat.jsonl", format="own_format_b:read")
     assert conversations(first) == conversations(second) == [[USER, ANSWER]] * 3
     assert first[0][0].fingerprint != second[0][0].fingerprint
-    assert str(tmp_path) not in sys.path
+    assert sys.path[-1] == str(tmp_path)  # where it hides no library
 
 
 def test_an_own_format_that_fails_names_the_row(tmp_path):
@@ -226,10 +227,13 @@ def test_an_own_format_that_fails_names_the_row(tmp_path):
         ("mesages", "there is no format"),
         ("text", "gives documents"),
         ("no_such_module:read", "cannot be imported"),
-        ("json:__name__", "is no function"),
+        ("json:loads", "there is no module json in"),
+        ("own_format_d:__name__", "is not the module's own"),
+        ("own_format_d:KINDS", "is no function"),
     ],
 )
 def test_a_wrong_format_is_a_recipe_error(name, said, tmp_path):
+    (tmp_path / "own_format_d.py").write_text("KINDS = 3\n")
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [USER, ANSWER]}) + "\n")
     with pytest.raises(RecipeError, match=said):
         sources(tmp_path, files="chat.jsonl", format=name)

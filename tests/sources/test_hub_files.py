@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from dataset_hub import COMMIT, REPO, HubServer
 
+from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -109,8 +111,8 @@ def test_a_commit_s_list_is_made_once_and_again_by_another_version_of_datasets(h
     assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
     assert hub.listed == listed
     for kept in (tmp_path / "cache" / "hub").glob("*.json"):
-        content = json.loads(kept.read_text())
-        kept.write_text(json.dumps({**content, "decided_by": "datasets 1.0", "files": content["files"][:2]}))
+        content = read_sealed_json(kept)
+        write_sealed_json(kept, {**content, "decided_by": "datasets 1.0", "files": content["files"][:2]})
     assert len(read(hub, tmp_path, offline=True)["order"]) == 1
     assert read(hub, tmp_path)["fingerprint"] == first["fingerprint"]
     assert hub.listed == listed * 2

@@ -188,3 +188,18 @@ def test_a_folder_of_the_same_name_goes_before_the_hub_as_in_load_dataset(folder
     train, _ = opened(folder, id="somebody/corpus")
     assert train[0].describe()["id"] is None  # The card links what is on the Hub.
     assert {file.path.parent.name for file in train[0].files} == {"train"}
+
+
+def test_notes_and_tables_beside_a_corpus_are_left_out_of_its_folder_with_a_warning(tmp_path, caplog):
+    rows("train").to_json(tmp_path / "mine" / "a.jsonl")
+    rows("more").to_parquet(tmp_path / "mine" / "b.parquet")
+    (tmp_path / "mine" / "NOTES.md").write_text("How these texts were made.")
+    (tmp_path / "mine" / "labels.csv").write_text("id,label\n1,good\n")
+    train, held_out = opened(tmp_path, files="mine")
+    assert {file.label for source in train + held_out for file in source.files} == {"a.jsonl", "b.parquet"}
+    assert "NOTES.md, labels.csv, which are left out" in caplog.text
+    (tmp_path / "words").mkdir()
+    for number in range(20):
+        (tmp_path / "words" / f"{number}.{'md' if number % 2 else 'txt'}").write_text(f"text {number}\n" * 50)
+    train, held_out = opened(tmp_path, files="words")
+    assert len({file.label for source in train + held_out for file in source.files}) == 20

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 
 import pandas
@@ -26,7 +27,9 @@ def text(seed):
 
 def write_jsonl(path, rows, *, start=0):
     content = "".join(json.dumps({"text": text(start + n)}) + "\n" for n in range(rows)).encode()
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
 
 
 def recipe(folder, *sources, validation=None, seed=42):
@@ -256,6 +259,65 @@ def test_a_source_that_cannot_mean_what_it_says_is_a_recipe_error(corpus, source
 def test_a_recipe_without_sources_says_what_to_write(corpus):
     with pytest.raises(RecipeError, match="names no source"):
         open_sources(recipe(corpus), kind="text")
+
+
+def test_other_content_of_equal_size_and_time_is_seen(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", 30)
+    facts = FactsOfFiles(tmp_path / "cache")
+    before, status = facts.of(file).sha256, file.stat()
+    other = tmp_path / "other"
+    other.write_bytes(file.read_bytes().replace(b"a", b"b"))
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))  # as cp -p and rsync -t leave it
+    other.replace(file)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    for again in (facts, FactsOfFiles(tmp_path / "cache")):
+        assert again.of(file).sha256 != before
+
+
+def test_a_file_replaced_while_the_run_reads_is_refused_and_one_with_other_rights_is_not(tmp_path):
+    file = write_jsonl(tmp_path / "corpus" / "a.jsonl", 30)
+    write_jsonl(tmp_path / "corpus" / "b.jsonl", 31)
+    source = open_sources(recipe(tmp_path, Source(files="corpus/*.jsonl")), kind="text")[0][0]
+    status = file.stat()
+    file.chmod(0o600)
+    os.link(file, tmp_path / "backup")
+    assert items(source)
+    (tmp_path / "backup").unlink()
+    file.write_bytes(file.read_bytes().replace(b"a", b"b"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(DataError, match="was changed since it was verified"):
+        items(source)
+
+
+def test_facts_of_many_files_are_one_file_that_is_not_made_durable_each_time(tmp_path, monkeypatch):
+    for number in range(300):
+        write_jsonl(tmp_path / "corpus" / f"{number:03d}.jsonl", 2 + number)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("waits for the disk"))
+    made = recipe(tmp_path, Source(files="corpus/*.jsonl"))
+    first = open_sources(made, kind="text")[0][0].fingerprint
+    (store,) = (tmp_path / "cache" / "files").iterdir()
+    monkeypatch.setattr("pipeline.sources.facts._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    assert open_sources(made, kind="text")[0][0].fingerprint == first
+    assert store.stat().st_size < 300 * 2 * 500
+
+
+def test_damaged_and_torn_facts_are_found_out_again(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", 30)
+    first = FactsOfFiles(tmp_path / "cache").of(file)
+    (store,) = (tmp_path / "cache" / "files").iterdir()
+    content = store.read_bytes()
+    for damaged in (content.replace(first.sha256[:8].encode(), b"00000000"), content[:50], b"[" * 20_000, b""):
+        store.write_bytes(damaged)
+        assert FactsOfFiles(tmp_path / "cache").of(file) == first
+        assert FactsOfFiles(tmp_path / "cache").rows(file) == 30
+
+
+def test_a_number_of_too_many_digits_is_a_bad_row(tmp_path):
+    file = write_jsonl(tmp_path / "a.jsonl", 30)
+    with open(file, "a") as more:
+        more.write('{"text": "x", "id": ' + "9" * 5000 + "}\n")
+    with pytest.raises(DataError, match=r"a.jsonl:31: is JSON with a number of too many digits"):
+        open_sources(recipe(tmp_path, Source(files="a.jsonl")), kind="text")
 
 
 def write_folder(folder, files, *, size=5000, name="{:03d}.txt"):

@@ -210,6 +210,16 @@ REFUSED = {
         {"chosen": [USER, ANSWER], "rejected": [USER, ANSWER], "score_chosen": 3.0},
         ["holds preference pairs", "columns: {messages: chosen}"],
     ),
+    "preference pairs of messages behind a prompt of messages": (
+        "chat",
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]},
+        ["holds preference pairs", "columns: {prompt: prompt, response: chosen}"],
+    ),
+    "preference pairs of whole conversations beside their prompt": (
+        "chat",
+        {"prompt": "How many?", "chosen": [USER, ANSWER], "rejected": [USER, ANSWER]},
+        ["holds preference pairs", "columns: {messages: chosen}"],
+    ),
     "ShareGPT preferences, whose conversations have no answer": (
         "chat",
         {"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": TURNS[1]},
@@ -270,8 +280,15 @@ def test_rows_that_cannot_be_trained_on_are_named_once_with_what_to_use(name, tm
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_the_cure_for_preference_pairs_trains_on_the_chosen_answers(tmp_path):
-    row = {"prompt": "How many?", "chosen": "Three.", "rejected": "Four."}
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "How many?", "chosen": "Three.", "rejected": "Four."},
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [USER]},
+    ],
+    ids=["texts", "messages"],
+)
+def test_the_cure_for_preference_pairs_trains_on_the_chosen_answers(row, tmp_path):
     WRITERS["datasets.parquet"]([row] * 4, str(tmp_path / "a.parquet"))
     found = opened(tmp_path, kind="chat", files="a.parquet", columns={"prompt": "prompt", "response": "chosen"})
     assert items(found) == [[USER, ANSWER]] * 4

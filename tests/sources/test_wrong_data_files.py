@@ -317,6 +317,17 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     assert "one\ntwo" in texts
 
 
+@pytest.mark.parametrize("source", [{}, {"columns": {"prompt": "instruction", "response": "output"}}])
+def test_a_text_file_among_conversations_is_refused_before_step_1(source, tmp_path):
+    rows = [json.dumps({"instruction": f"Count to {n}.", "output": "one"}) for n in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "notice.txt").write_text("You may copy this.")
+    with pytest.raises(
+        DataError, match=r"notice.txt is plain text and has no column 'instruction'\. .* or leave it out"
+    ):
+        open_sources(recipe(tmp_path, ["a.jsonl", "notice.txt"], **source), kind="chat")
+
+
 def test_bad_rows_in_the_middle_of_a_file_are_found_when_they_are_reached(tmp_path):
     lines = [json.dumps({"text": f"Document number {n}."}) for n in range(3000)]
     lines[1500] = '{"text": broken}'

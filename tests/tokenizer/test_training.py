@@ -51,6 +51,7 @@ def test_a_tokenizer_is_trained_once_and_found_again(tmp_path, text_files, capsy
     assert "bytes per token" in capsys.readouterr().out
     folder = cached_folder(recipe, train)
     assert sorted(path.name for path in folder.iterdir()) == [
+        "MANIFEST.json",
         "byte_lengths.safetensors",
         "chat_template.jinja",
         "report.json",

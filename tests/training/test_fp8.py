@@ -238,6 +238,6 @@ def test_float8_stands_beside_bfloat16_only(beside):
 def test_a_model_without_a_matrix_to_convert_is_refused_before_training():
     recipe = read_recipe([QUICKSTART, *SMALL, *FP8])
     recipe.model.n_embd, recipe.model.n_head, recipe.model.n_kv_head = 24, 2, 2
-    recipe.model.options["n_inner"] = 40
+    recipe.model.n_inner = 40
     with pytest.raises(RecipeError, match=r"train\.fp8: a TandemForCausalLM of these sizes has no matrix for it"):
         build_from_recipe(recipe, Ids())

@@ -10,6 +10,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training import optimizer as module
@@ -34,7 +35,7 @@ def recipe(optimizer_type="muon_adamw", *, rate_scale=1.0, train=None, code_fold
         matrices = Group(learning_rate=0.02, momentum=0.97, weight_decay=0.28)
     groups = Groups(matrices=matrices, **{name: adamw(rate) for name, rate in RATES.items()})
     made = Recipe(optimizer=Optimizer(type=optimizer_type, rate_scale=rate_scale, groups=groups), train=train or {})
-    made.run.code_folder = code_folder
+    made.code = CodeFolder(code_folder or ".")
     return made
 
 
@@ -274,7 +275,7 @@ def test_an_optimizer_of_the_user_s_own_is_called_with_model_and_recipe(tmp_path
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
     apply_schedule(optimizer, Schedule(warmup_steps=2), 0, 100)
     assert optimizer.param_groups[0]["lr"] == 0.05
-    assert sys.path == path
+    assert sys.path == [*path, str(tmp_path)]  # last: it hides no library
 
 
 def test_an_optimizer_that_is_not_there_is_refused_by_name():

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder, import_attribute
 from pipeline.evals.chat.items import ChatItem
-from pipeline.sources.formats import import_attribute, reason_of
 from pipeline.sources.quickstart.spelling import NUMBERS
 
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
@@ -70,7 +70,7 @@ def contains(messages: list[dict], text: str) -> bool:
     return (messages[-1].get("content") or "").strip() in text
 
 
-def checker_of(checker: str | MessagesChecker, *, folder: str | None, where: str) -> MessagesChecker:
+def checker_of(checker: str | MessagesChecker, *, folder: CodeFolder | str | None, where: str) -> MessagesChecker:
     """The function that `exact`, `contains` or `module:attr` names; RecipeError when there is none."""
     if callable(checker):
         return checker
@@ -78,14 +78,10 @@ def checker_of(checker: str | MessagesChecker, *, folder: str | None, where: str
         return {"exact": exact, "contains": contains}[checker]
     what = f"there is no checker {checker!r}"
     if ":" in checker:
-        try:
-            found = import_attribute(checker, folder)
-        except Exception as error:  # the module is run, and may raise anything
-            what = f"the checker {checker} cannot be imported ({reason_of(error)})"
-        else:
-            if callable(found):
-                return found
-            what = f"the checker {checker} is no function"
+        found = import_attribute(checker, folder, where=f"{where}: the checker")
+        if callable(found):
+            return found
+        what = f"the checker {checker} is no function"
     raise RecipeError(
         f"{where}: {what}, so nothing can be judged. Write exact, contains, or module:attr of a function (messages, text) -> bool."
     )

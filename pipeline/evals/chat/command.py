@@ -10,6 +10,7 @@ from pipeline.evals.chat.files import LoadedTask, load_chat_tasks
 from pipeline.evals.chat.results import chat_results, closing_lines, heading, task_line
 from pipeline.evals.chat.score import CHAT_CORE, require_execution, require_ready, score_chat_tasks
 from pipeline.evals.chat.tasks import built_in_tasks, custom_task
+from pipeline.evals.command import code_of_command
 from pipeline.evals.contamination import Findings
 from pipeline.evals.progress import progress_bar
 from pipeline.recipe.schema import Source
@@ -79,7 +80,7 @@ def open_chat(
                 name,
                 source=Source(files=file),
                 checker=arguments.checker,
-                folder=str(Path.cwd()),
+                folder=code_of_command(arguments),
                 max_new_tokens=longest,
                 where=WHERE,
             )

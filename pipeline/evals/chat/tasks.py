@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.artifacts.user_code import CodeFolder
 from pipeline.evals.chat.checkers import (
     MessagesChecker,
     checker_of,
@@ -129,13 +130,13 @@ def custom_task(
     *,
     source: Source,
     checker: str | MessagesChecker,
-    folder: str | None = None,
+    folder: CodeFolder | str | None = None,
     max_new_tokens: int = 512,
     where: str = "chat tasks",
 ) -> ChatTask:
     """A task of any conversations: the last message must be the assistant's and is the right answer, those before are asked.
 
-    checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr importable from folder.
+    checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr of a module in folder.
     Raises RecipeError for a name that is taken, a checker or a format that there is not.
     """
     if name in BUILT_IN or name in RESERVED or not re.fullmatch(r"[\w.-]+", name):

@@ -11,8 +11,8 @@ import zlib
 from pathlib import Path
 
 from pipeline.artifacts.atomic import write_bytes
-from pipeline.artifacts.cache import file_lock
 from pipeline.artifacts.errors import ServiceError
+from pipeline.artifacts.locks import file_lock
 from pipeline.evals.core.tasks import FOUNDRY
 from pipeline.sources.signatures import impostor
 

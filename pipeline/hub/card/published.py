@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.checkpoints import SEAL
+from pipeline.artifacts.checkpoints import SEAL, read_seal
 from pipeline.hub.card.lineage import Parent, is_repo_id, parent_of_model
 from pipeline.recipe.presets import LLAMA_NAMES
 from pipeline.report.run_data import RunData
@@ -73,7 +73,7 @@ def published(data: RunData, *, repo_id: str, model: Path | None, step: int | No
     folder = model or data.run.model
     finished = folder == data.run.model
     if step is None:
-        step = read_json(folder / SEAL)["step"] if (folder / SEAL).exists() else data.step()
+        step = read_seal(folder)["step"] if (folder / SEAL).exists() else data.step()
     return Published(
         data=data if finished else data.up_to(step),
         repo_id=repo_id,

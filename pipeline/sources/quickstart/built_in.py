@@ -13,8 +13,9 @@ from typing import Any
 
 import pipeline
 from pipeline.artifacts.atomic import new_folder
-from pipeline.artifacts.cache import file_lock
 from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.locks import file_lock
+from pipeline.hardware.cpu import usable_cores
 from pipeline.sources.files import SourceFile
 from pipeline.sources.quickstart.conversations import conversations
 from pipeline.sources.quickstart.corpus import is_held_out, split_and_deduplicate, text_of
@@ -77,9 +78,7 @@ def _key() -> str:
 
 
 def _make(folder: Path) -> None:
-    documents = harvested(
-        processes=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    documents = harvested(processes=usable_cores())
     training, held_out = split_and_deduplicate(documents)
     if not training or not held_out:
         raise InputMissingError(

@@ -42,6 +42,27 @@ def copy_of(base: Path, folder: Path) -> Path:
     return Path(shutil.copytree(base / "run", folder / "run"))
 
 
+def two_checkpoints(lab: Lab, setting: Setting) -> Path:
+    """Return a run with two checkpoints whose end was lost."""
+    template = lab.bases / f"two-checkpoints-{setting.name}"
+    if not template.exists():
+        making = lab.trial(template.name)
+        status, output = lab.finish(setting, making / "run")
+        assert status == 0, output
+        forget_the_end(making / "run")
+        template.parent.mkdir(exist_ok=True)
+        making.rename(template)
+    return template / "run"
+
+
+def forget_the_end(run: Path) -> None:
+    """Make a finished run one that was killed after its last checkpoint."""
+    shutil.rmtree(run / "model")
+    manifest = json.loads((run / "run_manifest.json").read_text())
+    del manifest["finished"]
+    (run / "run_manifest.json").write_text(json.dumps(manifest))
+
+
 def calls_of_second_save(lab: Lab, setting: Setting = SETTING) -> list[tuple[int, str, str]]:
     """The file calls below checkpoints/ of the save at step 8 and its rotation, as a start from the base makes them."""
     kept = lab.bases / f"{setting.name}-calls.json"

@@ -80,7 +80,7 @@ class _Trial:
         return {"ok": not wrong, "wrong": wrong, "hits": hits, "lost": lost, "published": self.hub is not None}
 
     def _start(self, environ: dict[str, str]):
-        overrides = ["run.callbacks=[tests.faults.numeric_faults:Fault]"]
+        overrides = ["run.callbacks=[tests.faults.numeric_faults:Fault]", "run.trust_code=true"]
         environ = {"PYTHONPATH": str(ROOT), **environ}
         if self.hub:
             overrides += [f"hub.id={REPOSITORY}", "hub.strategy=every_save", "hub.wait_at_end_s=5"]

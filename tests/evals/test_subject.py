@@ -1,0 +1,32 @@
+"""What RUN_OR_MODEL means, before anything is loaded."""
+
+import json
+
+import pytest
+
+from pipeline.artifacts.errors import InputMissingError
+from pipeline.evals.subject import find_subject
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Two finished runs of one recipe and an unfinished one, in runs/ of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, finished in (("mine-1", 10.0), ("mine-2", 20.0), ("mine-3", None)):
+        model = tmp_path / "runs" / name / "model"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        manifest = {"recipe_name": "mine", **({"finished": finished} if finished else {})}
+        (model.parent / "run_manifest.json").write_text(json.dumps(manifest))
+
+
+def test_latest_is_the_finished_run_of_a_recipe_that_ended_last(runs):
+    assert find_subject("latest:mine").path == "runs/mine-2/model"
+    with pytest.raises(InputMissingError, match="latest:other: runs/ has no finished run of that recipe"):
+        find_subject("latest:other")
+
+
+def test_a_run_that_is_not_there_is_no_id_of_the_hub(runs):
+    with pytest.raises(InputMissingError, match=r"there is no such run\. runs/ has mine-1, mine-2, mine-3"):
+        find_subject("runs/mine")
+    assert find_subject("someone/mine").path == "someone/mine"

@@ -1,0 +1,175 @@
+"""File systems and sandboxes that lack a call: what a run can do without is noted, and the rest is told in a sentence."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.faults import refused_calls
+from tests.runner import ROOT, Runner
+
+pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here")
+
+
+def refused(asked: str, *command: object, **how) -> subprocess.CompletedProcess:
+    filtered = [sys.executable, "-m", "tests.faults.refused_calls", asked, *map(str, command)]
+    return subprocess.run(filtered, cwd=how.pop("cwd", ROOT), capture_output=True, text=True, timeout=300, **how)
+
+
+def python(asked: str, code: str, *arguments: object) -> subprocess.CompletedProcess:
+    return refused(asked, sys.executable, "-c", textwrap.dedent(code), *arguments)
+
+
+@pytest.fixture
+def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    return Runner(tmp_path, cache, text_files, chat_files)
+
+
+@pytest.mark.parametrize("error", ["EINVAL", "ENOSYS", "ENOTSUP"])
+def test_a_file_system_without_fsync_is_noted_once_and_written_to(tmp_path, error):
+    done = python(
+        f"fsync={error}",
+        """
+        import sys; from pathlib import Path
+        from pipeline.artifacts.atomic import write_text
+        from pipeline.artifacts.checkpoints import problems, whole_folder
+        write_text(Path(sys.argv[1]) / "a", "a")
+        with whole_folder(Path(sys.argv[1]) / "folder") as folder:
+            write_text(folder / "b", "b")
+        print(problems(Path(sys.argv[1]) / "folder"))
+        """,
+        tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert done.stderr.count("does not know fsync") == 1
+
+
+def test_an_fsync_that_fails_is_still_an_error(tmp_path):
+    done = python(
+        "fsync=EIO",
+        "from pipeline.artifacts.atomic import write_text; import sys; write_text(sys.argv[1] + '/a', 'a')",
+        tmp_path,
+    )
+    assert "Input/output error" in done.stderr
+
+
+@pytest.mark.parametrize("error", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_without_locks_two_starts_on_one_machine_are_told_apart_and_it_is_noted(tmp_path, error):
+    hold = "import sys; from pipeline.artifacts.run_directory import RunDirectory; run = RunDirectory(sys.argv[1]); print(run.in_use()); run.hold(); print('held', flush=True); sys.stdin.read()"
+    # The file system is without locks, and not the temporary folder: the filter cannot tell them apart, so that one call is replaced.
+    lacking = f"""
+        import errno, fcntl, os, sys, tempfile
+        real = fcntl.flock
+        def flock(file, operation):
+            if not file.name.startswith(tempfile.gettempdir() + "/tandem-locks-"):
+                raise OSError(errno.{error}, os.strerror(errno.{error}))
+            return real(file, operation)
+        fcntl.flock = flock
+        {hold}
+    """
+    code = textwrap.dedent(lacking)
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    owner = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    (tmp_path / "run").mkdir(exist_ok=True)
+    assert owner.stdout.readline() == "False\n"
+    assert owner.stdout.readline() == "held\n"
+    second = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    assert "True" in second.stdout
+    assert f"in use by process {owner.pid}" in second.stderr
+    owner.kill()
+    assert owner.communicate()[1].count("has no locks") == 1
+    third = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    assert third.stdout == "False\nheld\n", third.stderr
+
+
+def test_a_refused_look_at_the_cores_counts_them_all():
+    done = python("sched_getaffinity=ENOSYS", "from pipeline.hardware.cpu import usable_cores; print(usable_cores())")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 1
+
+
+def test_a_file_that_is_in_use_stays_and_is_named(tmp_path):
+    (tmp_path / "a").touch()
+    done = python(
+        "unlink=EBUSY",
+        "import sys; from pathlib import Path; from pipeline.artifacts.atomic import remove_file; remove_file(Path(sys.argv[1]))",
+        tmp_path / "a",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a: is in use and could not be removed" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_moved_by_copy_where_it_cannot_be_renamed(tmp_path, monkeypatch):
+    import errno
+    import os
+
+    from pipeline.artifacts.checkpoints import quarantined
+
+    (tmp_path / "checkpoints" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-5" / "a").write_text("a")
+    rename = os.rename
+
+    def across(source, target):
+        if Path(source).parent != Path(target).parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", across)
+    target = quarantined(tmp_path / "checkpoints" / "checkpoint-5", tmp_path / "quarantine")
+    assert (target / "a").read_text() == "a"
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["checkpoint-5"]
+
+
+def test_a_run_without_fsync_and_files_in_memory_trains_to_the_same_weights(runner):
+    recipe = runner.recipe("plain", "gpt2", train={"max_steps": 6, "save_steps": 3})
+    runner.train(recipe)
+    done = refused(
+        "fsync=EINVAL,memfd_create=EPERM", *runner.command(recipe, "run.name=lacking"), cwd=runner.folder, env=None
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "refuses files in memory (memfd_create)" in done.stdout
+    plain, lacking = (
+        load_file(runner.folder / "runs" / name / "model" / "model.safetensors") for name in ("plain", "lacking")
+    )
+    assert all(plain[name].equal(lacking[name]) for name in plain)
+
+
+def test_a_run_where_nothing_can_be_renamed_ends_before_step_1_with_status_73(runner):
+    recipe = runner.recipe("across", "gpt2")
+    done = refused("rename=EXDEV", *runner.command(recipe), cwd=runner.folder)
+    assert done.returncode == 73, done.stderr[-2000:]
+    assert "its file system cannot do what a whole file needs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+MOVING = """
+import os, shutil
+from transformers import TrainerCallback
+
+class Moving(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 7:
+            run = os.environ["MOVED"]
+            shutil.rmtree(run) if os.environ["HOW"] == "removed" else os.rename(run, run + "-renamed")
+"""
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed"])
+def test_a_run_whose_directory_is_renamed_or_removed_ends_with_73_and_leaves_no_half_one(runner, how):
+    (runner.folder / "moving.py").write_text(MOVING)
+    recipe = runner.recipe("moved", "gpt2", run={"callbacks": ["moving:Moving"]}, monitor={"trackers": ["tensorboard"]})
+    run = runner.folder / "runs" / "moved"
+    done = runner.train(recipe, status=73, MOVED=str(run), HOW=how)
+    assert "the run directory was renamed or removed while the run was training" in done.output
+    assert "Traceback" not in done.output
+    assert not run.exists()
+    if how == "renamed":
+        run.with_name("moved-renamed").rename(run)
+        (runner.folder / "moving.py").write_text(MOVING.replace("== 7", "== -1"))
+        assert "going on from checkpoint-5" in runner.train(recipe, MOVED="", HOW="").output

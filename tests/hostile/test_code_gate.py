@@ -1,0 +1,454 @@
+"""Code that came with a run, a recipe, a model, a tokenizer or a template is not run: each case would leave a mark."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.artifacts import user_code
+from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.artifacts.errors import RecipeError
+from pipeline.artifacts.user_code import CodeFolder, import_attribute
+from tests.hostile.warm_commands import WarmCommands
+from tests.hub.hub_stand_in import Repo, hub_stand_in
+
+MARKING = """\
+import os
+open(os.environ["MARK"], "a").write(__name__ + "\\n")
+def f(*given, **named):
+    open(os.environ["MARK"], "a").write("called\\n")
+class C:
+    pass
+"""
+MODELING = (
+    MARKING
+    + """
+from transformers import PretrainedConfig, GPT2LMHeadModel, PreTrainedTokenizerFast
+class EvilConfig(PretrainedConfig):
+    model_type = "evil"
+class EvilModel(GPT2LMHeadModel):
+    pass
+class EvilTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+)
+HELPER = """\
+import os
+import subprocess
+from subprocess import check_output
+TABLE = {}
+def read(row):
+    return "a text"
+"""
+ESCAPES = {
+    "a template that walks to os": "{{ cycler.__init__.__globals__.os.system('touch $MARK') }}",
+    "a template that walks by a filter": "{{ (lipsum|attr('__globals__'))['os'].popen('touch $MARK').read() }}",
+    "a template that walks over subclasses": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a template that imports": "{{ self.__init__.__globals__.__builtins__.__import__('os').system('touch $MARK') }}",
+    "a template of a range without end": "{% for i in range(10**9) %}a{% endfor %}",
+    "a template that repeats a text": "{{ 'a' * 100000000000 }}",
+    "a template that raises to a power": "{{ 9 ** 9 ** 9 }}",
+    "a template that pads a text": "{{ '%100000000000d' % 1 }}",
+    "a template that includes a file": "{% include '/etc/passwd' %}",
+    "a template that is no text": 7,
+}
+ROW = {"touch": 1, "MARK": 2}
+
+
+@pytest.fixture(scope="module")
+def warm():
+    commands = WarmCommands()
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A tokenizer with a model beside it, and text: what each case begins with."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("whole")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<b>": 256, "<e>": 257}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<b>", eos_token="<e>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    config = GPT2Config(vocab_size=258, n_positions=64, n_layer=1, n_embd=16, n_head=2, bos_token_id=256, eos_token_id=257)  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+class Case:
+    """A folder of its own: model/ (whole), text, and what a stranger put there."""
+
+    def __init__(self, folder: Path, whole: Path):
+        self.folder = folder
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        (folder / "lib").mkdir()
+        (folder / "lib" / "evil_installed.py").write_text(MARKING)
+        mark = str(folder / "MARK")
+        rows = [{"text": f"a text of some words {n}", **{k if k != "MARK" else mark: v for k, v in ROW.items()}} for n in range(60)]  # fmt: skip
+        (folder / "in").mkdir()
+        (folder / "in" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "in" / "valid.jsonl").write_text("".join(json.dumps(row | {"text": f"other words {n}"}) + "\n" for n, row in enumerate(rows)))  # fmt: skip
+        popen = [{k if k != "MARK" else mark: v for k, v in ROW.items()}] * 60
+        (folder / "in" / "popen.jsonl").write_text("".join(json.dumps(row) + "\n" for row in popen))
+
+    def recipe(self, path: str = "in/r.yaml", file: str = "train.jsonl", form: str | None = None, ready: bool = False, **sections) -> str:  # fmt: skip
+        """ready: tokenizer and sizes are those of what the command names."""
+        data = self.folder / "in"
+        source = {"files": str(data / file)} | ({"format": form} if form else {})
+        recipe = {
+            "run": {"stage": "pretrain", "name": "x", "directory": str(self.folder / "out")},
+            "tokenizer": {} if ready else {"vocab_size": 300, "train_chars": 3000},
+            "data": {"sources": [source], "validation": [{"files": str(data / "valid.jsonl")}], "row_tokens": 16, "batch_tokens": 32, "cache_dir": str(self.folder / "cache")},
+            "model": {} if ready else {"n_layer": 1, "n_embd": 16, "n_head": 2},
+            "optimizer": {"type": "adamw"},
+            "train": {"max_steps": 2, "use_cpu": True},
+            "monitor": {"trackers": []},
+            "samples": {"every_steps": 0},
+        }  # fmt: skip
+        for section, keys in sections.items():
+            recipe[section] = {**recipe.get(section, {}), **keys}
+        file_of_recipe = self.folder / path
+        file_of_recipe.parent.mkdir(parents=True, exist_ok=True)
+        file_of_recipe.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        return path
+
+    def put(self, name: str, content: str) -> None:
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_text(content)
+
+    def change(self, name: str, **keys) -> None:
+        path = self.folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    def run(self, form: str | None = None, **sections) -> str:
+        """A run as `pull` leaves it: recipe, manifest, and a sealed model/ with a module in it."""
+        with whole_folder(self.folder / "runs" / "x" / "model", step=2, run="x") as folder:
+            shutil.copytree(self.folder / "model", folder, dirs_exist_ok=True)
+            (folder / "evil.py").write_text(MARKING)
+        self.recipe("runs/x/recipe.yaml", form=form, **sections)
+        manifest = {"name": "x", "stage": "pretrain", "status": "finished", "finished": 1.0, "attempts": 1}
+        self.put("runs/x/run_manifest.json", json.dumps(manifest))
+        self.put("runs/x/metrics.jsonl", '{"step": 2, "train/loss": 1.0}\n')
+        self.put("runs/x/evil.py", MARKING)
+        return "runs/x"
+
+    def auto_map(self, model_type: str = "evil", **classes) -> str:
+        names = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"} | classes
+        self.change("model/config.json", model_type=model_type, auto_map=names)
+        self.put("model/evil.py", MODELING)
+        return "model"
+
+
+# By name: (what is put there, the command). The command's words are formatted with what the first gives.
+Cases = dict[str, tuple[Callable[[Case], object], str]]
+CASES: Cases = {}
+KEYS = {
+    "a source's format": {"form": "{}"},
+    "validation's format": {"data": {"validation": [{"files": "valid.jsonl", "format": "{}"}]}},
+    "model.type": {"model": {"type": "{}"}},
+    "optimizer.type": {"optimizer": {"type": "{}"}},
+    "run.callbacks": {"run": {"callbacks": ["{}"]}},
+    "evals.tasks": {"evals": {"tasks": ["{}"]}},
+    "an own task's checker": {"evals": {"chat": {"every_steps": 1, "own": [{"name": "own", "files": "in/train.jsonl", "checker": "{}"}]}}},
+    "an own task's format": {"evals": {"chat": {"every_steps": 1, "own": [{"name": "own", "files": "in/train.jsonl", "format": "{}"}]}}},
+}  # fmt: skip
+PLACES = {
+    "an installed module": ("evil_installed:f", None),
+    "a module of the run": ("model.evil:f", "run"),
+}
+
+
+def filled(keys: dict, name: str) -> dict:
+    return json.loads(json.dumps(keys).replace("{}", name))
+
+
+for key, keys in KEYS.items():
+    given = filled(keys, "evil_installed:f")
+    CASES[f"preflight: {key} is an installed module"] = (lambda case, given=given: case.recipe(**given), "preflight {} --probe 0")  # fmt: skip
+    CASES[f"pretrain: {key} is an installed module"] = (lambda case, given=given: case.recipe(**given), "pretrain {}")
+    of_run = filled(keys, "evil:f") | {}
+    CASES[f"pretrain: the run's recipe names its own module as {key}"] = (lambda case, given=of_run: case.run(**given), "pretrain {}/recipe.yaml run.name=y")  # fmt: skip
+
+for name in ("subprocess:check_output", "helper:subprocess.check_output", "helper:check_output", "helper:os.system",
+             "helper:read.__globals__", "helper:TABLE.update", "helper:__builtins__", "link:f", "linked.evil:f", "..elsewhere.evil:f",
+             "pipeline.artifacts.atomic:remove_folder", "site-packages.evil:f", "lib.evil_installed:f", "json:loads", "evil.f:f"):  # fmt: skip
+
+    def beside(case: Case, name: str = name) -> str:
+        case.put("in/helper.py", HELPER)
+        case.put("elsewhere/evil.py", MARKING)
+        (case.folder / "in" / "link.py").symlink_to(case.folder / "elsewhere" / "evil.py")
+        (case.folder / "in" / "linked").symlink_to(case.folder / "elsewhere")
+        return case.recipe(file="popen.jsonl", form=name)
+
+    CASES[f"data: the format is {name}"] = (beside, "data {} --show 1")
+
+
+def in_folder(key: str, value: object) -> Callable[[Case], str]:
+    def build(case: Case) -> str:
+        case.put("elsewhere/evil.py", MARKING)
+        return case.recipe(form="evil:f" if key == "code_folder" else "evil_installed:f", run={key: value})
+
+    return build
+
+
+def extended(case: Case) -> str:
+    case.recipe("elsewhere/base.yaml", form="evil_installed:f", run={"trust_code": True})
+    case.put("in/r.yaml", "extends: ../elsewhere/base.yaml\n")
+    return "in/r.yaml"
+
+
+CASES |= {
+    "data: the recipe names another code_folder": (in_folder("code_folder", "elsewhere"), "data {}"),
+    "data: the recipe names a code_folder above": (in_folder("code_folder", "in/../elsewhere"), "data {}"),
+    "data: the recipe trusts itself": (in_folder("trust_code", True), "data {}"),
+    "pretrain: the recipe trusts itself": (in_folder("trust_code", True), "pretrain {}"),
+    "preflight: what the recipe extends trusts it": (extended, "preflight {} --probe 0"),
+    "tokenizer: the format is an installed module": (lambda case: case.recipe(form="evil_installed:f"), "tokenizer {}"),
+}
+
+OWN = {"form": "evil:f", "run": {"code_folder": "runs/x"}}
+IN_MODEL = {"form": "model.evil:f"}
+HELD_OUT = {"data": {"validation": [{"files": "in/valid.jsonl", "format": "model.evil:f"}]}}
+CASES |= {
+    "evals: the run's validation": (lambda case: case.run(**HELD_OUT), "evals {}"),
+    "evals: the run's training text": (lambda case: case.run(**IN_MODEL), "evals {} bpb"),
+    "evals: the run's folder": (lambda case: case.run(**OWN), "evals {} bpb"),
+    "evals: the run trusts itself": (lambda case: case.run(form="evil:f", run={"trust_code": True}), "evals {} bpb"),
+    "evals: a checkpoint folder of the run": (lambda case: case.run(**OWN), "evals {}/model bpb"),
+    "evals: an installed module on the command line": (lambda case: case.run(), "evals {} evil_installed:f"),
+    "evals: the run's checker": (lambda case: case.run(evals=filled(KEYS["an own task's checker"], "evil:f")["evals"]), "evals {} samples"),
+    "evals: an installed checker": (lambda case: case.run(), "evals {} --own-task mine=in/train.jsonl --checker evil_installed:f"),
+    "chat: the run": (lambda case: case.run(**OWN), "chat {} -p hello --max-new-tokens 2"),
+    "report: the run": (lambda case: case.run(**OWN), "report {}"),
+    "hub export: the run": (lambda case: case.run(**OWN), "hub export {} --to safetensors --output exported"),
+    "data: the run's recipe": (lambda case: case.run(**IN_MODEL), "data {}/recipe.yaml"),
+    "preflight: the run's recipe": (lambda case: case.run(**IN_MODEL), "preflight {}/recipe.yaml --probe 0"),
+    "pretrain: start_from the run": (lambda case: (case.run(**OWN), case.recipe(ready=True))[1], "pretrain {} model.start_from=runs/x"),
+}  # fmt: skip
+
+
+def of_tandem(case: Case) -> str:
+    from pipeline.model.build import build_model
+    from pipeline.model.export import save_model
+
+    fields = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}  # fmt: skip
+    from pipeline.recipe.presets import MODERN
+
+    save_model(build_model("tandem", {**MODERN, **fields}, seed=0), case.folder / "model")
+    for file in (case.folder / "model").glob("*_tandem.py"):
+        file.write_text(MARKING + file.read_text())
+    return "model"
+
+
+def tokenizer_with(**keys) -> Callable[[Case], str]:
+    def build(case: Case) -> str:
+        case.put("model/evil.py", MODELING)
+        case.change("model/tokenizer_config.json", **keys)
+        return "model"
+
+    return build
+
+
+def with_pickle(case: Case) -> str:
+    import pickle
+
+    class Mark:
+        def __reduce__(self):
+            return (Path.touch, (case.folder / "MARK",))
+
+    (case.folder / "model" / "model.safetensors").unlink()
+    (case.folder / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Mark()))
+    return "model"
+
+
+def with_file(name: str, content: str) -> Callable[[Case], str]:
+    return lambda case: (case.put(f"model/{name}", content), "model")[1]
+
+
+def started(case: Case) -> str:
+    case.auto_map()
+    return case.recipe(ready=True)
+
+
+START = "model.start_from=model"
+LISTED = ["evil.EvilTokenizer", "evil.EvilTokenizer"]
+CHAT = "chat {} -p hello --max-new-tokens 2"
+CASES |= {
+    "chat: a model of its own code": (lambda case: case.auto_map(), CHAT),
+    "evals: a model of its own code": (lambda case: case.auto_map(), "evals {} samples"),
+    "evals: text with a model of its own code": (lambda case: case.auto_map(), "evals {} bpb --text in/train.jsonl"),
+    "hub export: a model of its own code": (lambda case: case.auto_map(), "hub export {} --to safetensors"),
+    "pretrain: start_from a model of its own code": (started, "pretrain {} " + START),
+    "preflight: start_from a model of its own code": (started, "preflight {} --probe 0 " + START),
+    "data: the tokenizer beside a model of its own code": (started, "data {} tokenizer.path=model"),
+    "chat: code in another repository": (lambda case: case.auto_map(AutoConfig="evil/repo--evil.EvilConfig"), CHAT),
+    "chat: code for a type that transformers has": (lambda case: case.auto_map("gpt2"), CHAT),
+    "chat: code for a type that writes no text": (lambda case: case.auto_map("vit"), CHAT),
+    "chat: code for a type that is no name": (lambda case: case.auto_map(7), CHAT),
+    "chat: an auto_map that is a list": (lambda case: (case.auto_map(), case.change("model/config.json", auto_map=["evil.EvilConfig"]))[0], CHAT),
+    "chat: our own type with other code files": (of_tandem, CHAT),
+    "evals: our own type with other code files": (of_tandem, "evals {} samples"),
+    "chat: a tokenizer of its own code": (tokenizer_with(auto_map={"AutoTokenizer": LISTED}, tokenizer_class="EvilTokenizer"), CHAT),
+    "chat: a tokenizer of its own code, as a list": (tokenizer_with(auto_map=LISTED, tokenizer_class="EvilTokenizer"), CHAT),
+    "data: a tokenizer of its own code": (lambda case: (tokenizer_with(auto_map={"AutoTokenizer": LISTED})(case), case.recipe(ready=True))[1], "data {} tokenizer.path=model"),
+    "chat: weights that are a pickle": (with_pickle, CHAT),
+    "chat: a generate of its own": (with_file("custom_generate/generate.py", MARKING), CHAT),
+    "chat: a module named as a library": (with_file("wandb.py", MARKING), CHAT),
+    "chat: kernels of the Hub": (lambda case: (case.change("model/config.json", attn_implementation="evil/kernel", _attn_implementation="evil/kernel"), "model")[1], CHAT),
+    "chat: an adapter of another library": (with_file("adapter_config.json", '{"peft_type": "LORA", "auto_mapping": {"parent_library": "evil_installed"}}'), CHAT),
+}  # fmt: skip
+for name, template in ESCAPES.items():
+    CASES[f"chat: {name}"] = (lambda case, t=template: (case.change("model/tokenizer_config.json", chat_template=t), (case.folder / "model" / "chat_template.jinja").unlink(missing_ok=True), "model")[2], CHAT)  # fmt: skip
+    if isinstance(template, str):
+        CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_code_of_others_is_run(name, whole, warm, tmp_path):
+    build, command = CASES[name]
+    case = Case(tmp_path, whole)
+    words = command.format(build(case)).split()
+    status, output = warm.run(words, tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib"))
+    assert not (tmp_path / "MARK").exists(), f"{(tmp_path / 'MARK').read_text()}\n{output}"
+    assert "Traceback" not in output, output
+    assert status in (0, 64, 65, 66, 69), output
+    assert "running your code" not in output or "helper" in name  # which lies beside the recipe, and does nothing
+
+
+@pytest.mark.parametrize(
+    ("build", "command"),
+    [
+        (lambda case: case.run(**HELD_OUT), "evals {} bpb --trust-code"),
+        (lambda case: case.recipe(form="evil_installed:f"), "data {} run.trust_code=true"),
+        (lambda case: case.recipe(form="evil_installed:f"), "pretrain {} run.trust_code=true"),
+        (lambda case: case.run(**OWN), "data {}/recipe.yaml run.trust_code=true"),
+        (lambda case: case.run(**OWN), "data {}/recipe.yaml run.code_folder=runs/x"),
+        (lambda case: (case.put("in/own.py", MARKING), case.recipe(form="own:f"))[1], "data {}"),
+        (lambda case: (case.put("own.py", MARKING), case.run())[1], "evals {} own:f"),
+        (lambda case: case.auto_map(), CHAT + " --trust-code"),
+        (lambda case: case.auto_map(), "evals {} samples --trust-code"),
+        (started, "pretrain {} run.trust_code=true " + START),
+    ],
+)
+def test_code_that_the_user_named_or_trusts_is_run_and_said_before(build, command, whole, warm, tmp_path):
+    case = Case(tmp_path, whole)
+    words = command.format(build(case)).split()
+    _, output = warm.run(words, tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib"))
+    assert (tmp_path / "MARK").exists(), output
+    assert "running your code: " in output
+
+
+def test_code_of_a_pulled_repository_is_not_run(whole, warm, tmp_path):
+    case = Case(tmp_path, whole)
+    run = tmp_path / case.run(**HELD_OUT)
+    with hub_stand_in() as hub:
+        names = {file: str(file.relative_to(run / "model")) for file in (run / "model").rglob("*") if file.is_file()}
+        files = {name: file.read_bytes() for file, name in names.items()}
+        files |= {name: (run / name).read_bytes() for name in ("recipe.yaml", "run_manifest.json", "metrics.jsonl")}
+        hub.repos["evil/run"] = Repo(False, {"main": [("a" * 40, files)]})
+        case.auto_map()
+        model = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+        hub.repos["evil/model"] = Repo(False, {"main": [("b" * 40, model)]})
+        shutil.rmtree(run)
+        given = {"MARK": str(tmp_path / "MARK"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}  # fmt: skip
+        for command, expected in (
+            ("hub pull evil/run", 0),
+            ("evals runs/x", 64),
+            ("chat runs/x -p hello --max-new-tokens 2", 0),
+            ("report runs/x", 0),
+            ("pretrain runs/x/recipe.yaml run.name=y", 64),
+            ("chat evil/model -p hello", 64),
+            ("evals evil/model samples", 64),
+        ):
+            status, output = warm.run(command.split(), tmp_path, **given)
+            assert (status, (tmp_path / "MARK").exists()) == (expected, False), f"{command}\n{output}"
+            assert "Traceback" not in output
+            assert expected == 0 or "trust" in output
+        assert (run / "model" / "evil.py").exists()  # it lies there, and nobody has run it
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise SystemExit(0)", r"it ends the program with SystemExit\(0\)"),
+        ("import sys; sys.exit()", r"it ends the program with SystemExit\(\)"),
+        ("import time\nwhile True:\n    try:\n        time.sleep(60)\n    except Exception:\n        pass", "not done after 1 s"),
+        ("class Odd(BaseException): ...\nraise Odd('no')", "Odd: no"),
+        ("raise GeneratorExit", "GeneratorExit"),
+    ],
+)  # fmt: skip
+def test_a_module_that_ends_or_holds_the_program_at_its_import_is_named(tmp_path, monkeypatch, source, said):
+    monkeypatch.setattr(user_code, "IMPORT_LIMIT_S", 1)
+    (tmp_path / "holds.py").write_text(source + "\n")
+    with pytest.raises(RecipeError, match=rf"run.callbacks: holds:It cannot be imported \({said}"):
+        import_attribute("holds:It", str(tmp_path), where="run.callbacks")
+
+
+def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place(whole, warm, tmp_path):
+    case = Case(tmp_path, whole)
+    case.put("in/mine.py", "import sys\nfrom transformers import TrainerCallback\nclass Ends(TrainerCallback):\n    def on_step_end(self, *given, **named):\n        sys.exit(0)\n")  # fmt: skip
+    status, output = warm.run(["pretrain", case.recipe(run={"callbacks": ["mine:Ends"]})], tmp_path)
+    assert status == 64, output
+    assert "mine.py:5: raised SystemExit(0), so the run ended unfinished" in output
+    manifest = json.loads((tmp_path / "out" / "x" / "run_manifest.json").read_text())
+    (ran,) = manifest["code"]["ran"]
+    assert (manifest["code"]["trusted"], ran["name"], len(ran["sha256"])) == (False, "mine:Ends", 64)
+
+
+def test_a_module_with_the_name_of_a_library_is_refused_and_never_replaced_by_it(tmp_path):
+    (tmp_path / "json.py").write_text("def loads(row): return 'mine'\n")
+    with pytest.raises(RecipeError, match=r"json is the name of another module, which is loaded\). Rename json.py"):
+        import_attribute("json:loads", str(tmp_path))
+
+
+def test_equal_names_in_two_folders_are_two_modules(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twice.py").write_text(f"def where(): return {folder!r}\n")
+    for folder in ("a", "b", "a"):
+        assert import_attribute("twice:where", CodeFolder(str(tmp_path / folder)))() == folder
+
+
+def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint(name="loads", value="json:loads", group="tandem")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == "tandem" else [])
+    assert import_attribute("json:loads", str(tmp_path)) is json.loads
+    with pytest.raises(RecipeError, match=r"there is no module os in .*run.trust_code=true"):
+        import_attribute("os:system", str(tmp_path))
+
+
+def test_a_push_loads_no_model_with_code_that_is_not_this_program_s(tmp_path):
+    from pipeline.hub.verification import foreign_code
+    from pipeline.model.export import CODE_FILES
+
+    for file in CODE_FILES:
+        shutil.copy(file, tmp_path)
+    assert foreign_code(tmp_path) == []
+    (tmp_path / "evil.py").write_text(MARKING)
+    (tmp_path / "modeling_tandem.py").write_text(MARKING)
+    assert foreign_code(tmp_path) == ["evil.py", "modeling_tandem.py"]
+
+
+@pytest.mark.parametrize(("words", "trusts"), [([], False), (["--trust-code"], True)])
+def test_serve_trusts_code_only_when_it_is_told_to(whole, monkeypatch, words, trusts):
+    from transformers.cli import transformers as program
+    from transformers.utils import import_utils
+
+    from pipeline.chat.serve import main
+
+    given: list[str] = []
+    monkeypatch.setattr(import_utils, "is_serve_available", lambda: True)
+    monkeypatch.setattr(program, "app", given.extend)
+    main([str(whole / "model"), *words])
+    assert ("--trust-remote-code" in given) == trusts
