@@ -1,5 +1,6 @@
 """`python -m pipeline.data FILE_OR_FOLDER_OR_ID`, on files that pandas and datasets wrote, as a terminal shows it."""
 
+import copy
 import json
 import shlex
 import subprocess
@@ -144,11 +145,11 @@ def test_conversations_that_are_left_out_are_named_by_line_wherever_the_file_lie
 
 
 def test_conversations_that_the_template_refuses_are_named_and_the_rest_is_counted(folder, bench, capsys):
-    bench.tokenizer.chat_template = (
-        "{% if messages|length > 2 %}{{ raise_exception('one question alone') }}{% endif %}"
-        + bench.tokenizer.chat_template
+    tokenizer = copy.deepcopy(bench.tokenizer)  # that of the bench is every test's
+    tokenizer.chat_template = (
+        "{% if messages|length > 2 %}{{ raise_exception('one question alone') }}{% endif %}" + tokenizer.chat_template
     )
-    bench.tokenizer.save_pretrained("strict")
+    tokenizer.save_pretrained("strict")
     turn = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     datasets.Dataset.from_list([{"messages": turn * (2 if n == 0 else 1)} for n in range(20)]).to_json("talks.jsonl")
     assert main(["talks.jsonl", "--tokenizer", "strict"]) == 0
