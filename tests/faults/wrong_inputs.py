@@ -36,10 +36,10 @@ def recipe_is_told(content: bytes, expected: list[str], folder: Path, *overrides
 
 
 def sources(folder: Path, kind: str, *, max_bad_rows: int = 0) -> tuple[list, list]:
-    """The sources of the folder's data/, as a stage opens them."""
+    """Open the files of the folder's data/ as a stage does; named by a glob, so that a csv or arrow file beside jsonl counts."""
     recipe = Recipe(path=str(folder / "recipe.yaml"))
     recipe.data.cache_dir = str(folder / "cache")
-    recipe.data.sources = [Source(files=str(folder / "data"))]
+    recipe.data.sources = [Source(files=str(folder / "data" / "*"))]
     recipe.data.max_bad_rows = max_bad_rows
     return open_sources(recipe, kind=kind)
 
