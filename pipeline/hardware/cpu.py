@@ -1,4 +1,4 @@
-"""The processor: cores and memory this process may use, whether bf16 is fast on it, whether it can compile."""
+"""The processor: cores and memory this process may use, its flags, whether it can compile."""
 
 import ctypes
 import os
@@ -93,14 +93,6 @@ def _cpuinfo() -> list[str]:
         return Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return []
-
-
-def multiplies_bf16_fast() -> bool:
-    """Whether bf16 matrices multiply clearly faster than fp32 ones.
-
-    With AMX about ten times (docs/log.md). AVX-512 without AMX was never measured by us, and counts as no.
-    """
-    return {"amx_tile", "amx_bf16"} <= cpu_flags()
 
 
 def can_compile() -> bool:

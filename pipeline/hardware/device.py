@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pipeline.hardware import cpu
+from pipeline.hardware import cpu, products
 from pipeline.hardware.peaks import Accelerator, find_by_device_name, parse_hardware
 from pipeline.hardware.visible import visible_gpus
 
@@ -90,13 +90,13 @@ def _cpu_was_asked_for() -> bool:
 
 
 def bf16_is_fast() -> bool:
-    """Whether bf16 is the format to train in here: tensor cores that have it, or a CPU with AMX."""
+    """Return whether bf16 is the format to train in here: tensor cores have it, or this CPU multiplies it faster."""
     import torch
 
     kind = device_info().kind
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return kind == "cpu" and cpu.multiplies_bf16_fast()
+    return kind == "cpu" and products.bfloat16_is_faster()
 
 
 def can_compile() -> bool:

@@ -10,7 +10,7 @@ from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan
-from pipeline.preflight.plan_text import duration, plan_table, probe_line, why_unknown
+from pipeline.preflight.plan_text import duration_range, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import Source
@@ -70,8 +70,8 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     keep(probe, plan.recipe, plan.device, processes=plan.processes)
     plan = replace(plan, probe=probe)
     print(probe_line(plan))
-    if plan.training_s is not None:
-        print(f"probe: {duration(plan.training_s)} in steps; evaluations, saves and the start come on top")
+    if plan.duration is not None:
+        print(f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data")
 
 
 def _seconds(text: str) -> float:

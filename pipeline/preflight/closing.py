@@ -14,6 +14,7 @@ from pipeline.data.show import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hub.beside import Publishing
 from pipeline.preflight.opening import OpenRun
+from pipeline.preflight.record import remember_run
 from pipeline.preflight.settling import memory_hint
 from pipeline.recipe import Recipe
 from pipeline.training.finish import mark_finished, write_finished_model
@@ -42,6 +43,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             print(f"note: {hint}")
         print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
         _report(directory)
+        remember_run(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():

@@ -5,10 +5,13 @@ is None, and printed as n/a.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.artifacts.errors import RecipeError
-from pipeline.hardware.cpu import can_compile, multiplies_bf16_fast
+from pipeline.hardware.cpu import can_compile
 from pipeline.hardware.device import DeviceInfo
+from pipeline.hardware.products import bfloat16_is_faster
+from pipeline.preflight.durations import Duration, Span, evaluation_tokens, expected_duration
 from pipeline.preflight.memory import (
     Memory,
     checkpoint_bytes,
@@ -27,9 +30,6 @@ from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
 from pipeline.report.fit import Expected, expected_bpb
 
-# Share of the dense peak that the plan's hours stand on. An assumption: what is reached shows in perf/mfu_pct.
-ASSUMED_MFU = 0.40
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -47,6 +47,8 @@ class Plan:
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
+    evaluation_tokens: Span
+    compiled: bool
     probe: Probe | None = None  # measured on this machine
     sizes_unknown: str | None = None  # why there are none
 
@@ -75,16 +77,15 @@ class Plan:
         """Share of the computed rows that fill up the last micro-step of each step and teach nothing."""
         return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
 
+    @cached_property
+    def duration(self) -> Duration | None:
+        """Of the whole run but the preparation of its data."""
+        return expected_duration(self)
+
     @property
     def training_s(self) -> float | None:
-        """Time in the steps alone: as probed, else at ASSUMED_MFU of the exact-causal FLOPs, padding included."""
-        if self.probe is not None and self.steps is not None:
-            return self.steps * self.probe.step_s
-        peak = (self.device.peak_flops or {}).get(self.compute_format)
-        flops = None if self.sizes is None else self.sizes.flops_per_token("exact_causal")
-        if flops is None or self.tokens is None or peak is None:
-            return None
-        return flops * self.tokens / (1 - self.padding_share) / (ASSUMED_MFU * peak * self.processes)
+        """Time in the steps alone."""
+        return None if self.duration is None else self.duration.steps.value
 
     @property
     def process_bytes(self) -> int | None:
@@ -100,23 +101,27 @@ class Plan:
         return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
-    def device_hours(self) -> float | None:
-        return None if self.training_s is None else self.training_s / 3600 * self.processes
+    def device_hours(self) -> Span | None:
+        """Of all devices, for the whole duration."""
+        return None if self.duration is None else self.duration.total * (self.processes / 3600)
 
     @property
-    def cost(self) -> float | None:
+    def cost(self) -> Span | None:
         price = self.recipe.run.gpu_hour_cost
         return None if self.device_hours is None or price is None else self.device_hours * price
 
     @property
-    def energy_kwh(self) -> float | None:
+    def energy_kwh(self) -> Span | None:
         """Of the accelerators alone, at their rated power."""
         watts = self.device.power_w
-        return None if self.device_hours is None or watts is None else self.device_hours * watts / 1000
+        return None if self.device_hours is None or watts is None else self.device_hours * (watts / 1000)
 
 
-def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
-    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens, and the micro-batch where it is auto."""
+def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_bytes: int | None = None) -> Plan:
+    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens, and the micro-batch where it is auto.
+
+    scored_bytes: of one scoring of the validation, where the data are open already.
+    """
     recipe.data.batch_tokens = with_batch_tokens(recipe, processes)
     sizes, sizes_unknown = _sizes(recipe)
     steps = _steps(recipe)
@@ -145,6 +150,8 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Plan:
         if sizes and checkpoint is not None and count
         else None,
         shards_bytes=None if rows is None else rows * row_bytes(recipe, recipe.tokenizer.vocab_size),
+        evaluation_tokens=evaluation_tokens(recipe, scored_bytes),
+        compiled=compiled,
         probe=kept(recipe, device, processes=processes),
         sizes_unknown=sizes_unknown,
     )
@@ -191,7 +198,7 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
-    """The format of the matrix products. What `auto` means here is known without torch only by the table of peaks.
+    """The format of the matrix products. What `auto` means on a GPU is known without torch only by the table of peaks.
 
     Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
     """
@@ -199,7 +206,7 @@ def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
     bf16 = train.get("bf16")
     if bf16 == "auto":
         bf16 = not train.get("fp16") and (
-            multiplies_bf16_fast() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
+            bfloat16_is_faster() if device.kind == "cpu" else "bfloat16" in (device.peak_flops or {})
         )
     if bf16 or train.get("fp16"):
         return "bfloat16" if bf16 else "float16"

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from pipeline.preflight.memory import FP32
-from pipeline.preflight.plan import ASSUMED_MFU, Plan
+from pipeline.preflight.durations import Span
+from pipeline.preflight.plan import Plan
 from pipeline.recipe.batch import is_auto, micro_batch
 
 UNKNOWN = "n/a"
@@ -36,7 +37,7 @@ def why_unknown(plan: Plan) -> list[str]:
         reasons.append(
             "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
         )
-    if plan.probe is None and not (plan.device.peak_flops or {}).get(plan.compute_format):
+    if plan.duration is None and plan.steps is not None:
         reasons.append(
             f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
         )
@@ -147,13 +148,25 @@ def _bytes(name: str) -> Callable[[Plan], str | None]:
     return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
 
 
-def _time(*, probed: bool) -> Callable[[Plan], str | None]:
-    """The line of the one way that the plan's time was found; the other one's stays empty."""
+def duration_range(span: Span) -> str:
+    """Seconds from where to where, in one unit, and what is expected."""
+    hours = span.value >= 600
+    low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
+    digits = 2 if hours else 1
+    return f"{low:,.{digits}f} to {high:,.{digits}f} {'h' if hours else 'min'}, expected {value:,.{digits}f}"
 
+
+def _duration(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.duration is None else duration_range(getattr(plan.duration, part))
+
+
+def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
     def text(plan: Plan) -> str | None:
-        if (plan.probe is not None) != probed:
-            return ""
-        return None if plan.training_s is None else duration(plan.training_s)
+        span: Span | None = getattr(plan, name)
+        if span is None:
+            return None
+        low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
+        return f"{low} to {high}, expected {value}"
 
     return text
 
@@ -179,10 +192,6 @@ def _expected(plan: Plan) -> str:
         return ""
     beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
     return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
-
-
-def _number(name: str, shape: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if getattr(plan, name) is None else shape.format(getattr(plan, name))
 
 
 # A number that can be unknown is None, and printed as n/a.
@@ -214,10 +223,14 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("checkpoint", _checkpoint),
     ("disk for checkpoints and model", _bytes("run_disk_bytes")),
     ("disk for packed rows, at most", _bytes("shards_bytes")),
-    (f"time in steps at {ASSUMED_MFU:.0%} MFU (assumed)", _time(probed=False)),
-    ("time in steps, as probed", _time(probed=True)),
-    ("accelerator hours", _number("device_hours", "{:,.1f}")),
-    ("energy at rated power", _number("energy_kwh", "{:,.1f} kWh")),
+    ("time, without preparing data", _duration("total")),
+    ("  in steps", _duration("steps")),
+    ("  start and end", _duration("start")),
+    ("  evaluations of bits per byte", _duration("evaluations")),
+    ("  saves", _duration("saves")),
+    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
+    ("device hours", _range("device_hours", "{:,.1f}")),
+    ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
     ("final val/bpb, by fitted runs", _expected),
-    ("cost (run.gpu_hour_cost)", _number("cost", "{:,.2f}")),
+    ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
 ]

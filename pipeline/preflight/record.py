@@ -1,13 +1,17 @@
 """What a run promised and what it was built as, in its manifest: the two sides of the report's plan against outcome."""
 
 import copy
+from dataclasses import asdict
 from typing import Any
 
 from pipeline.hardware.device import device_info
+from pipeline.preflight.durations import remember
 from pipeline.preflight.opening import OpenRun
-from pipeline.preflight.plan import ASSUMED_MFU, Plan, make_plan
+from pipeline.preflight.plan import Plan, make_plan
 from pipeline.recipe import Recipe
 from pipeline.recipe.sizes import sizes_from_model
+
+PARTS = ("total", "start", "steps", "evaluations", "saves")
 
 
 def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
@@ -30,10 +34,39 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
         )
     }
     if not (run.step and "plan" in run.directory.read_manifest()):
-        settled = copy.deepcopy(recipe)  # make_plan fills what is open
-        settled.train["per_device_train_batch_size"] = trainer.args.per_device_train_batch_size
-        facts["plan"] = plan_facts(make_plan(settled, device_info(), processes=trainer.args.world_size))
+        facts["plan"] = plan_facts(plan_of(recipe, run, trainer))
     run.directory.update_manifest(**facts)
+
+
+def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
+    """Return the plan of the run as it was built: its micro-batch, and the validation that it scores."""
+    settled = copy.deepcopy(recipe)  # make_plan fills what is open
+    settled.train["per_device_train_batch_size"] = trainer.args.per_device_train_batch_size
+    scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")
+    scored_bytes = sum(scored.values()) if scored else None
+    return make_plan(settled, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
+
+
+def remember_run(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
+    """Keep what the finished run took, for plans to come; nothing of one that was stopped and went on."""
+    from pipeline.report.outcome import mean_step_s
+    from pipeline.report.run_data import read_run
+
+    data = read_run(str(run.directory.path))
+    step_s = mean_step_s(data)
+    if run.step or step_s is None or not data.running:
+        return
+    _, began, last = data.running[-1]
+    scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
+    rest_s = last - began - step_s * data.step() - sum(scored) - sum(saved)
+    remember(
+        plan_of(recipe, run, trainer),
+        run=run.directory.name,
+        step_s=step_s,
+        rest_s=max(1.0, rest_s),
+        save_s=sum(saved) / len(saved) if saved else None,
+        eval_s=sum(scored) / len(scored) if scored else None,
+    )
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
@@ -42,7 +75,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "total")} if memory else {}  # fmt: skip
     parameters = plan.sizes.parameters() if plan.sizes else {}
     expected = plan.val_bpb
-    by_mfu = plan.probe is None and plan.training_s is not None
+    cost, energy, duration = plan.cost, plan.energy_kwh, plan.duration
     return _known(
         {
             "device": plan.device.name,
@@ -56,10 +89,11 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
             "process_bytes": plan.process_bytes,
             "checkpoint_bytes": plan.checkpoint_bytes,
             "run_disk_bytes": plan.run_disk_bytes,
-            "assumed_mfu": ASSUMED_MFU if by_mfu else None,
             "training_s": plan.training_s,
-            "cost": plan.cost,
-            "energy_kwh": plan.energy_kwh,
+            "duration_s": {name: asdict(getattr(duration, name)) for name in PARTS} if duration else None,
+            "duration_source": duration.source if duration else None,
+            "cost": cost.value if cost else None,
+            "energy_kwh": energy.value if energy else None,
             "probe": plan.probe.facts() if plan.probe else None,
             "val_bpb": expected.facts() if expected else None,
         }

@@ -3,10 +3,13 @@
 import hashlib
 import os
 from datetime import timedelta
+from pathlib import Path
 
 from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators
+from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.recipe import Recipe
 from pipeline.recipe.batch import with_batch_tokens
 from pipeline.recipe.start_from import begun_run, resolve_start
@@ -36,6 +39,8 @@ def start_process(recipe: Recipe) -> int:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     _settle(recipe, *on_rank_0(lambda: _settled(recipe, state.num_processes)))
+    if on_cpu:
+        decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
     return state.num_processes
 
 
@@ -52,6 +57,14 @@ def _settled(recipe: Recipe, processes: int) -> tuple:
         )
         batch_tokens = kept
     return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, batch_tokens
+
+
+def _trains_in_bfloat16(recipe: Recipe) -> bool:
+    """Return whether `auto` is bfloat16. A run that goes on on the same processor keeps what it began with."""
+    shape = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("shape", {})
+    if recipe.train.get("bf16") == "auto" and shape.get("device") == cpu_name() and begun_run(recipe):
+        return shape.get("dtype") == "bfloat16"
+    return bfloat16_is_faster()
 
 
 def _settle(recipe: Recipe, start_from: str | None, tokenizer: str | None, name: str, batch_tokens: int) -> None:

@@ -47,12 +47,12 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("a step", "s", probe.get("step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts", "s", None, wall),
+        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
         ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
-        ("cost: planned in steps, found by the wall", "", plan.get("cost"), paid),
+        ("cost, by the wall", "", plan.get("cost"), paid),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
         ("final val/bpb", "", bpb.get("value"), data.last("val/bpb") if bpb else None),
     ]  # fmt: skip
@@ -66,8 +66,12 @@ def _how(data: RunData, plan: dict[str, Any]) -> str:
         said.append(
             f"Hours and memory were planned from a probe of {probe['steps']} steps on this machine ({probe['low_s']:.3f} to {probe['high_s']:.3f} s each)."
         )
+    elif "duration_source" in plan:
+        said.append(f"Hours were planned {plan['duration_source']}.")
     elif "assumed_mfu" in plan:
         said.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
+    if span := (plan.get("duration_s") or {}).get("total"):
+        said.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):
         said.append(
             f"By earlier runs ({bpb['fit']}) val/bpb was to lie from {bpb['low']:.4f} to {bpb['high']:.4f} (95 %)."

@@ -1,14 +1,14 @@
 """The machine as it is, and what `auto` means on it."""
 
+import shutil
+import sys
 import types
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.hardware import cpu, device
-
-FLAGS_WITH_AMX = frozenset({"avx512_bf16", "amx_tile", "amx_bf16"})
+from pipeline.hardware import cpu, device, products
 
 
 @pytest.fixture
@@ -17,6 +17,13 @@ def fresh():
     device.device_info.cache_clear()
     yield
     device.device_info.cache_clear()
+
+
+@pytest.fixture
+def unmeasured(monkeypatch, tmp_path):
+    """Nothing kept and nothing decided of this processor."""
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(products, "_decided", [])
 
 
 def pretend_cuda(monkeypatch, name, *, bf16):
@@ -60,13 +67,46 @@ def test_auto_bf16_follows_the_hardware(monkeypatch):
     assert device.decide_bf16(None) is False
 
 
-@pytest.mark.usefixtures("fresh")
-def test_auto_bf16_on_a_cpu_needs_amx(monkeypatch):
+@pytest.mark.usefixtures("fresh", "unmeasured")
+def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: FLAGS_WITH_AMX)
-    assert device.decide_bf16("auto") is True
-    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    assert device.decide_bf16("auto") is False
+    for flags in (frozenset({"amx_tile", "amx_bf16"}), frozenset({"avx2"})):
+        monkeypatch.setattr(cpu, "cpu_flags", lambda flags=flags: flags)
+        for faster in (True, False):
+            rates = products.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
+            monkeypatch.setattr(products, "measure", lambda rates=rates: rates)
+            shutil.rmtree(products.cache_dir() / "processors", ignore_errors=True)
+            assert device.decide_bf16("auto") is faster
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_then(monkeypatch):
+    measured = products.product_rates()
+    assert min(measured.float32, measured.bfloat16) > 1e7
+    monkeypatch.setattr(products, "measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert products.product_rates() == measured
+    monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
+    assert products.kept_rates() is None
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_measuring_leaves_the_number_of_threads_as_it_was():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        products.measure()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("fresh", "unmeasured")
+def test_what_was_decided_for_all_ranks_counts_and_not_the_measurement_of_one(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for faster in (True, False):
+        products.decide_for_all_ranks(faster)
+        assert device.decide_bf16("auto") is faster
 
 
 @pytest.mark.usefixtures("fresh")

@@ -4,8 +4,12 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.artifacts.cache import cache_dir
@@ -330,3 +334,16 @@ def test_parameters_are_written_as_a_call_would_have_them():
 )
 def test_an_answer_is_a_whole_plain_sentence(line, said):
     assert sentences(line) == said
+
+
+def test_the_processes_that_read_the_documentation_end_when_the_run_is_killed(tmp_path):
+    command = [sys.executable, "-m", "pipeline.sources.quickstart.harvest", str(tmp_path / "0.jsonl"), "0", "1"]
+    code = f"import os, subprocess, time; print(subprocess.Popen({command!r}).pid, flush=True); time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    child = psutil.Process(int(parent.stdout.readline()))
+    while not (tmp_path / "0.jsonl").exists():
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    psutil.wait_procs([child], timeout=20)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -7,6 +7,7 @@ work is shared between processes that hold nothing but this.
 import ast
 import importlib.metadata
 import json
+import os
 import re
 import sys
 import warnings
@@ -229,8 +230,11 @@ def _parameter(name: str, default: ast.expr | None) -> str:
 
 
 def main(out: str, part: int, parts: int) -> None:
+    parent = os.getppid()
     with open(out, "w", encoding="utf-8") as file:
         for number, (label, path) in enumerate(documented_files()):
+            if os.getppid() != parent:  # killed: nobody will read this
+                return
             if number % parts == part:
                 found = document(label, path)
                 if found:

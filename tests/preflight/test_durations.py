@@ -1,0 +1,117 @@
+"""How long a run takes: what a probe, a finished run and arithmetic say of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.hardware import products
+from pipeline.hardware.device import device_without_torch, planned_device
+from pipeline.preflight import durations
+from pipeline.preflight.durations import CPU_MFU, evaluation_tokens, evaluations_of, finished_runs, remember
+from pipeline.preflight.plan import make_plan
+from pipeline.preflight.probe import Probe
+from pipeline.recipe import read_recipe
+
+QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
+KIND = ("train.bf16=false", "train.torch_compile=false")
+PROBE = Probe(step_s=0.5, low_s=0.4, high_s=0.9, steps=9, first_step_s=7.0, peak_bytes=2**30, time=1.0)
+
+
+@pytest.fixture
+def plan_of(tmp_path, monkeypatch):
+    rates = products.ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
+    monkeypatch.setattr(durations, "product_rates", lambda: rates)
+    monkeypatch.setattr(durations, "usable_cores", lambda: 4)
+
+    def make(*overrides, kind=KIND, hardware=None, scored_bytes=None, processes=1):
+        recipe = read_recipe([QUICKSTART, f"data.cache_dir={tmp_path}", *kind, *overrides])
+        device = replace(device_without_torch(), kind="cpu", name="A processor", peak_flops=None)
+        device = planned_device(hardware) if hardware else device
+        return make_plan(recipe, device, processes=processes, scored_bytes=scored_bytes)
+
+    return make
+
+
+def finish(plan, **values):
+    remember(plan, **{"run": "before", "step_s": 0.4, "rest_s": 20.0, "save_s": 0.1, "eval_s": 2.0, **values})
+
+
+def test_on_a_processor_the_range_is_a_share_of_its_measured_products(plan_of):
+    step = plan_of("train.max_steps=100").duration.step
+    flops = plan_of().sizes.flops_per_token("exact_causal") * 2048
+    assert step.low == pytest.approx(flops / (CPU_MFU[1] * 4 * 1e11))
+    assert step.high == pytest.approx(flops / (CPU_MFU[0] * 4 * 1e11))
+    halved = plan_of("train.per_device_train_batch_size=4", processes=2)  # half the work on half the cores
+    assert halved.duration.step.high == pytest.approx(step.high)
+
+
+def test_narrow_models_are_not_promised_a_wide_ones_share_of_a_gpu(plan_of):
+    spans = [plan_of(f"model.n_embd={width}", hardware="1xH100").duration.step for width in (256, 768, 1536)]
+    assert [round(span.high / span.low, 2) for span in spans] == [round(0.55 / 0.15 * 9, 2), 3.67, 3.67]
+
+
+def test_a_finished_run_of_this_machine_tells_the_next_ones_time_and_the_range_grows_with_the_distance(plan_of):
+    finish(plan_of())
+    plan = plan_of()
+    assert plan.duration.step.value == pytest.approx(0.4)
+    assert plan.duration.start.value == 20.0
+    assert plan.duration.source.startswith("by run before of 20")
+    larger = plan_of("model.n_embd=512", "model.n_head=8").duration.step
+    assert larger.value > 2 * plan.duration.step.value
+    assert larger.high / larger.low > plan.duration.step.high / plan.duration.step.low
+
+
+@pytest.mark.parametrize(
+    "other",
+    [["train.bf16=true"], ["train.torch_compile=true"], ["optimizer.type=trainer", "optimizer.groups=null", "optimizer.schedule=null"]],
+)  # fmt: skip
+def test_a_finished_run_of_another_kind_says_nothing(plan_of, other):
+    finish(plan_of())
+    assert plan_of().duration.source.startswith("by run before")
+    mine = [setting for setting in KIND if setting.partition("=")[0] != other[0].partition("=")[0]]
+    assert plan_of(kind=[*mine, *other]).duration.source.startswith("by arithmetic")
+    assert plan_of(processes=2).duration.source.startswith("by arithmetic")
+
+
+def test_a_probe_of_the_steps_counts_before_a_finished_run(plan_of):
+    finish(plan_of())
+    duration = replace(plan_of(), probe=PROBE).duration
+    assert (duration.source, duration.step.value) == ("as probed", 0.5)
+    assert (duration.step.low, duration.step.high) == pytest.approx((0.5 / 1.15, 0.5 * 1.15))
+
+
+def test_the_newest_of_equal_runs_counts_and_only_so_many_are_kept(plan_of, monkeypatch):
+    monkeypatch.setattr(durations, "KEPT_RUNS", 3)
+    for number in range(5):
+        finish(plan_of(), run=f"run-{number}", step_s=0.1 * (1 + number))
+    assert [run.run for run in finished_runs(plan_of().recipe)] == ["run-2", "run-3", "run-4"]
+    assert plan_of().duration.step.value == pytest.approx(0.5)
+
+
+def test_evaluations_and_saves_are_in_the_time(plan_of):
+    assert evaluations_of(plan_of().recipe, 1900) == 1 + 4
+    assert evaluations_of(plan_of("train.eval_strategy=no", "evals.bpb.at_start=false").recipe, 1900) == 1
+    few, many = (plan_of(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (1900, 100))
+    assert many.evaluations.value == pytest.approx(few.evaluations.value * 20 / 2)
+    assert plan_of("train.save_strategy=no").duration.saves.high == 0 < few.saves.low
+    assert few.total.value == pytest.approx(sum(p.value for p in (few.start, few.steps, few.evaluations, few.saves)))
+
+
+def test_what_is_scored_is_known_from_the_data_once_they_are_open(plan_of):
+    recipe = plan_of().recipe
+    unknown, known = evaluation_tokens(recipe, None), evaluation_tokens(recipe, 350_000)
+    assert known.value == pytest.approx(100_000)
+    assert unknown.high == pytest.approx(131_072 + 200_000 / 3.5)
+    assert unknown.low < unknown.value < unknown.high
+
+
+def test_a_damaged_or_unwritable_table_of_finished_runs_is_left_aside(plan_of, tmp_path):
+    (tmp_path / "finished_runs.json").write_text('{"runs": [{"run": 7}]}')
+    assert finished_runs(plan_of().recipe) == []
+    finish(plan_of())
+    assert len(finished_runs(plan_of().recipe)) == 1
+    (tmp_path / "finished_runs.json").unlink()
+    (tmp_path / "finished_runs.json").mkdir()
+    finish(plan_of())
+    assert finished_runs(plan_of().recipe) == []
