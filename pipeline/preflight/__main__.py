@@ -71,7 +71,9 @@ def _probe(plan: Plan, given: list[str], *, seconds: float) -> None:
     plan = replace(plan, probe=probe)
     print(probe_line(plan))
     if plan.duration is not None:
-        print(f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data")
+        print(
+            f"probe: {duration_range(plan.duration.total)}, start, evaluations and saves included, without preparing data"
+        )
 
 
 def _seconds(text: str) -> float:

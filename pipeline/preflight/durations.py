@@ -25,11 +25,17 @@ GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
 # A processor's peak is the measured rate of square products of one thread, times its threads.
 CPU_MFU = (0.06, 0.70)
 PROBED = 1.15  # a run's mean step against the median of a probe of the same steps
-OTHER_MODEL, A_DOUBLING = 1.25, 1.15  # a step of another model by a finished run's rate, and for each doubling of its FLOPs
+OTHER_MODEL, A_DOUBLING = (
+    1.25,
+    1.15,
+)  # a step of another model by a finished run's rate, and for each doubling of its FLOPs
 FARTHEST = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
 SAVE_BYTES_S = (5e9, 1e9, 2e8)
-START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}  # imports, model, compilation; report and model at the end
+START_S = {
+    "cpu": (6.0, 25.0, 120.0),
+    "other": (15.0, 60.0, 300.0),
+}  # imports, model, compilation; report and model at the end
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
 KEPT_RUNS = 200
@@ -185,7 +191,9 @@ def finished_runs(recipe: Recipe) -> list[FinishedRun]:
         return []
 
 
-def remember(plan: "Plan", *, run: str, step_s: float, rest_s: float, save_s: float | None, eval_s: float | None) -> None:
+def remember(
+    plan: "Plan", *, run: str, step_s: float, rest_s: float, save_s: float | None, eval_s: float | None
+) -> None:
     """Keep what a finished run took, for the plans to come; a cache that cannot be written is left as it is."""
     flops = _step_flops(plan)
     if flops is None:

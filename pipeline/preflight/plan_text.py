@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from pipeline.preflight.memory import FP32
 from pipeline.preflight.durations import Span
+from pipeline.preflight.memory import FP32
 from pipeline.preflight.plan import Plan
 from pipeline.recipe.batch import is_auto, micro_batch
 
