@@ -16,7 +16,6 @@ from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level, span_by
 from pipeline.tokenizer.encode import encode_documents
 from pipeline.tokenizer.specials import document_start
 
-
 RULE = 1  # raise it when the same texts under the same window give another figure
 
 

@@ -92,7 +92,8 @@ def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: s
     texts, files = read_texts(arguments.text, max_bytes=arguments.max_bytes)
     kept = coverage(tokenizer, texts)
     require_coverage(kept, where="--text")
-    print("\n".join(lines_of_files(files, limit=f"--max-bytes {arguments.max_bytes}")))
+    for line in lines_of_files(files, limit=f"--max-bytes {arguments.max_bytes}"):
+        print(line)
     return (
         "text/bpb_documents",
         lambda scored: documents_protocol(texts, window=window, scored_bytes=scored, coverage=kept, dtype=dtype),
@@ -106,7 +107,8 @@ def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int, 
     conversations, files = read_conversations(arguments.chat, max_conversations=arguments.max_conversations)
     kept = coverage(tokenizer, (str(m.get("content") or "") for messages in conversations for m in messages))
     require_coverage(kept, where="--chat")
-    print("\n".join(lines_of_files(files, limit=f"--max-conversations {arguments.max_conversations}")))
+    for line in lines_of_files(files, limit=f"--max-conversations {arguments.max_conversations}"):
+        print(line)
     return (
         "text/assistant_bpb",
         lambda scored: conversations_protocol(

@@ -15,7 +15,6 @@ from pipeline.data.conversations import fit_conversation
 from pipeline.evals.bpb import IGNORED
 from pipeline.tokenizer.chat import render, render_batch
 
-
 RULE = 1  # raise it when the same conversations under the same window give another figure
 
 

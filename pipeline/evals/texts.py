@@ -47,7 +47,7 @@ def lines_of_files(files: list[FilePart], *, limit: str) -> list[str]:
 
 
 def _part_in_words(file: FilePart) -> str:
-    what = f"{file.items:,} pieces, {file.bytes:,} bytes" if file.bytes else f"{file.items:,}"
+    what = f"{file.bytes:,} bytes" if file.bytes else f"{file.items:,} conversations"
     if file.complete:
         return f"all of it, {what}" if file.items else "holds no text"
     return (

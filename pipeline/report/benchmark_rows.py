@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts.protocol import Protocol
+from pipeline.report.tables import cell
 
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
 MEANS = (
@@ -48,6 +49,11 @@ class Benchmark:
 
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
+
+    def protocol_lines(self) -> list[str]:
+        """What the protocol of each task is made of, as a list; that of a mean is made of theirs."""
+        made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
+        return [f"- {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
 
     @property
     def first_items(self) -> int | None:

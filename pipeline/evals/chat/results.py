@@ -8,7 +8,6 @@ from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_numbers
 from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.watched import chat_texts
 
-
 RULE = 1  # raise it when the same items under the same window give other answers
 
 

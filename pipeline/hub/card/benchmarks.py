@@ -37,6 +37,7 @@ def benchmarks_text(card: Published) -> str:
         protocols = benchmark.protocols()
         part = f", first {benchmark.first_items:,} items of each task" if benchmark.first_items else ""
         parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark)]
+        parts += ["".join(f"{line}\n" for line in benchmark.protocol_lines())] if benchmark.protocol_lines() else []
         parts.append((f"Protocol {cell(protocols[0])}. " if len(protocols) == 1 else "") + "To repeat it:\n")
         parts.append(code(repeat_command(benchmark, card.repo_id), "bash"))
     return "\n".join(parts)
