@@ -21,7 +21,7 @@ from pipeline.tokenizer.chat import own_template
 from pipeline.tokenizer.own_template import RENDERING_VERSION
 from pipeline.tokenizer.specials import document_start
 
-VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
+VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
 ROLES = ("validation", "documents", "train")
 
