@@ -53,7 +53,7 @@ class Benchmark:
     def protocol_lines(self) -> list[str]:
         """What the protocol of each task is made of, as a list; that of a mean is made of theirs."""
         made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
-        return [f"- {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
+        return [f"- protocol {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
 
     @property
     def first_items(self) -> int | None:

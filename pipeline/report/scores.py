@@ -52,13 +52,13 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
 def protocols_text(scores: Sequence[Score]) -> str:
     """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none tells it."""
     known = {score.protocol: score.parts for score in scores if score.parts is not None}
-    lines = [f"- {cell(protocol)}: {cell(str(parts))}" for protocol, parts in known.items()]
+    lines = [f"- protocol {cell(protocol)}: {cell(str(parts))}" for protocol, parts in known.items()]
     by_name: dict[str, dict[str | None, Score]] = {}
     for score in scores:
         by_name.setdefault(score.name, {})[score.protocol] = score
     for name, (first, *others) in ((name, list(found.values())) for name, found in by_name.items()):
         lines += [
-            f"- {cell(name)} under {cell(first.protocol)} and under {cell(other.protocol)} do not compare: "
+            f"- not to be compared: {cell(name)} under {cell(first.protocol)} and under {cell(other.protocol)}, "
             f"{cell(why_not_compared(first.parts, other.parts))}"
             for other in others
             if known

@@ -72,7 +72,7 @@ def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_fro
     (row,) = (row for row in rows if row["name"] == "chat/mmlu")
     assert row["protocol_parts"]["items"] == 20
     assert mmlu["protocol"] == row["protocol"]
-    assert f"- {row['protocol']}: task mmlu, texts " in text
+    assert f"- protocol {row['protocol']}: task mmlu, texts " in text
     assert mmlu["notes"] == "questions too long, counted as wrong: 3; not the whole test set"
     assert cells(text, "humaneval")["notes"].endswith("programs run behind namespaces")
     assert f"| gsm8k | gsm8k.jsonl | 12,345 | {'beef' * 16} |" in text
