@@ -93,10 +93,11 @@ class CutAndFit(Packer):
 
 
 class BestFitCrop(Packer):
-    """nanochat's dataloader: every row full and beginning with BOS; what is cropped off a document is lost.
+    """nanochat's rule: every row full and beginning with BOS; what is cropped off a document is lost.
 
-    The buffer is kept at `documents` documents; a document is taken when it is full. nanochat scans it, here a sorted list
-    and bisect find the same document. Only a source's very last row may end in padding.
+    The buffer is kept at exactly `documents` documents; a document is taken when it is full. nanochat refills it by 128 when it
+    is less full, so that its rows are others. It scans the buffer, here a sorted list and bisect find the same document. Only a
+    source's very last row may end in padding.
     """
 
     def __init__(self, **settings):

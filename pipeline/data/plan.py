@@ -21,10 +21,9 @@ from pipeline.tokenizer.chat import own_template
 from pipeline.tokenizer.own_template import RENDERING_VERSION
 from pipeline.tokenizer.specials import document_start
 
-VALIDATION_BUFFER = 1000  # documents, as nanochat's; part of the protocol, so no key of the recipe
+VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.
 ROLES = ("validation", "documents", "train")
-PROTOCOL = 1  # raise it when the same files give other validation rows
 
 
 def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None) -> dict:
@@ -113,8 +112,6 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
             "sequences": [sequence_plan(source, settings) for source in validation],
             "parts": [{"weight": None, "epochs": 1.0, "at_end": "drop"} for _ in validation],
         }
-    plan["protocol_id"] = protocol_id(plan["validation"], common)
-    plan["documents_protocol_id"] = plan["documents"] and documents_protocol_id(validation, int(bpb.document_bytes))
     return plan
 
 
@@ -132,22 +129,6 @@ def part_of(spec: Any, *, counted: bool) -> dict:
     if spec.weight is None and counted:
         return {"weight": None, "epochs": 1.0, "at_end": spec.at_end}
     return {"weight": 1.0 if spec.weight is None else spec.weight, "epochs": None, "at_end": spec.at_end}
-
-
-def protocol_id(stream: dict, common: dict) -> str:
-    """Two val/bpb are compared only when these are equal: same held-out files, tokenizer, row length, rows."""
-    scored = {name: common[name] for name in ("kind", "tokenizer", "bos", "row_tokens")}
-    sources = [
-        [s["settings"]["source"], part["weight"]] for s, part in zip(stream["sequences"], stream["parts"], strict=True)
-    ]
-    return digest({"protocol": PROTOCOL, "rows": stream["total_rows"], "sources": sources, **scored})
-
-
-def documents_protocol_id(validation: list, document_bytes: int) -> str:
-    """Equal for any tokenizer, packing and row length: the scored bytes are the same documents."""
-    return digest(
-        {"protocol": PROTOCOL, "bytes": document_bytes, "sources": [source.fingerprint for source in validation]}
-    )
 
 
 def digest(value: Any) -> str:

@@ -6,26 +6,33 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.data.batches import RowReader, bits, rows_of_micro_batch
 from pipeline.data.losses import losses_of, nothing_left
-from pipeline.data.plan import open_stream
+from pipeline.data.plan import VALIDATION_BUFFER, open_stream
 from pipeline.data.prepare import Preparation
 from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.tokenizer.coverage import LEAST_COVERAGE, coverage, keeps_every_text
 
+RULE = 1  # raise it when the same files, tokenizer and window give other validation rows, or another figure of them
+LOOKED_AT_BYTES = 1_000_000  # of each source, for the share of it that the tokenizer keeps
 ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
 ROWS_AT_ONCE = 512
 
 
 class ValidationRows:
-    """protocol_id: of val/bpb, rows by best_fit_crop (conversations: packed whole and isolated). documents_protocol_id: of
-    val/bpb_documents, whole documents cut into isolated pieces, every byte once; None for conversations."""
+    """Rows by best_fit_crop for val/bpb (conversations: packed whole and isolated) and whole documents cut into isolated
+    pieces, every byte once, for val/bpb_documents.
+
+    coverage: share of the held-out text that the tokenizer's ids restore; whoever has the sources sets it.
+    """
 
     def __init__(self, preparation: Preparation):
         self.preparation, self.plan = preparation, preparation.plan
-        self.protocol_id: str = self.plan["protocol_id"]
-        self.documents_protocol_id: str | None = self.plan["documents_protocol_id"]
+        self.coverage = 1.0
+        self.has_documents: bool = self.plan["documents"] is not None  # of conversations there are none
         # Of a mixture, the names of its sources, each once; batches then carry `source` (B,), -1 for a filler.
         named = [about["name"] for about in self.plan["validation"]["sequences"]]
         self.sources: list[str] = (
@@ -37,6 +44,38 @@ class ValidationRows:
     @classmethod
     def open(cls, preparation: Preparation) -> "ValidationRows":
         return cls(preparation)
+
+    @property
+    def keeps_text(self) -> bool:
+        """Whether so much of the text is kept that there are bits per byte of it."""
+        return self.coverage >= LEAST_COVERAGE
+
+    def protocol(self, name: str, *, scored_bytes: int | None, dtype: str) -> Protocol:
+        """Return the protocol of val/bpb, sft/assistant_bpb or val/bpb_documents. scored_bytes: None where none are known."""
+        is_chat, of_documents = self.plan["kind"] == "chat", name == "val/bpb_documents"
+        about = self.plan["documents" if of_documents else "validation"]
+        settings = [sequence["settings"] for sequence in about["sequences"]]
+        weights = [part["weight"] for part in about["parts"]]
+        score, packing = (
+            ("assistant", "whole conversations") if is_chat else ("rows", f"best_fit_crop of {VALIDATION_BUFFER}")
+        )
+        # Which bytes of a document a row has left over depends on the tokenizer.
+        of_rows = {"packing": packing, "tokenizer": settings[0]["tokenizer"][:16]}
+        return Protocol(
+            {
+                "score": "documents" if of_documents else score,
+                "texts": digest([[one["source"], weight] for one, weight in zip(settings, weights, strict=True)]),
+                "bytes": scored_bytes,
+                **({"rows": about["total_rows"]} if scored_bytes is None else {}),
+                "window": self.plan["row_tokens"],
+                "stride": "window",
+                "bos": "each piece" if of_documents else "as the template" if is_chat else "each document",
+                **({} if of_documents else of_rows),
+                "dtype": dtype,
+                "coverage": self.coverage,
+                "rule": RULE,
+            }
+        )
 
     def batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
         """A rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up with fillers."""
@@ -116,6 +155,25 @@ class ValidationRows:
             if self.sources:
                 batch["source"] = torch.tensor([-1 if p is None else p.source for p in places])
             yield batch
+
+
+def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
+    """Return the share of the held-out text that the tokenizer's ids restore, by the first bytes of each source."""
+    if keeps_every_text(tokenizer):
+        return 1.0
+    return coverage(tokenizer, (text for source in sources for text in _first_texts(source)))
+
+
+def _first_texts(source: Any) -> Iterator[str]:
+    left = LOOKED_AT_BYTES
+    for block in source.read():
+        for item in block.items:
+            messages = getattr(item, "messages", None)
+            texts = [item.text] if messages is None else [str(m.get("content") or "") for m in messages]
+            yield from texts
+            left -= sum(len(text.encode()) for text in texts)
+            if left <= 0:
+                return
 
 
 def size_text(scored: dict[str, int]) -> str:

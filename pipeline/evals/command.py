@@ -70,6 +70,11 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         type=int,
         help="most tokens the model sees at once for --text and --chat (default its positions, at most 2048)",
     )
+    bpb.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="compute in it (default for a run's own validation what it was trained in, else float32)",
+    )
     tasks = parser.add_argument_group("core, chat and lm_eval")
     tasks.add_argument(
         "--bundle", metavar="PATH", help="folder or zip of the eval_bundle (default: the published files, fetched once)"

@@ -1,28 +1,42 @@
 """Whole documents as batches to score: each byte is a target exactly once, whatever the tokenizer.
 
-This makes bits per byte comparable across tokenizers, packings and row lengths. What still differs between models is how
-far back they see, which is why the window stands beside every figure.
+This makes bits per byte comparable across tokenizers and packings. What still differs between models is how far back they
+see, which is why the window is a part of the protocol.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.evals.bpb import IGNORED
 from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level, span_byte_lengths
 from pipeline.tokenizer.encode import encode_documents
 from pipeline.tokenizer.specials import document_start
 
+RULE = 1  # raise it when the same texts under the same window give another figure
 
-def documents_protocol_id(texts: Iterable[str]) -> str:
-    """Names the bytes that are scored: equal texts in the same order, equal id, under any tokenizer and window."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(hashlib.sha256(text.encode()).digest())
-    return f"documents-{digest.hexdigest()[:12]}"
+
+def documents_protocol(
+    texts: Iterable[str], *, window: int, scored_bytes: int, coverage: float, dtype: str
+) -> Protocol:
+    """Return the protocol of these documents in this order, the same for any tokenizer that keeps the text and any rows of a
+    batch. scored_bytes, coverage: under this tokenizer."""
+    return Protocol(
+        {
+            "score": "documents",
+            "texts": digest([digest(text) for text in texts]),
+            "bytes": scored_bytes,
+            "window": window,
+            "stride": "window",
+            "bos": "each piece",
+            "dtype": dtype,
+            "coverage": coverage,
+            "rule": RULE,
+        }
+    )
 
 
 def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> Iterator[dict[str, torch.Tensor]]:

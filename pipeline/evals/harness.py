@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
+from pipeline.artifacts.protocol import Protocol, digest
 
 PREFIX = "lm_eval"
+RULE = 1  # raise it when the same prompts under the same window are put to the model in another way
 
 
 def require_harness() -> None:
@@ -38,8 +40,8 @@ def harness_scores(
 
     Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where the
     harness gives none), n items, task_version, num_fewshot, filter, cut (items whose prompt was longer than the model's
-    positions and lost its beginning behind the BOS), protocol. limit: first items of each task. num_fewshot: None for
-    each task's own. include_path: a folder of task YAMLs; when it has all the names, the harness's own are not read.
+    positions and lost its beginning behind the BOS), protocol and its parts. limit: first items of each task. num_fewshot:
+    None for each task's own. include_path: a folder of task YAMLs; when it has all the names, the harness's own are not read.
     chat: prompts go through the chat template, after `system`.
     Raises InputMissingError, RecipeError, ServiceError or DataError before anything is scored.
     """
@@ -61,7 +63,7 @@ def harness_scores(
         found = evaluate(
             lm, task_dict=loaded, limit=limit, apply_chat_template=chat, system_instruction=system, fewshot_as_multiturn=True
         )  # fmt: skip
-    return _rows(found, cut=lm.cut, chat=chat, limit=limit)
+    return _rows(found, cut=lm.cut, chat=chat, system=system, limit=limit, window=lm.max_length)
 
 
 @contextlib.contextmanager
@@ -163,13 +165,31 @@ def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
     task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
 
 
-def _rows(found: dict[str, Any], *, cut: set[str], chat: bool, limit: int | None) -> list[dict[str, Any]]:
+def _rows(
+    found: dict[str, Any], *, cut: set[str], chat: bool, system: str | None, limit: int | None, window: int
+) -> list[dict[str, Any]]:
     rows = []
     for task, numbers in found["results"].items():
         version, num_fewshot = str(found["versions"].get(task)), found["n-shot"].get(task)
         leaves = _leaves(task, found.get("group_subtasks", {}))
-        protocol = f"lm_eval {_version()}, {task} version {version}, {num_fewshot}-shot"
-        protocol += (", chat" if chat else "") + (f", first {limit}" if limit else "")
+        num_cut = sum(_num_cut(found["samples"].get(leaf, []), cut) for leaf in leaves)
+        protocol = Protocol(
+            {
+                "score": "lm_eval",
+                "task": task,
+                "version": version,
+                "texts": digest(sorted(_hashes(found["samples"].get(leaf, [])) for leaf in leaves)),
+                "items": limit or "all",
+                "num_fewshot": num_fewshot,
+                "chat": chat,
+                **({"system": digest(system)} if system else {}),
+                "window": window if num_cut else "whole prompts",
+                "bos": "as the template" if chat else "each prompt",
+                "dtype": "float32",
+                "harness": _version(),
+                "rule": RULE,
+            }
+        )
         for key, value in numbers.items():
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -184,8 +204,8 @@ def _rows(found: dict[str, Any], *, cut: set[str], chat: bool, limit: int | None
                     "task_version": version,
                     "num_fewshot": num_fewshot,
                     "filter": chosen,
-                    "cut": sum(_num_cut(found["samples"].get(leaf, []), cut) for leaf in leaves),
-                    "protocol": protocol,
+                    "cut": num_cut,
+                    **protocol.row(),
                 }
             )
     return rows
@@ -195,6 +215,11 @@ def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
     if task not in children:
         return [task]
     return [leaf for child in children[task] for leaf in _leaves(child, children)]
+
+
+def _hashes(samples: list[dict[str, Any]]) -> list[str]:
+    """What the harness itself tells items and their answers by, each once: of several filters an item has several samples."""
+    return sorted({f"{sample.get('doc_hash')} {sample.get('target_hash')}" for sample in samples})
 
 
 def _num_cut(samples: list[dict[str, Any]], cut: set[str]) -> int:

@@ -13,7 +13,7 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     from pipeline.artifacts.errors import InputMissingError
     from pipeline.data.plan import make_plan
     from pipeline.data.prepare import Preparation, locks
-    from pipeline.data.validation import ValidationRows
+    from pipeline.data.validation import ValidationRows, held_out_coverage
     from pipeline.data.work import Workshop
     from pipeline.evals.own_sources import own_sources
 
@@ -26,4 +26,6 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     with locks(plan):
         for _ in Workshop(plan, tokenizer, sources=sources).prepare():
             pass
-    return ValidationRows.open(Preparation(plan))
+    rows = ValidationRows.open(Preparation(plan))
+    rows.coverage = held_out_coverage(tokenizer, sources[1])
+    return rows

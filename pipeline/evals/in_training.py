@@ -27,7 +27,8 @@ def score_validation(
     Of a mixture also the bits per byte of each source, as <name>/<source>.
 
     validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:
-    text rows then carry their targets' bytes, and of conversations only the loss is known. watched: what batches go through.
+    text rows then carry their targets' bytes, and of conversations only the loss is known, as of text of which the tokenizer
+    keeps too little. watched: what batches go through.
     nll: as bits_per_byte takes it; every batch has the same shape.
     """
 
@@ -45,11 +46,11 @@ def score_validation(
         )
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
-    if stage == "sft" and byte_lengths_V is None:
+    if not validation.keeps_text or (stage == "sft" and byte_lengths_V is None):
         return {"val/loss": score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
     packed, name = score(batches), "sft/assistant_bpb" if stage == "sft" else "val/bpb"
     numbers = {name: packed.bpb, "val/loss": packed.loss} | by_source(name, packed, sources)
-    if stage != "sft" and validation.documents_protocol_id is not None:
+    if stage != "sft" and validation.has_documents:
         whole = score(validation.document_batches(rows=rows, rank=rank, world_size=world_size))
         numbers |= {"val/bpb_documents": whole.bpb} | by_source("val/bpb_documents", whole, sources)
     return numbers

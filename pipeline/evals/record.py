@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.artifacts.atomic import read_json, write_json
 from pipeline.artifacts.locks import file_lock
+from pipeline.artifacts.protocol import Protocol
 from pipeline.artifacts.run_directory import RunDirectory
 
 VERSIONS = ("torch", "transformers", "tokenizers")
@@ -22,7 +23,7 @@ def entry_of(
     samples: list[dict[str, Any]] | None = None,
     command: list[str] | None = None,
 ) -> dict[str, Any]:
-    """One evaluation: command, time, versions, device, results by name with their protocol ids, samples.
+    """One evaluation: command, time, versions, device, results by name with their protocols, samples.
 
     command: default this process's own.
     """
@@ -40,10 +41,7 @@ def entry_of(
 
 def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
     """The rows with what the model computed in; another precision than fp32 may give other answers, and is another protocol."""
-    return [
-        row | {"dtype": dtype, "protocol": row["protocol"] + ("" if dtype == "float32" else f"-{dtype}")}
-        for row in results
-    ]
+    return [row | {"dtype": dtype} | Protocol(row["protocol_parts"]).having(dtype=dtype).row() for row in results]
 
 
 def append_entry(run: RunDirectory, entry: dict[str, Any]) -> None:

@@ -4,28 +4,41 @@ Only the assistant's words count: the questions are context, and the end token h
 validation rows are scored by bits_per_byte itself; here a conversation is a row, so any model with a chat template can be.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.data.conversations import fit_conversation
 from pipeline.evals.bpb import IGNORED
 from pipeline.tokenizer.chat import render, render_batch
 
+RULE = 1  # raise it when the same conversations under the same window give another figure
 
-def conversations_protocol_id(tokenizer, conversations: list[list[dict]], *, scored_bytes: int) -> str:
-    """Names the conversations, the template that puts them before the model, and how much of them was scored.
+
+def conversations_protocol(
+    tokenizer, conversations: list[list[dict]], *, window: int, scored_bytes: int, coverage: float, dtype: str
+) -> Protocol:
+    """Return the protocol of what the assistant says, with the template that puts the conversations before the model.
 
     A shorter window cuts long conversations, which is another text: its scored_bytes are fewer.
     """
-    digest = hashlib.sha256(str(tokenizer.chat_template).encode())
-    for messages in conversations:
-        digest.update(hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest())
-    return f"assistant-{digest.hexdigest()[:12]}-{scored_bytes}"
+    return Protocol(
+        {
+            "score": "assistant",
+            "texts": digest([digest(messages) for messages in conversations]),
+            "bytes": scored_bytes,
+            "window": window,
+            "stride": "each conversation",
+            "bos": "as the template",
+            "template": digest(str(tokenizer.chat_template)),
+            "dtype": dtype,
+            "coverage": coverage,
+            "rule": RULE,
+        }
+    )
 
 
 def conversation_batches(

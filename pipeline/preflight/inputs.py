@@ -7,6 +7,8 @@ from typing import Any
 from pipeline.artifacts.cache import cache_dir
 from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.user_code import ran
+from pipeline.data.validation import held_out_coverage
+from pipeline.hardware.device import decide_bf16
 from pipeline.preflight.opening import OpenRun
 from pipeline.recipe import Recipe
 from pipeline.sources.facts import FactsOfFiles
@@ -14,6 +16,7 @@ from pipeline.sources.held_out import use_held_out
 from pipeline.sources.overlap import overlap_of
 from pipeline.sources.revisions import use_revisions
 from pipeline.tokenizer import identity
+from pipeline.tokenizer.coverage import lost_text
 from pipeline.training.agreement import on_rank_0
 
 
@@ -29,24 +32,25 @@ def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
 def record_inputs(
     recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
 ) -> None:
-    """Write the inputs to the manifest at the first start.
+    """Write the inputs to the manifest at the first start, and set validation.coverage.
 
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
     """
 
-    def record() -> None:
+    def record() -> float:
         begun = run.directory.read_manifest().get("inputs", {}) if run.step else {}
         now = {
             "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
             "sources": [source.describe() for source in sources[0]],
             "validation": [source.describe() for source in sources[1]],
-            "protocols": {"val/bpb": validation.protocol_id, "val/bpb_documents": validation.documents_protocol_id},
             "batch_tokens": recipe.data.batch_tokens,
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),
             **_validation_bytes(begun, validation, tokenizer),
         }
+        validation.coverage = held_out_coverage(tokenizer, sources[1])
+        now |= _protocols(recipe, validation, now.get("validation_bytes", {}))
         shares = rows.shares()
         _record(run, now, shares=shares)
         run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
@@ -54,8 +58,30 @@ def record_inputs(
             print(source.headline())
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
+        if not validation.keeps_text:
+            print(
+                f"note: there are no bits per byte of data.validation, only val/loss: {lost_text(validation.coverage)}."
+            )
+        return validation.coverage
 
-    on_rank_0(record)
+    validation.coverage = on_rank_0(record)
+
+
+def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:
+    """Under which protocols validation is scored, and their parts; null where it is not."""
+    dtype = "float16" if recipe.train.get("fp16") else "float32"
+    if decide_bf16(recipe.train.get("bf16"), fp16=dtype == "float16"):
+        dtype = "bfloat16"
+    scored = [
+        role for role in ("validation", "documents") if validation.plan[role] and validation.plan[role]["sequences"]
+    ]
+    found = {}
+    for name, role in (("val/bpb", "validation"), ("val/bpb_documents", "documents")):
+        count = scored_bytes.get("sft/assistant_bpb" if recipe.stage == "sft" else name)
+        if role in scored and validation.keeps_text:
+            found[name] = validation.protocol(name, scored_bytes=count, dtype=dtype)
+    ids = {name: found[name].id if name in found else None for name in ("val/bpb", "val/bpb_documents")}
+    return {"protocols": ids, "protocol_parts": {name: dict(protocol.parts) for name, protocol in found.items()}}
 
 
 def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class Optimizer:
 class Bpb:
     """Bits per byte on validation text, every train.eval_steps and always at the end."""
 
-    tokens: int = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. Part of the protocol's id.", minimum=1)
+    tokens: int = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. The bytes scored are part of the protocol.", minimum=1)
     document_bytes: int = key(4_000_000, "Bytes of whole documents scored for val/bpb_documents; 0 leaves it out.", minimum=0)
     at_start: bool = key(True, "Also score before the first step.")
     batch_rows: int | None = key(None, "Rows of one forward pass; default train.per_device_eval_batch_size. Does not change the value.", minimum=1)

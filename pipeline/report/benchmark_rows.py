@@ -1,8 +1,12 @@
 """The benchmarks in evals.json: which rows are theirs, which entries tell of the same, and which figures compare."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pipeline.artifacts.protocol import Protocol
+from pipeline.report.tables import cell
 
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
 MEANS = (
@@ -46,11 +50,20 @@ class Benchmark:
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
 
+    def protocol_lines(self) -> list[str]:
+        """What the protocol of each task is made of, as a list; that of a mean is made of theirs."""
+        made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
+        return [f"- protocol {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
+
     @property
     def first_items(self) -> int | None:
         """The most items of a task that were to be scored, as protocols say it; None: all."""
-        found = re.search(r"(?:-|, )first ?(\d+)", " ".join(self.protocols()))
-        return int(found[1]) if found else None
+        found = self.part("items")
+        return found if isinstance(found, int) else None
+
+    def part(self, name: str) -> Any:
+        """The part of the first protocol that has it, None where none has."""
+        return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
 
     def measured(self) -> tuple:
         """The same for entries that may stand in one series: the tasks and under which protocols."""
@@ -66,6 +79,19 @@ class Benchmark:
     def items_of(self, mean: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
         """Name and items of each task of the mean: under one protocol too a part of the tasks may have been scored."""
         return tuple(sorted((task_name(task), task.get("items")) for task in self.tasks_of(mean)))
+
+
+def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
+    """The parts of a row's protocol; of an earlier version's row what its id tells."""
+    if protocol := Protocol.of(row):
+        return protocol.parts
+    found: dict[str, Any] = {"chat": True} if ", chat" in row["protocol"] else {}
+    if "-crop" in row["protocol"]:
+        found["long_prompts"] = "crop"
+    for part, pattern in (("items", r"(?:-|, )first ?(\d+)"), ("max_new_tokens", r"-(\d+)tokens")):
+        if told := re.search(pattern, row["protocol"]):
+            found[part] = int(told[1])
+    return found
 
 
 def task_name(row: dict[str, Any]) -> str:

@@ -214,6 +214,7 @@ def _facts(benchmark: Benchmark) -> str:
     parts = [
         code(entry["command"], "bash") if entry.get("command") else "",
         table(["what", "value"], [fact for fact in facts if fact[1] is not None]),
+        "".join(f"{line}\n" for line in benchmark.protocol_lines()),
         filled_table(["task", "file", "bytes", "sha256", "revision"], files),
     ]
     return "\n".join(part for part in parts if part)

@@ -90,6 +90,11 @@ def _runs(runs: Sequence[RunData]) -> str:
     ]
     for name in ("train/loss", "train/loss_ema", "val/loss", "perf/tok_per_s", "perf/mfu_pct", "perf/total_s"):
         values = [data.last(name) for data in runs]
+        if (
+            name == "val/loss"
+            and len({data.protocol(name) for data in runs if data.last(name) is not None} - {None}) > 1
+        ):
+            continue  # of other text, or in other tokens: another measure
         if any(value is not None for value in values):
             rows.append([f"{name} (last)", *(number(value, 5) for value in values)])
     return table(

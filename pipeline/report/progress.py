@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.report.run_data import RunData
+from pipeline.report.scores import protocols_text
 from pipeline.report.tables import filled_table, number, spread, table
 
 ROWS_OF_A_TABLE = 16
@@ -73,8 +74,9 @@ def _bpb(data: RunData) -> str:
         for group in by_name.values()
         for score in spread(group, ROWS_OF_A_TABLE)
     ]
-    note = "### Bits per byte\n\nTwo figures compare only when their protocol is the same: it names the text that was scored.\n\n"
-    return note + filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+    note = "### Bits per byte\n\nTwo figures compare only when their protocol is the same: it names what was scored and how.\n\n"
+    table_of_scores = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+    return "\n".join(part for part in (note + table_of_scores, protocols_text(scores)) if part)
 
 
 def gradient_norm_text(data: RunData) -> str:

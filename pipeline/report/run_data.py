@@ -13,6 +13,7 @@ from pipeline.artifacts.atomic import folder_bytes, read_json
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
 from pipeline.artifacts.columns import Columns, read_columns
 from pipeline.artifacts.errors import InputMissingError
+from pipeline.artifacts.protocol import Protocol
 from pipeline.artifacts.rows import counts_beside, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
 from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
@@ -23,6 +24,7 @@ class Score:
     """One bits-per-byte figure, or the mean of a benchmark.
 
     protocol, items: what was scored, of a benchmark by task; two figures compare only when both are equal and the first is known.
+    parts: what the protocol is made of; None where an earlier version recorded its id alone.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Score:
     bytes: int | None = None
     of: str | None = None
     items: tuple[tuple[str, int | None], ...] = ()
+    parts: Protocol | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,13 +156,22 @@ class RunData:
 
     def protocol(self, name: str) -> str | None:
         """What the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
-        protocols = (self.manifest.get("inputs") or {}).get("protocols") or {}
-        return protocols.get("val/bpb" if name == "sft/assistant_bpb" else name)
+        return self._of_validation("protocols", name)
+
+    def _of_validation(self, key: str, name: str) -> Any:
+        of_rows = name in ("sft/assistant_bpb", "val/loss")
+        return ((self.manifest.get("inputs") or {}).get(key) or {}).get("val/bpb" if of_rows else name)
 
     def scores(self) -> list[Score]:
         """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
         own = [
-            Score(name=name, step=step, value=value, protocol=self.protocol(name))
+            Score(
+                name=name,
+                step=step,
+                value=value,
+                protocol=self.protocol(name),
+                parts=Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)}),
+            )
             for name in ("val/bpb", "val/bpb_documents", "sft/assistant_bpb")
             for step, value in self.series(name)
         ]
@@ -171,6 +183,7 @@ class RunData:
                 protocol=result.get("protocol"),
                 bytes=result.get("bytes"),
                 of=entry.get("subject"),
+                parts=Protocol.of(result),
             )
             for entry in self.evals
             for result in entry["results"]
@@ -192,6 +205,7 @@ class RunData:
                 protocol=mean["protocol"],
                 of=benchmark.subject,
                 items=benchmark.items_of(mean),
+                parts=Protocol.of(mean),
             )
             for benchmark in self.benchmarks()
             for mean in benchmark.means

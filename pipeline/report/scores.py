@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.artifacts.protocol import why_not_compared
 from pipeline.report.run_data import RunData, Score
 from pipeline.report.tables import cell
 
+SHOWN = 3  # other runs against which a figure that is not compared is told
 Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
 
 
@@ -33,10 +35,49 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
             rows.append([f"{name} (last; {on})", *(None if v is None else f"{v.value:.6f}" for v in values)])
         else:
             on_these = f" on the same {_amount(items)}" if items else ""
+            (own,) = (n for n, scores in enumerate(newest) if key in scores)
+            why = [
+                _against(newest[own][key], other, runs[n])
+                for n, scores in enumerate(newest)
+                if n != own
+                for other in _named(name, scores)
+            ]
             refused.append(
                 f"{name} of {having[0]} is not compared: no other of these runs was scored{on_these} under its protocol {protocol}."
+                + "".join(f" {line}" for line in why[:SHOWN])
             )
     return rows, refused
+
+
+def protocols_text(scores: Sequence[Score]) -> str:
+    """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none tells it."""
+    known = {score.protocol: score.parts for score in scores if score.parts is not None}
+    lines = [f"- protocol {cell(protocol)}: {cell(str(parts))}" for protocol, parts in known.items()]
+    by_name: dict[str, dict[str | None, Score]] = {}
+    for score in scores:
+        by_name.setdefault(score.name, {})[score.protocol] = score
+    for name, (first, *others) in ((name, list(found.values())) for name, found in by_name.items()):
+        lines += [
+            f"- not to be compared: {cell(name)} under {cell(first.protocol)} and under {cell(other.protocol)}, "
+            f"{cell(why_not_compared(first.parts, other.parts))}"
+            for other in others
+            if known
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _named(name: str, scores: dict[Key, Score]) -> list[Score]:
+    return [score for score in scores.values() if score.name == name and score.protocol is not None]
+
+
+def _against(own: Score, other: Score, run: RunData) -> str:
+    """Say in which parts of its protocol, or else in which items, the figure of another run is another measurement."""
+    why = (
+        why_not_compared(own.parts, other.parts)
+        if own.protocol != other.protocol
+        else f"{_amount(own.items)} against {_amount(other.items)}"
+    )
+    return f"Against {cell(run.name)} ({other.protocol}): {cell(why)}."
 
 
 def _amount(items: tuple[tuple[str, int | None], ...]) -> str:

@@ -14,7 +14,7 @@ from knowing_model import knowing_model
 from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.chat.files import load_chat_tasks
 from pipeline.evals.chat.letters import chosen_letters, letter_ids
-from pipeline.evals.chat.results import chat_results, protocol_id
+from pipeline.evals.chat.results import chat_protocol, chat_results
 from pipeline.evals.chat.score import TaskScore, chat_numbers, score_chat_tasks, wilson_interval
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task
 from pipeline.evals.together import LeftEarly
@@ -247,15 +247,20 @@ def test_results_say_on_what_they_stand(tasks, tokenizer):
     assert arc["low"] <= arc["value"] <= arc["high"]
     (file,) = arc["files"]
     assert (file["label"], len(file["sha256"])) == ("ARC-Easy.jsonl", 64)
-    assert arc["protocol"].endswith("-first5")
-    assert gsm8k["protocol"].endswith("-first5-512tokens")
+    assert arc["protocol_parts"]["items"] == 5
+    assert (gsm8k["protocol_parts"]["items"], gsm8k["protocol_parts"]["max_new_tokens"]) == (5, 512)
     whole = score_chat_tasks([tasks[0]], model, tokenizer)
-    assert not chat_results([tasks[0]], whole)[0]["protocol"].endswith("-first5")
+    assert chat_results([tasks[0]], whole)[0]["protocol_parts"]["items"] == "all"
     shorter = replace(tasks[3], task=replace(tasks[3].task, max_new_tokens=4))
-    assert protocol_id(shorter, 5) != gsm8k["protocol"]
+    assert (
+        chat_protocol(shorter, scores[1]).difference(chat_protocol(tasks[3], scores[1]))
+        == "max new tokens 4 against 512"
+    )
     other = replace(tasks[0], files=[{**tasks[0].files[0], "sha256": "0" * 64}])
-    assert protocol_id(other, 5) != arc["protocol"]
-    assert protocol_id(replace(tasks[3], task=replace(tasks[3].task, checker="contains")), 5) != gsm8k["protocol"]
+    assert chat_protocol(other, scores[0]).id != arc["protocol"]
+    checked = replace(tasks[3], task=replace(tasks[3].task, checker="contains"))
+    assert chat_protocol(checked, scores[1]).id != gsm8k["protocol"]
+    assert chat_protocol(tasks[3], replace(scores[1], window=128)).id != gsm8k["protocol"]
 
 
 def conversations(folder, answered):

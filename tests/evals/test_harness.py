@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.protocol import Protocol
 from pipeline.evals.harness import harness_scores, require_harness
 from pipeline.tokenizer.chat import built_in_template, prompt_ids
 from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
@@ -212,7 +214,7 @@ def test_chat_prompts_are_the_chat_templates_own_ids_with_one_bos(folder, sent, 
     }
     assert {(*without_padding(ids),) for ids in seen} <= expected
     assert all(ids.count(BOS_ID) == 1 for ids in seen)
-    assert row["protocol"].endswith("0-shot, chat")
+    assert row["protocol_parts"]["chat"] is True
     tokenizer = make_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(RecipeError, match="no chat template"):
@@ -312,7 +314,11 @@ def test_rows_tell_filter_items_version_shots_and_protocol_and_groups_come_last(
     assert [row["n"] for row in rows] == [3, 3, 3, 3, 3, 3, 6]
     assert rows[1]["filter"] == "letter"
     assert (rows[2]["task_version"], rows[2]["num_fewshot"], rows[2]["stderr"] >= 0) == ("1.5", 0, True)
-    assert rows[2]["protocol"].endswith(", choice version 1.5, 0-shot, first 3")
+    told = {"task": "choice", "version": "1.5", "num_fewshot": 0, "items": 3, "chat": False, "window": "whole prompts"}
+    assert told.items() <= rows[2]["protocol_parts"].items()
+    other = harness_scores(["choice"], make_model(), TOKENIZER, include_path=folder, limit=2, num_fewshot=0)[0]
+    difference = Protocol.of(other).difference(Protocol.of(rows[2]))
+    assert re.fullmatch(r"texts \w+ against \w+; items 2 against 3", difference)
 
 
 @needs_harness

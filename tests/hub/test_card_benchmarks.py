@@ -84,7 +84,7 @@ def test_the_card_tells_contaminated_items_and_the_score_without_them(card_of):
 @pytest.mark.parametrize(
     ("rows", "command"),
     [
-        (core_rows(capped=""), "core"),
+        (core_rows(max_per_task=None), "core"),
         (core_rows(long_prompts="crop"), "core --long-prompts crop --max-per-task 4"),
         (core_rows(names=["copa", "piqa"], published=False), "core:copa,piqa --bundle FOLDER --max-per-task 4"),
         (

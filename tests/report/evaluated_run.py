@@ -16,7 +16,7 @@ from pipeline.evals.core.tasks import TASKS
 from pipeline.evals.record import append_entry, entry_of
 
 
-def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="-first4", long_prompts="fewer_shots"):
+def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_task=4, long_prompts="fewer_shots"):
     """The rows of CORE in which `right` of `items` answers of every task are right; of only some tasks with `names`."""
     tasks = [task for task in TASKS if names is None or task.name in names]
     bundle = Bundle(
@@ -34,7 +34,7 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, capped="
             tasks=scored,
             missing=bundle.missing,
             bundle=bundle,
-            protocol=f"{bundle.id}{capped}-{long_prompts}",
+            protocol=core.core_protocol(bundle, max_per_task=max_per_task, long_prompts=long_prompts, window=64),
             seconds=12.5,
             forwarded=3000,
             given=5000,

@@ -69,7 +69,10 @@ def test_the_report_shows_chat_tasks_with_notes_and_the_files_they_were_read_fro
     mmlu = cells(text, "mmlu")
     assert (mmlu["accuracy"], mmlu["95 % interval"], mmlu["centred"]) == ("0.5000", "0.4500 to 0.5500", "0.4000")
     assert mmlu["items"] == "20 of 40"
-    assert mmlu["protocol"].endswith("-first20")
+    (row,) = (row for row in rows if row["name"] == "chat/mmlu")
+    assert row["protocol_parts"]["items"] == 20
+    assert mmlu["protocol"] == row["protocol"]
+    assert f"- protocol {row['protocol']}: task mmlu, texts " in text
     assert mmlu["notes"] == "questions too long, counted as wrong: 3; not the whole test set"
     assert cells(text, "humaneval")["notes"].endswith("programs run behind namespaces")
     assert f"| gsm8k | gsm8k.jsonl | 12,345 | {'beef' * 16} |" in text
@@ -133,7 +136,7 @@ def test_several_steps_make_a_series_and_only_the_newest_is_told_task_by_task(tm
 
 def test_a_later_look_at_a_few_tasks_does_not_hide_the_whole_of_core(tmp_path):
     run = write_evaluated_run(
-        tmp_path / "a", ("model/", 20, core_rows()), ("model/", 20, core_rows(names=["copa"], capped=""))
+        tmp_path / "a", ("model/", 20, core_rows()), ("model/", 20, core_rows(names=["copa"], max_per_task=None))
     )
     text = section(run)
     assert "### CORE: model/, step 20\n" in text

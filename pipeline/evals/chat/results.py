@@ -1,12 +1,14 @@
 """Chat scores as rows for evals.json, as metrics by name, and as a table for the terminal."""
 
-import hashlib
 from typing import Any
 
+from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_numbers
 from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.watched import chat_texts
+
+RULE = 1  # raise it when the same items under the same window give other answers
 
 
 def chat_results(
@@ -19,7 +21,7 @@ def chat_results(
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
     numbers, cleaned = chat_numbers(scores), _cleaned(loaded_by_name, scores, findings)
-    protocols = {score.name: protocol_id(loaded_by_name[score.name], score.n) for score in scores}
+    protocols = {score.name: chat_protocol(loaded_by_name[score.name], score) for score in scores}
     rows = []
     for score in scores:
         loaded, (low, high) = loaded_by_name[score.name], score.interval
@@ -29,7 +31,7 @@ def chat_results(
                 "value": numbers.pop(f"chat/{score.name}"),
                 "low": low,
                 "high": high,
-                "protocol": protocols[score.name],
+                **protocols[score.name].row(),
                 "centred": score.centred,
                 "items": score.n,
                 "of": score.of,
@@ -48,10 +50,10 @@ def chat_results(
     means = []
     for name, value in numbers.items():
         tasks_of_mean = MEANS[name.removesuffix("_part")]  # others that were scored beside them change nothing
-        together = f"chat-{_digest(sorted(protocols[task] for task in tasks_of_mean))}"
+        together = Protocol({"score": "chat", "tasks": {task: dict(protocols[task].parts) for task in tasks_of_mean}})
         accuracies = {score.name: score.accuracy for score in scores if score.name in tasks_of_mean}
         found = clean_mean(accuracies, cleaned, lambda task, accuracy: loaded_by_name[task].task.centred(accuracy))
-        about = {"name": name, "value": value, "protocol": together, "tasks": list(tasks_of_mean)}
+        about = {"name": name, "value": value, **together.row(), "tasks": list(tasks_of_mean)}
         means.append(about | contamination_of(found))
     return means + rows
 
@@ -68,17 +70,23 @@ def _cleaned(
     return cleaned
 
 
-def protocol_id(loaded: LoadedTask, items: int) -> str:
-    """Equal for the same first items of the same files, the same longest answer and checker."""
-    files = _digest([file["sha256"] for file in loaded.files])
-    capped = "" if items == len(loaded.items) else f"-first{items}"
-    longest = f"-{loaded.task.max_new_tokens}tokens" if loaded.task.kind == "text" else ""
-    longest += f"-{loaded.task.checker}" if loaded.task.checker else ""
-    return f"{loaded.task.name}-{files}{capped}{longest}"
-
-
-def _digest(parts: list[str]) -> str:
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]
+def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:
+    """Return the protocol of a task: the first so many items of its files, its longest answer and checker."""
+    task = loaded.task
+    return Protocol(
+        {
+            "score": "chat",
+            "task": task.name,
+            "texts": digest([file["sha256"] for file in loaded.files]),
+            "items": "all" if score.n == len(loaded.items) else score.n,
+            **({"max_new_tokens": task.max_new_tokens} if task.kind == "text" else {}),
+            **({"checker": task.checker} if task.checker else {}),
+            # A question that fits may still leave a written answer too few positions.
+            "window": (score.window or "any") if score.too_long or task.kind == "text" else "whole prompts",
+            "bos": "as the template",
+            "rule": RULE,
+        }
+    )
 
 
 def heading() -> str:

@@ -13,6 +13,7 @@ from pipeline.evals.chat.tasks import ChatTask
 from pipeline.evals.sandbox.choose import choose_isolation
 from pipeline.evals.sandbox.run import Isolation
 from pipeline.evals.together import first_ranks_word, gathered_over_ranks
+from pipeline.generation.stream import positions
 from pipeline.hardware.cpu import usable_cores
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
@@ -28,7 +29,7 @@ class TaskScore:
     centred: 0 for guessing, 1 for all right. interval: of the accuracy, 95 % (Wilson). correct: by item, in their order.
     too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the slowest
     rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
-    programs of the task were run in, None where there are none.
+    programs of the task were run in, None where there are none. window: the model's positions, None for any number.
     """
 
     name: str
@@ -44,6 +45,7 @@ class TaskScore:
     tokens_forwarded: int
     tokens_generated: int
     isolation: str | None = None
+    window: int | None = None
 
 
 def score_chat_tasks(
@@ -96,7 +98,7 @@ def score_chat_tasks(
                 error = problem
             shares = gathered_over_ranks(share, world_size=world_size, error=error)
             name = isolation.name if isolation and loaded.task.program else None
-            scores.append(_task_score(loaded, shares, name))
+            scores.append(_task_score(loaded, shares, name, positions(model)))
             if report is not None:
                 report(scores[-1])
             if max_s is not None and first_ranks_word(time.monotonic() - started > max_s, model.device):
@@ -171,7 +173,7 @@ def _ids_of_letters(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
     )
 
 
-def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None) -> TaskScore:
+def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None, window: int | None) -> TaskScore:
     correct = {n: right for share in shares for n, right in share.correct.items()}
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
     return TaskScore(
@@ -188,4 +190,5 @@ def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None) 
         tokens_forwarded=sum(share.tokens_forwarded for share in shares),
         tokens_generated=sum(share.tokens_generated for share in shares),
         isolation=isolation,
+        window=window,
     )

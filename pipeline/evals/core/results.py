@@ -27,7 +27,7 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 "value": score.mean(version),
                 "low": low,
                 "high": high,
-                "protocol": score.protocol,
+                **score.protocol.row(),
                 "tasks": len(score.tasks),
                 "missing": score.missing,
                 "bundle": score.bundle.id,
@@ -45,7 +45,7 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
                 "value": scored.accuracy,
                 "low": low,
                 "high": high,
-                "protocol": score.protocol,
+                **score.protocol.row(),
                 "centred": {version: scored.task.centred(scored.accuracy, version) for version in VERSIONS},
                 "items": len(scored.correct),
                 "of": scored.of,
@@ -110,6 +110,6 @@ def closing_lines(score: CoreScore) -> list[str]:
         tasks = [(t.task.name, len(t.correct), t.of, score.bundle.published(t.task)) for t in score.tasks]
         lines.append(f"This is not CORE: {'; '.join(why_partial(score.missing, tasks))}.")
     lines.append(
-        f"bundle {score.bundle.id}, protocol {score.protocol}; {score.forwarded:,} tokens forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
+        f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.forwarded:,} tokens forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
     )
     return lines

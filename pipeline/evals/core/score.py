@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.protocol import Protocol
 from pipeline.evals.continuations import score_rows
 from pipeline.evals.core.bundle import Bundle
 from pipeline.evals.core.prompts import LongPrompts, Row, Tokens, in_order, rows_of
@@ -17,6 +18,7 @@ from pipeline.evals.intervals import bootstrap_means, interval
 from pipeline.evals.together import first_ranks_word
 from pipeline.tokenizer.specials import document_start
 
+RULE = 1  # raise it when the same items under the same window give other answers
 # With a time limit, shares of every task's items that are scored one after the other while they still fit.
 WAVES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
@@ -48,7 +50,7 @@ class CoreScore:
     tasks: list[TaskScore]
     missing: dict[str, str]
     bundle: Bundle
-    protocol: str
+    protocol: Protocol
     seconds: float
     forwarded: int
     given: int
@@ -151,16 +153,38 @@ def score_core(
                 cut_short = True
                 break
             score(wave)
-    capped = "" if max_per_task is None else f"-first{max_per_task}"
     return CoreScore(
         tasks=[TaskScore(task, np.array(found), len(items[task]), shortened[task]) for task, found in correct.items()],
         missing=dict(bundle.missing),
         bundle=bundle,
-        protocol=f"{bundle.id}{capped}-{long_prompts}",
+        protocol=core_protocol(
+            bundle,
+            max_per_task=max_per_task,
+            long_prompts=long_prompts,
+            window=tokens.positions if any(shortened.values()) else None,
+        ),
         seconds=time.monotonic() - started,
         forwarded=forwarded,
         given=given,
         cut_short=cut_short,
+    )
+
+
+def core_protocol(
+    bundle: Bundle, *, max_per_task: int | None, long_prompts: LongPrompts, window: int | None
+) -> Protocol:
+    """Return the protocol of the tasks and their mean. window: the model's positions where a prompt was longer, else None:
+    then they change nothing."""
+    return Protocol(
+        {
+            "score": "core",
+            "texts": bundle.id.removeprefix("core-"),
+            "items": max_per_task or "all",
+            "long_prompts": long_prompts,
+            "window": window or "whole prompts",
+            "bos": "each prompt",
+            "rule": RULE,
+        }
     )
 
 

@@ -1,7 +1,6 @@
 """Benchmarks of the published model on its card, for readers and for the Hub's index."""
 
 import math
-import re
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -38,6 +37,7 @@ def benchmarks_text(card: Published) -> str:
         protocols = benchmark.protocols()
         part = f", first {benchmark.first_items:,} items of each task" if benchmark.first_items else ""
         parts += [f"### {suite_name(benchmark)}{part}\n", scores_text(benchmark)]
+        parts += ["".join(f"{line}\n" for line in benchmark.protocol_lines())] if benchmark.protocol_lines() else []
         parts.append((f"Protocol {cell(protocols[0])}. " if len(protocols) == 1 else "") + "To repeat it:\n")
         parts.append(code(repeat_command(benchmark, card.repo_id), "bash"))
     return "\n".join(parts)
@@ -46,21 +46,20 @@ def benchmarks_text(card: Published) -> str:
 def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
     """The command that measures the same on the published model. The recorded one may name paths of this machine."""
     of_suite = {"core": _core_words, "chat": _chat_words, "lm_eval": _harness_words}[benchmark.suite]
-    protocols = " ".join(benchmark.protocols())
     capped = ["--max-per-task", str(benchmark.first_items)] if benchmark.first_items else []
-    words = ["python", "-m", "pipeline.evals", repo_id, *of_suite(benchmark, protocols), *capped]
+    words = ["python", "-m", "pipeline.evals", repo_id, *of_suite(benchmark), *capped]
     return visible(shlex.join(words))
 
 
-def _core_words(benchmark: Benchmark, protocols: str) -> list[str]:
+def _core_words(benchmark: Benchmark) -> list[str]:
     names = [task_name(task) for task in benchmark.tasks]
     words = ["core" if len(names) == len(TASKS) else f"core:{','.join(names)}"]
     if any(task.get("published") is False for task in benchmark.tasks):
         words += ["--bundle", "FOLDER"]  # the reader's own copy of these files
-    return [*words, "--long-prompts", "crop"] if "-crop" in protocols else words
+    return [*words, "--long-prompts", "crop"] if benchmark.part("long_prompts") == "crop" else words
 
 
-def _chat_words(benchmark: Benchmark, protocols: str) -> list[str]:
+def _chat_words(benchmark: Benchmark) -> list[str]:
     names = [task_name(task) for task in benchmark.tasks]
     words = [f"chat:{','.join(name for name in names if name in BUILT_IN)}"] if set(names) & set(BUILT_IN) else []
     for name in names:
@@ -68,15 +67,15 @@ def _chat_words(benchmark: Benchmark, protocols: str) -> list[str]:
             words += ["--own-task", f"{name}=FILE"]
     checkers = list(dict.fromkeys(task["checker"] for task in benchmark.tasks if task.get("checker")))
     words += ["--checker", checkers[0]] if checkers else []
-    longest = re.search(r"-(\d+)tokens", protocols)
-    words += ["--max-new-tokens", longest[1]] if longest else []
+    longest = benchmark.part("max_new_tokens")
+    words += ["--max-new-tokens", str(longest)] if longest else []
     return [*words, "--execute"] if "humaneval" in names else words
 
 
-def _harness_words(benchmark: Benchmark, protocols: str) -> list[str]:
+def _harness_words(benchmark: Benchmark) -> list[str]:
     names = dict.fromkeys(task_name(row).split("/")[0] for row in benchmark.tasks)  # a row is a task and a metric
     shots = {row.get("num_fewshot") for row in benchmark.tasks}
     words = [f"lm_eval:{','.join(names)}"]
     if len(shots) == 1 and None not in shots:
         words += ["--shots", str(shots.pop())]
-    return [*words, "--as-chat"] if ", chat" in protocols else words
+    return [*words, "--as-chat"] if benchmark.part("chat") else words

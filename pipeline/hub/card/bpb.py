@@ -4,6 +4,7 @@ import math
 
 from pipeline.hub.card.published import Published
 from pipeline.report.run_data import Score
+from pipeline.report.scores import protocols_text
 from pipeline.report.tables import filled_table
 
 TEXTS = {
@@ -25,5 +26,6 @@ def bpb_text(card: Published) -> str:
     rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in bpb_of_model(card)]
     if not rows:
         return ""
-    said = "Lower is better. A protocol names the text that was scored: compare figures of equal protocol only.\n\n"
-    return said + filled_table(["metric", "of held-out text", "value", "protocol"], rows)
+    said = "Lower is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
+    shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
+    return "\n".join(part for part in (said + shown, protocols_text(bpb_of_model(card))) if part)
