@@ -13,6 +13,7 @@ BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
 ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+STEP = re.compile(r"[0-9]{1,15}")
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -50,7 +51,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
         problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
     if run.fork_from is not None:
         parent, at, step = run.fork_from.partition("@")
-        if not parent or (at and not step.isdigit()):
+        if not parent or (at and not STEP.fullmatch(step)):
             problems.add(
                 recipe.where("run.fork_from"), f"is {run.fork_from!r}; it must be RUN, or RUN@step as small@600."
             )

@@ -6,9 +6,11 @@ import types
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pipeline.recipe.fates import FATES
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
 from pipeline.recipe.problems import Problems, show
+from pipeline.recipe.schema import Recipe
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 MISSING = object()
@@ -114,6 +116,27 @@ class Converter:
             f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(b for b in bounds if b)}."
         )
         return False
+
+
+def annotation_of(name: str) -> Any:
+    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
+    section, _, field_name = name.partition(".")
+    if section == "train":
+        fate = FATES.get(field_name)
+        return fate.type if fate else None
+    annotation: Any = Recipe
+    for part in name.split("."):
+        options = alternatives(annotation)
+        of_dataclass = next((option for option in options if is_dataclass(option)), None)
+        of_list = next((option for option in options if get_origin(option) is list), None)
+        of_dict = next((option for option in options if get_origin(option) is dict), None)
+        if of_dataclass is not None:
+            annotation = get_type_hints(of_dataclass).get(part)
+        elif of_list is not None and part.isdecimal():
+            annotation = get_args(of_list)[0]
+        else:
+            annotation = get_args(of_dict)[1] if of_dict is not None else None
+    return annotation
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
