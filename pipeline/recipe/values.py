@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
-from pipeline.recipe.problems import Problems, show
+from pipeline.recipe.problems import Problems, lookalike, show
 from pipeline.recipe.schema import Recipe
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
@@ -50,7 +50,7 @@ class Converter:
         return cls(**values)
 
     def value(self, annotation: Any, item: Item, path: str, limits: Any) -> Any:
-        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above."""
+        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above, below."""
         if is_dataclass(annotation):
             return self.section(annotation, item, path)
         options = alternatives(annotation)
@@ -99,23 +99,29 @@ class Converter:
     def _in_limits(self, value: Any, item: Item, path: str, limits: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
-        minimum, maximum, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+        minimum, maximum, above, below = (limits.get(name) for name in ("minimum", "maximum", "above", "below"))
         bad = (
             (minimum is not None and value < minimum)
             or (maximum is not None and value > maximum)
             or (above is not None and value <= above)
+            or (below is not None and value >= below)
         )
         if not bad:
             return True
         bounds = [
-            f"at least {minimum}" if minimum is not None else "",
-            f"greater than {above}" if above is not None else "",
-            f"at most {maximum}" if maximum is not None else "",
+            f"at least {_short(minimum)}" if minimum is not None else "",
+            f"greater than {_short(above)}" if above is not None else "",
+            f"at most {_short(maximum)}" if maximum is not None else "",
+            f"below {_short(below)}" if below is not None else "",
         ]
         self.problems.add(
             f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(b for b in bounds if b)}."
         )
         return False
+
+
+def _short(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def annotation_of(name: str) -> Any:
@@ -179,7 +185,7 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     value = item.value
     choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
     if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
-        return f" Did you mean {near[0]}?"
+        return f" {lookalike(value)}Did you mean {near[0]}?"
     if isinstance(value, str) and bool in options:
         return " Write true or false without quotes."
     if isinstance(value, str) and (int in options or float in options):
