@@ -4,6 +4,7 @@ text), and what other programs wrote, as PyYAML reads it.
 A file may come from anywhere: its size, its depth, its values and what its aliases expand to are bounded before anything is made of it.
 """
 
+import os
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe.problems import Problems, show
 
 MOST_BYTES = 1 << 20
@@ -76,13 +77,19 @@ class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
     """What PyYAML's safe loader makes of a file."""
 
 
-def load_yaml(data: bytes | str, *, most_values: int = MOST_VALUES) -> Any:
-    """Return what YAML of a run, a repository or another program says, as yaml.safe_load would.
+def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
+    """Return what the YAML of a run, a repository or another program says, as yaml.safe_load would.
 
-    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000 digits).
+    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000 digits); OSError
+    as open does.
     """
-    if len(data) > MOST_BYTES * most_values // MOST_VALUES:
-        raise BoundsError(problem=_too_large(MOST_BYTES * most_values // MOST_VALUES))
+    most_bytes = MOST_BYTES * most_values // MOST_VALUES
+    with open(path, "rb") as file:
+        data = file.read(
+            min(os.fstat(file.fileno()).st_size, most_bytes) + 1
+        )  # read(n) takes n bytes of memory at once
+    if len(data) > most_bytes:
+        raise yaml.YAMLError(f"it is larger than {most_bytes >> 20} MiB")
     try:
         loader = _PlainLoader(data)
         loader.most_values = most_values
@@ -95,16 +102,19 @@ def load_yaml(data: bytes | str, *, most_values: int = MOST_VALUES) -> Any:
         raise yaml.YAMLError(str(error)) from None
 
 
-def load_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping of a YAML file that this program or another one wrote, {} for an empty one.
+def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[str, Any]:
+    """Return the keys and values of a YAML file, {} of an empty one.
 
-    Raises yaml.YAMLError for anything else, OSError as open does.
+    Raises DamagedFileError for anything else, OSError as open does.
     """
-    with open(path, "rb") as file:
-        value = load_yaml(file.read(MOST_BYTES + 1)) or {}
-    if not isinstance(value, dict):
-        raise yaml.YAMLError("it holds no keys with values")
-    return value
+    try:
+        value = load_yaml(path, most_values=most_values) or {}
+        if isinstance(value, dict):
+            return value
+        reason = "it holds no keys with values"
+    except yaml.YAMLError as error:
+        reason = _explain(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
+    raise DamagedFileError(f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy.")
 
 
 def _bound_aliases(node: yaml.Node, most: int) -> None:
@@ -131,10 +141,6 @@ def _bound_aliases(node: yaml.Node, most: int) -> None:
     size_of(node)
 
 
-def _too_large(most: int) -> str:
-    return f"is larger than {most >> 20} MiB, and a recipe is a page of text. Name a recipe."
-
-
 def read_file(path: str, problems: Problems) -> Item:
     """The mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML mapping."""
     file = Path(path)
@@ -146,7 +152,9 @@ def read_file(path: str, problems: Problems) -> Item:
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None
     if len(raw) > MOST_BYTES:
-        raise RecipeError(f"{path}:{raw.count(10) + 1}: {_too_large(MOST_BYTES)}")
+        raise RecipeError(
+            f"{path}:{raw.count(10) + 1}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text. Name a recipe."
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

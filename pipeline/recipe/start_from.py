@@ -7,8 +7,8 @@ from typing import Any
 from pipeline.artifacts.checkpoints import by_step
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
-from pipeline.recipe.presets import LLAMA_NAMES, options_of
 from pipeline.recipe.forms import REPOSITORY
+from pipeline.recipe.presets import LLAMA_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe
 
