@@ -114,7 +114,9 @@ def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[st
         reason = "it holds no keys with values"
     except yaml.YAMLError as error:
         reason = _explain(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
-    raise DamagedFileError(f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy.")
+    raise DamagedFileError(
+        f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
+    )
 
 
 def _bound_aliases(node: yaml.Node, most: int) -> None:
