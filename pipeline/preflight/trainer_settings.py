@@ -1,9 +1,11 @@
 """What transformers makes of `train:`, tried before data are prepared: its arguments, its optimizer and its schedule.
 
 Their types and bounds were checked when the recipe was read (recipe/fates.py); what single values mean together, and which
-packages they need, only transformers can say. It is asked with one small parameter and one update of it. Imports torch.
+packages they need, only transformers can say. It is asked with one small matrix, one update of it, and the state of that
+update as a checkpoint would keep it. Imports torch.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.problems import show
 
+SIDE = 128  # of the matrix that is updated: from 4,096 elements on some optimizers keep their state in 8 bits
 STEPS = 100  # of a run whose length only the data know
 
 
@@ -41,10 +44,12 @@ def _without(recipe: Recipe, name: str) -> Recipe:
 def _refusal(recipe: Recipe) -> str | None:
     """Return why transformers would not train with these settings, in its words; None when it would."""
     import torch
+    from safetensors.torch import load, save
     from transformers import Trainer, get_scheduler
 
     from pipeline.hardware.device import decide_bf16, device_info
     from pipeline.training.arguments import build_arguments
+    from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
     steps = recipe.train.get("max_steps") or STEPS
     known = replace(recipe, train=recipe.train | {"max_steps": steps})
@@ -58,11 +63,11 @@ def _refusal(recipe: Recipe) -> str | None:
         args = build_arguments(known, run, **decided)
         if recipe.optimizer.type != "trainer":
             return None
-        parameter = torch.nn.Parameter(torch.ones(8, 8, device=args.device))
-        parameter.grad = torch.ones_like(parameter)
+        model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
+        model.weight.grad = torch.ones_like(model.weight)
         # These optimizers need no model: those that do are refused (optim_target_modules), or not among recipe/fates.py's.
         optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-        optimizer = optimizer_class([{"params": [parameter], "weight_decay": args.weight_decay}], **settings)
+        optimizer = optimizer_class([{"params": [model.weight], "weight_decay": args.weight_decay}], **settings)
         schedule = get_scheduler(
             args.lr_scheduler_type,
             optimizer=optimizer,
@@ -72,8 +77,9 @@ def _refusal(recipe: Recipe) -> str | None:
         )
         optimizer.step()
         schedule.step()
-    except TandemError:
-        raise
+        tensors = load(save(optimizer_tensors(optimizer, model)))
+        settings = json.loads(json.dumps(optimizer_settings(optimizer)))
+        load_optimizer_state(optimizer, model, tensors, settings=settings)
     except Exception as error:  # of transformers, torch, and the packages of optimizers
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return None

@@ -174,11 +174,15 @@ def _override_value(name: str, text: str, problems: Problems) -> Item:
         if strange := not_text(text):
             raise RecipeError(f"{where}: {name}: {strange}")
         return Item(None if text in ("", "null") else text, where, quoted=True, file=COMMAND_LINE)
-    item = compose(text, COMMAND_LINE, problems, where=where)
+    comment = f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that holds it in quotes."
+    try:
+        item = compose(text, COMMAND_LINE, problems, where=where)
+    except RecipeError:
+        if re.search(r"\s#", text):
+            raise RecipeError(comment) from None
+        raise
     if text.count("#") > str(item.plain()).count("#"):
-        raise RecipeError(
-            f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that holds it in quotes."
-        )
+        raise RecipeError(comment)
     return item
 
 

@@ -17,6 +17,7 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.names import all_keys
 from pipeline.recipe.start_from import resolve_start
+from pipeline.recipe.values import alternatives, annotation_of
 from pipeline.training.arguments import build_arguments
 from tests.hostile.generated import Kind
 
@@ -42,12 +43,19 @@ train:
   use_cpu: true
 """
 CHAT = GOOD.replace("pretrain", "sft").replace("texts/*.jsonl", "chat.jsonl").replace("muon_adamw", "trainer")
-# The built-in data take a minute to make; here they stand for files.
+# The built-in data take a minute to make: files stand for them, and `prepare`'s own base for the recipes that have them.
 SHIPPED = [
-    re.sub(r"id: tandem:.*", "files: texts/*.jsonl", path.read_text(encoding="utf-8"))
+    re.sub(
+        r"extends: .*",
+        "extends: base.yaml",
+        re.sub(r"id: tandem:.*", "files: texts/*.jsonl", path.read_text(encoding="utf-8")),
+    )
     for path in sorted((ROOT / "recipes").glob("*.yaml"))
 ]
-KEYS = sorted({path for paths in all_keys().values() for path in paths} | {f"train.{name}" for name in FATES})
+# Those that are refused whatever their value are few among them.
+KEYS = sorted(
+    {path for paths in all_keys().values() for path in paths} | {f"train.{name}" for name in list(FATES)[::8]}
+)
 
 # Values that people and programs write by mistake, or somebody on purpose.
 ODD: list[Any] = [
@@ -90,25 +98,42 @@ def numbers() -> SearchStrategy:
 def values() -> SearchStrategy:
     """Odd values, plain ones, and trees of them."""
     leaves = st.one_of(st.sampled_from(ODD), numbers(), st.text(max_size=20))
-    trees = st.recursive(leaves, lambda of: st.one_of(st.lists(of, max_size=3), st.dictionaries(st.sampled_from(NAMES), of, max_size=3)), max_leaves=5)  # fmt: skip
+    trees = leaves
+    for _ in range(3):
+        trees = st.one_of(
+            leaves, st.lists(trees, max_size=3), st.dictionaries(st.sampled_from(NAMES), trees, max_size=3)
+        )
     return st.one_of(leaves, leaves, leaves, trees)
 
 
-def choices(key: str) -> list[Any]:
-    """The words that a key of `train` knows, so that many recipes are taken and looked at further on."""
-    fate = FATES.get(key.removeprefix("train.")) if key.startswith("train.") else None
-    options = [fate.type, *get_args(fate.type)] if fate else []
-    return [word for option in options if get_origin(option) is Literal for word in get_args(option)]
+def fitting(key: str) -> SearchStrategy:
+    """Values of the key's own types, so that many recipes are taken and looked at further on."""
+    kinds = {
+        bool: st.booleans(),
+        int: st.one_of(st.integers(1, 100), st.sampled_from([0, 1, 2, 2**20, 2**31, 2**32, 2**53])),
+        float: st.one_of(st.floats(0, 1), st.floats(0, 1e4), st.sampled_from([0.0, 1e-9, 1e-300, 1e9, 1e300])),
+        str: st.sampled_from([word for word in ODD if isinstance(word, str)]),
+        type(None): st.none(),
+    }
+    found = []
+    for option in alternatives(annotation_of(key)):
+        if get_origin(option) is Literal:
+            found.append(st.sampled_from(get_args(option)))
+        elif get_origin(option) is list and get_args(option)[0] in kinds:
+            found.append(st.lists(kinds[get_args(option)[0]], max_size=3))
+        elif option in kinds:
+            found.append(kinds[option])
+    return st.one_of(found) if found else values()
 
 
 @st.composite
 def settings_of_keys(draw: Callable, *, most: int) -> list[tuple[str, Any]]:
-    """Known keys, each with a value."""
+    """Known keys, each with a value; rarely several, and mostly of their types: else nothing would be taken."""
+    count = draw(st.sampled_from([1, 1, 1, 2, most]))
     found = []
-    for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=most)):
-        known = choices(key)
-        value = draw(st.sampled_from(known)) if known and draw(st.booleans()) else draw(values())
-        found.append((key, value))
+    for _ in range(count):
+        key = draw(st.sampled_from(KEYS))
+        found.append((key, draw(fitting(key) if draw(st.integers(0, 2)) else values())))
     return found
 
 
@@ -118,7 +143,7 @@ def trees(draw: Callable) -> str:
     tree = yaml.safe_load(draw(st.sampled_from([GOOD, GOOD, CHAT])))
     for key, value in draw(settings_of_keys(most=5)):
         _put(tree, key.split("."), value)
-    if draw(st.integers(0, 9)) == 0:
+    if draw(st.integers(0, 19)) == 0:
         _put(tree, [draw(st.sampled_from(NAMES)) for _ in range(draw(st.integers(1, 3)))], draw(values()))
     return json.dumps(tree, ensure_ascii=draw(st.booleans())) if draw(st.booleans()) else _dumped(tree)
 
@@ -178,10 +203,10 @@ def overrides(draw: Callable) -> list[str]:
     words = []
     for key, value in draw(settings_of_keys(most=4)):
         name = key
-        if draw(st.integers(0, 9)) == 0:
+        if draw(st.integers(0, 19)) == 0:
             name = ".".join([*key.split(".")[: draw(st.integers(0, 3))], draw(st.sampled_from(NAMES))])
         text = value if isinstance(value, str) else json.dumps(value)
-        form = draw(st.integers(0, 12))
+        form = draw(st.integers(0, 19))
         words.append(
             {0: name, 1: f"--{name}={text}", 2: f"{name}={draw(st.text(max_size=30))}"}.get(form, f"{name}={text}")
         )
@@ -191,6 +216,7 @@ def overrides(draw: Callable) -> list[str]:
 def prepare(folder: Path) -> None:
     """Texts and conversations, so that what is right goes on to the checks behind the reading."""
     (folder / "texts").mkdir()
+    (folder / "base.yaml").write_text(GOOD)
     for name in ("a", "b"):
         (folder / "texts" / f"{name}.jsonl").write_text(f'{{"text": "the text {name} of a file"}}\n' * 300)
     turns = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "That."}]
