@@ -21,14 +21,13 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
 from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.rows import counts
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.recipe.located_yaml import load_mapping
 
 POLL_S = 1.0
 BATCH_ROWS = 1000
@@ -60,7 +59,7 @@ class TrackioTable:
     def __init__(self, run: RunDirectory):
         from trackio.sqlite_storage import SQLiteStorage
 
-        recipe = yaml.safe_load(run.recipe.read_text())
+        recipe = load_mapping(run.recipe)
         self.name, self.project = str(run.read_manifest()["name"]), str(recipe["monitor"]["project"])
         self.config: dict[str, Any] | None = recipe
         self.storage = SQLiteStorage

@@ -46,6 +46,11 @@ class TrainingRows:
         rows._wait_for_the_end_where_it_matters()
         rows._wait_for(1)
         names = ", ".join(s["name"] for s in rows.plan["train"]["sequences"])
+        if not rows.total_rows() and (there := sum(end or 0 for end in rows.stream.mixture.ends)):
+            raise DataError(
+                f"data.sources ({names}): of {there:,} rows the epochs that the recipe asks for come to none, so there is no step to train. "
+                "Raise train.num_train_epochs, or the epochs of the sources."
+            )
         if not rows.total_rows():
             raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
         if rows.total_rows() < rows.rows_per_step:

@@ -231,11 +231,11 @@ class Asked:
 
 def _recipe_of(subject: Subject) -> dict[str, Any]:
     """The run's own recipe as it stands in the file, {} when there is none."""
-    import yaml
+    from pipeline.recipe.located_yaml import load_mapping
 
     if subject.run is None or not subject.run.recipe.exists():
         return {}
-    return yaml.safe_load(subject.run.recipe.read_text(encoding="utf-8")) or {}
+    return load_mapping(subject.run.recipe)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import importlib.util
 import os
 from dataclasses import replace
 
-from pipeline.artifacts.errors import RecipeError, TandemError, refuse
+from pipeline.artifacts.errors import CannotWriteError, RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.cadences import cadence_notes
@@ -123,7 +123,10 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
 
         refused, said = service_findings(recipe)
         problems, notes = problems + refused, notes + said
-    for more_problems, more_notes in (_code(recipe), _data(recipe)):
+    for look in (_code, _data):
+        if any(isinstance(problem, CannotWriteError) for problem in problems):
+            break  # reading keeps what it finds out in the cache
+        more_problems, more_notes = look(recipe)
         problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
@@ -143,8 +146,9 @@ def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if not _has_torch():
         return [], []
     from pipeline.preflight.named_code import named_code_problems
+    from pipeline.preflight.trainer_settings import trainer_problems
 
-    return named_code_problems(recipe), []
+    return [*trainer_problems(recipe), *named_code_problems(recipe)], []
 
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:

@@ -45,6 +45,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
     from pipeline.preflight.reading import reading_findings
     from pipeline.preflight.services import service_findings
     from pipeline.preflight.shared import refuse_unshared
+    from pipeline.preflight.trainer_settings import trainer_problems
     from pipeline.training.agreement import on_rank_0
 
     plan = make_plan(recipe, device_info(), processes=processes)
@@ -52,7 +53,9 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
             return None
-        problems = [*find_problems(plan, on_this_machine=True), *named_code_problems(recipe)]
+        problems = [*find_problems(plan, on_this_machine=True), *trainer_problems(recipe), *named_code_problems(recipe)]
+        if any(isinstance(problem, CannotWriteError) for problem in problems):
+            refuse(problems)  # reading keeps what it finds out in the cache
         notes = find_notes(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes

@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.artifacts.atomic import remove_file, write_text
 from pipeline.artifacts.checkpoints import by_step, clean, problems, step_of
-from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
+from pipeline.artifacts.errors import CannotWriteError, DamagedFileError, DataError, InputMissingError, RecipeError
 from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
@@ -24,6 +24,7 @@ from pipeline.hub.resume import restore_from_hub
 from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.training.agreement import on_rank_0
 
 VERSIONS = (
@@ -144,8 +145,8 @@ def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
     if not directory.recipe.is_file():
         return []
     try:
-        before = _flat(yaml.safe_load(directory.recipe.read_text(encoding="utf-8")) or {})
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, RecursionError):
+        before = _flat(load_mapping(directory.recipe))
+    except DamagedFileError:
         return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
     return differences(before, _flat(yaml.safe_load(text)))
 

@@ -2,7 +2,7 @@
 
 from pipeline.recipe.batch import KEY, is_auto
 from pipeline.recipe.depth import MATRIX_GROUP, group_settings
-from pipeline.recipe.fates import FATES
+from pipeline.recipe.fates import FATES, MOST_STEPS
 from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.presets import GPT2_NAMES, options_of
 from pipeline.recipe.problems import Problems
@@ -11,6 +11,7 @@ from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
 from pipeline.recipe.start_from import becomes_tandem
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
+MOST_APART = 1e9  # weights of sources
 OPTIMIZERS = ("trainer", *GROUPED)
 BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling")
 
@@ -76,6 +77,12 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
+        )
+    if recipe.train.get("max_steps", 0) > MOST_STEPS:
+        named = horizons(recipe)[0]
+        problems.add(
+            recipe.where(named),
+            f"comes to {recipe.train['max_steps']:,} steps of {data.batch_tokens:,} tokens; {MOST_STEPS:,} are the most. Make it smaller.",
         )
     _embedding_dtype(recipe, problems)
     check_profile_steps(recipe, problems)
@@ -165,6 +172,11 @@ def _sources(recipe: Recipe, problems: Problems) -> None:
             _source(recipe, f"data.{kind}.{i}", source, problems)
     weighted = [s for s in recipe.data.sources if s.weight is not None]
     counted = [s for s in recipe.data.sources if s.epochs is not None]
+    if weighted and max(s.weight or 0 for s in weighted) > MOST_APART * min(s.weight or 0 for s in weighted):
+        problems.add(
+            recipe.where("data.sources"),
+            f"has weights of which one is more than {MOST_APART:g} times another: of the smaller no row would ever come. Bring them nearer.",
+        )
     if weighted and counted and len(weighted) + len(counted) < len(recipe.data.sources):
         problems.add(
             recipe.where("data.sources"),
@@ -309,6 +321,17 @@ def _train(recipe: Recipe, problems: Problems) -> None:
     if train.get("fp8") and (train.get("fp16") or not train.get("bf16")):
         problems.add(
             recipe.where("train.fp8"), "stands beside bf16, for all but the blocks. Write bf16: true, without fp16."
+        )
+    for name in ("torch_compile_mode", "torch_compile_backend"):
+        if train.get(name) is not None and not train.get("torch_compile"):
+            problems.add(
+                recipe.where(f"train.{name}"),
+                "is given and train.torch_compile is not: transformers would compile all the same, and the plan be wrong. Write torch_compile: true, or remove this.",
+            )
+    if train.get("torch_compile_mode") is not None and train.get("torch_compile_backend") not in (None, "inductor"):
+        problems.add(
+            recipe.where("train.torch_compile_mode"),
+            f"is of the backend inductor, and train.torch_compile_backend is {train['torch_compile_backend']}. Remove one of the two.",
         )
     for new, old in (("activation_checkpointing", "gradient_checkpointing"),):
         if train.get(new) is not None and train.get(old) is not None:

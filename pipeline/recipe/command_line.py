@@ -16,6 +16,7 @@ SUFFIXES = ("", ".yaml", ".yml")
 RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")
 # Keys whose value is a list of entries with keys of their own.
 LISTS = ("data.sources", "data.validation", "evals.chat.own")
+MOST_PARTS = 50  # dots of an override's key
 OPENING, CLOSING = "[{", "]}"
 
 
@@ -76,6 +77,12 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
             problems.add(COMMAND_LINE, _recipe_option([text]) or _as_override(text))
             continue
         name, equals, value = text.partition("=")
+        if name.count(".") > MOST_PARTS:
+            problems.add(
+                COMMAND_LINE,
+                f"{show_plain(name)} has {name.count('.') + 1:,} parts, and no key has so many. Write section.key=value.",
+            )
+            continue
         if not equals or not name:
             problems.add(COMMAND_LINE, f"{name} is not an override. Write section.key=value, for example train.max_steps=100.")  # fmt: skip
             continue
@@ -87,7 +94,7 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
             apart = any(v.startswith(tuple(OPENING)) for v in (value, given.pop(name)))
             hint = " (If it was one value in braces, the shell took it apart: put the whole override in quotes.)"
             problems.add(f"{COMMAND_LINE}: {name}", f"is given twice. Remove one of them.{hint if apart else ''}")
-        elif inside := next((key for key in LISTS if name.startswith(f"{key}.") and not name[len(key) + 1].isdigit()), None):  # fmt: skip
+        elif inside := next((key for key in LISTS if name.startswith(f"{key}.") and not name[len(key) + 1 : len(key) + 2].isdecimal()), None):  # fmt: skip
             key = name[len(inside) + 1 :]
             problems.add(
                 f"{COMMAND_LINE}: {name}",

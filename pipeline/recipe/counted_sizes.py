@@ -77,16 +77,21 @@ class CountedSizes:
 
 
 def sizes_of_fields(
-    model_type: str, fields: dict[str, Any], row_tokens: int, *, code: CodeFolder | None = None
+    model_type: str,
+    fields: dict[str, Any],
+    row_tokens: int,
+    *,
+    code: CodeFolder | None = None,
+    where: str = "model.type",
 ) -> CountedSizes:
-    """Sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie.
+    """Sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie, where: the beginning of a message about it.
 
     Raises SizesUnknownError, and RecipeError for code that may not be run.
     """
     key = (model_type, json.dumps(fields, sort_keys=True, default=str), row_tokens)
     if key not in _counted:
         try:
-            model = _built(model_type, fields, code)
+            model = _built(model_type, fields, code, where)
         except RecipeError:
             raise
         except Exception as error:  # of config classes, of layers, of the user's own code
@@ -126,7 +131,7 @@ def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
     return _counted[key]
 
 
-def _built(model_type: str, fields: dict[str, Any], code: CodeFolder | None) -> Any:
+def _built(model_type: str, fields: dict[str, Any], code: CodeFolder | None, where: str) -> Any:
     if ":" not in model_type:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -137,8 +142,8 @@ def _built(model_type: str, fields: dict[str, Any], code: CodeFolder | None) -> 
         return _without_weights(MODEL_FOR_CAUSAL_LM_MAPPING[config_class], config_class(**fields))
     import torch
 
-    target = import_attribute(model_type, code, where="model.type")
-    with guarded(f"model.type: {model_type}"):
+    target = import_attribute(model_type, code, where=where)
+    with guarded(f"{where}: {model_type}"):
         if isinstance(target, type) and hasattr(target, "config_class"):
             return _without_weights(target, target.config_class(**fields))
         with torch.device("meta"):

@@ -9,7 +9,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 SCHEDULERS = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]  # fmt: skip
-OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "grokadamw", "schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd", "stable_adamw"]  # fmt: skip
+OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "grokadamw", "stable_adamw"]  # fmt: skip
+SCHEDULE_FREE = "its weights are averages that evaluations, samples and saves would have to switch to and back from, and its first update here fails"
+REFUSED_OPTIMIZERS = {  # by their names in transformers: why, and what to take instead
+    "schedule_free_adamw": (SCHEDULE_FREE, "optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
+    "schedule_free_radam": (SCHEDULE_FREE, "optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup"),
+    "schedule_free_sgd": (SCHEDULE_FREE, "optim: sgd with lr_scheduler_type: constant_with_warmup"),
+}
+# Of torch.compile: what trains, of the backends that accelerate passes on.
+COMPILERS = Literal["inductor", "eager", "aot_eager", "cudagraphs"]
+COMPILER_MODES = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+CHECKPOINTING = {"every_n_layers": int, "offload": bool, "use_reentrant": bool, "preserve_rng_state": bool, "determinism_check": Literal["default", "none"], "debug": bool, "early_stop": bool}  # fmt: skip
+ACCELERATE = {"split_batches": bool, "dispatch_batches": bool | None, "even_batches": bool, "use_seedable_sampler": bool, "non_blocking": bool, "use_configured_state": bool}  # fmt: skip
+MOST_STEPS = 10**9  # a year of 30 steps a second
+MOST_ROWS = 2**20  # of a forward pass
+SEEDS = 2**32  # numpy's seeds lie below
 LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "passive"]
 
 
@@ -24,13 +38,15 @@ class Fate:
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
+    below: float | None = None
+    keys: dict[str, Any] | None = None  # of a dictionary, with their types
     must_match: bool = False
     trainer_only: bool = False  # belongs to optimizer.type: trainer; refused beside adamw and muon_adamw
     only: str | None = None  # why no other value than the default is accepted
 
     @property
     def limits(self) -> dict[str, float | None]:
-        return {"minimum": self.minimum, "maximum": self.maximum, "above": self.above}
+        return {"minimum": self.minimum, "maximum": self.maximum, "above": self.above, "below": self.below}
 
     @property
     def accepted(self) -> bool:
@@ -73,23 +89,23 @@ COMMAND = "the command says what is done: pipeline/pretrain.py, pipeline/sft.py 
 
 FATES: dict[str, Fate] = {
     # Length and batch
-    "max_steps": passed(int, None, "Horizon: optimizer steps. Exactly one horizon is given; see run.tokens.", minimum=1, must_match=True),
-    "num_train_epochs": passed(float, None, "Horizon: passes over the sources.", above=0, must_match=True),
-    "per_device_train_batch_size": passed(int | Literal["auto"], 8, "Rows of one forward pass on one device (the micro-batch). Does not change the training. auto: the most that fit, tried on a GPU before the first step and estimated on a CPU; needs data.batch_tokens. A run keeps it on the same device while it fits.", minimum=1),
-    "gradient_accumulation_steps": passed(int, None, "Micro-steps of an optimizer step. Exactly one of this and data.batch_tokens, from which it is derived for any number of processes.", minimum=1),
+    "max_steps": passed(int, None, "Horizon: optimizer steps. Exactly one horizon is given; see run.tokens.", minimum=1, maximum=MOST_STEPS, must_match=True),
+    "num_train_epochs": passed(float, None, "Horizon: passes over the sources.", above=0, maximum=1e9, must_match=True),
+    "per_device_train_batch_size": passed(int | Literal["auto"], 8, "Rows of one forward pass on one device (the micro-batch). Does not change the training. auto: the most that fit, tried on a GPU before the first step and estimated on a CPU; needs data.batch_tokens. A run keeps it on the same device while it fits.", minimum=1, maximum=MOST_ROWS),
+    "gradient_accumulation_steps": passed(int, None, "Micro-steps of an optimizer step. Exactly one of this and data.batch_tokens, from which it is derived for any number of processes.", minimum=1, maximum=MOST_ROWS),
     "auto_find_batch_size": refused("it changes the global batch in the middle of a run; train.per_device_train_batch_size: auto finds what fits before it, and the training stays the same"),
     "average_tokens_across_devices": default(bool, True, "The loss is the mean over all trained tokens of all devices.", only="without it the loss depends on the number of devices"),
     # Rates under optimizer.type: trainer
     "learning_rate": passed(float, 5e-5, "Peak rate.", minimum=0, **RATE),
     "lr_scheduler_type": passed(SCHEDULERS, "linear", "Shape of the rate over the run.", **RATE),
     "lr_scheduler_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {min_lr_rate: 0.1}.", **RATE),
-    "warmup_steps": passed(float, 0.0, "Steps of warm-up; below 1 a share of the run.", minimum=0, **RATE),
+    "warmup_steps": passed(float, 0.0, "Steps of warm-up; below 1 a share of the run.", minimum=0, maximum=MOST_STEPS, **RATE),
     "optim": passed(OPTIMIZERS, "adamw_torch_fused", "The optimizer, as transformers names it.", **RATE),
     "optim_args": passed(str | None, None, "Its further arguments, as `name=value,name=value`.", **RATE),
     "optim_target_modules": refused("GaLore and APOLLO optimizers are not supported: their state does not fit the checkpoint's format"),
     "weight_decay": passed(float, 0.0, "Decoupled decay.", minimum=0, **RATE),
-    "adam_beta1": passed(float, 0.9, "Adam's first average.", minimum=0, maximum=1, **RATE),
-    "adam_beta2": passed(float, 0.999, "Adam's second average.", minimum=0, maximum=1, **RATE),
+    "adam_beta1": passed(float, 0.9, "Adam's first average.", minimum=0, below=1, **RATE),
+    "adam_beta2": passed(float, 0.999, "Adam's second average.", minimum=0, below=1, **RATE),
     "adam_epsilon": passed(float, 1e-8, "Adam's epsilon.", minimum=0, **RATE),
     "max_grad_norm": passed(float, 1.0, "Gradients are scaled down to this norm; 0 leaves them alone.", minimum=0),
     "label_smoothing_factor": refused("the loss would no longer be the cross-entropy that loss, BPB and perplexity stand for"),
@@ -102,12 +118,12 @@ FATES: dict[str, Fate] = {
     "fp16_full_eval": refused("it casts the weights themselves and the training goes on with the rounded ones"),
     "tf32": passed(bool | None, None, "TF32 matrix products on NVIDIA GPUs; default as torch has it."),
     "activation_checkpointing": passed(bool | None, None, "Recompute activations in the backward pass: less memory, about a third more time."),
-    "activation_checkpointing_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {every_n_layers: 2}."),
+    "activation_checkpointing_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {every_n_layers: 2}.", keys=CHECKPOINTING),
     "gradient_checkpointing": passed(bool | None, None, "The older name of activation_checkpointing."),
-    "gradient_checkpointing_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {use_reentrant: false}."),
+    "gradient_checkpointing_kwargs": passed(dict[str, Any] | None, None, "Its settings, e.g. {use_reentrant: false}.", keys=CHECKPOINTING),
     "torch_compile": passed(bool | Literal["auto"], False, "Compile the model into one static graph. auto: where it pays."),
-    "torch_compile_backend": passed(str | None, None, "Backend of the compiler; default inductor."),
-    "torch_compile_mode": passed(str | None, None, "Mode of the compiler, e.g. max-autotune."),
+    "torch_compile_backend": passed(COMPILERS | None, None, "Backend of the compiler; default inductor."),
+    "torch_compile_mode": passed(COMPILER_MODES | None, None, "Mode of inductor, e.g. max-autotune."),
     "torch_empty_cache_steps": refused("it waits for the device every time; against fragmented memory set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
     "use_liger_kernel": refused(NO_LIGER),
     "liger_kernel_config": refused(NO_LIGER),
@@ -134,7 +150,7 @@ FATES: dict[str, Fate] = {
     "eval_strategy": default(Literal["steps", "no"], "steps", "no: only at the end."),
     "eval_steps": default(int, 250, "Optimizer steps between evaluations; the last step is always evaluated.", minimum=1),
     "eval_delay": passed(float, 0.0, "Steps before the first evaluation on the cadence.", minimum=0),
-    "per_device_eval_batch_size": passed(int, 8, "Rows of one forward pass of an evaluation. Does not change its value.", minimum=1),
+    "per_device_eval_batch_size": passed(int, 8, "Rows of one forward pass of an evaluation. Does not change its value.", minimum=1, maximum=MOST_ROWS),
     "prediction_loss_only": default(bool, True, "No logits are kept.", only=OWN_EVALUATION),
     "eval_on_start": ours("evals.bpb.at_start"),
     "eval_do_concat_batches": refused(OWN_EVALUATION),
@@ -165,7 +181,7 @@ FATES: dict[str, Fate] = {
     "hub_always_push": ours("hub.strategy"),
     "hub_revision": ours("hub.revision"),
     # Randomness and data
-    "seed": passed(int, 42, "Of weights, data order and dropout.", minimum=0, must_match=True),
+    "seed": passed(int, 42, "Of weights, data order and dropout.", minimum=0, maximum=SEEDS - 1, must_match=True),
     "data_seed": ours("train.seed"),
     "dataloader_drop_last": refused(NO_LOADER),
     "dataloader_num_workers": refused(NO_LOADER),
@@ -179,20 +195,20 @@ FATES: dict[str, Fate] = {
     "train_sampling_strategy": ours("train.seed and data.sources (rows follow from the seed and the step)"),
     "length_column_name": refused("rows all have data.row_tokens positions"),
     # Processes
-    "accelerator_config": default(dict[str, Any], {"split_batches": False, "dispatch_batches": False, "even_batches": False}, "accelerate's own switches; keys not named keep these values."),
+    "accelerator_config": default(dict[str, Any], {"split_batches": False, "dispatch_batches": False, "even_batches": False}, "accelerate's own switches; keys not named keep these values.", keys=ACCELERATE),
     "ddp_find_unused_parameters": default(bool, False, "Every parameter is used; looking for unused ones costs a walk over the graph per step."),
-    "ddp_bucket_cap_mb": passed(int | None, None, "Size of DDP's buckets.", minimum=1),
+    "ddp_bucket_cap_mb": passed(int | None, None, "Size of DDP's buckets.", minimum=1, maximum=2**20),
     "ddp_broadcast_buffers": passed(bool | None, None, "Broadcast buffers at every forward pass."),
     "ddp_static_graph": passed(bool | None, None, "The graph of the backward pass never changes."),
     "ddp_backend": passed(Literal["nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl"] | None, None, "Backend of the collectives; default by device."),
-    "ddp_timeout": default(int, 7200, "Seconds a rank waits for the others.", minimum=1),
+    "ddp_timeout": default(int, 7200, "Seconds a rank waits for the others.", minimum=1, maximum=10**8),
     "parallelism_config": ours(LAUNCHER),
     "fsdp": ours(LAUNCHER),
     "fsdp_config": ours(LAUNCHER),
     "deepspeed": refused("it is not supported; several GPUs train with accelerate_configs/ddp.yaml"),
     "local_rank": refused(LAUNCHED),
     # The rest
-    "debug": passed(str, "", "transformers' debug options, e.g. underflow_overflow."),
+    "debug": passed(Literal["", "underflow_overflow"], "", "transformers' debug options: underflow_overflow names the module that makes the first number that is not finite."),
     "skip_memory_metrics": default(bool, True, "Trainer's own memory metrics are not taken.", only="they are taken once, around the whole training, and slow it down"),
     "do_train": refused(COMMAND),
     "do_eval": refused(COMMAND),

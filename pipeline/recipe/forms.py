@@ -4,7 +4,7 @@ import re
 from glob import has_magic
 
 from pipeline.hardware.peaks import parse_hardware
-from pipeline.recipe.problems import Problems
+from pipeline.recipe.problems import Problems, show
 from pipeline.recipe.schema import Recipe
 
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
@@ -13,11 +13,19 @@ BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
 ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
+LONGEST_NAME, LONGEST_PATH = (
+    255,
+    4000,
+)  # bytes, of a file and of a path: Linux's own bounds, a few left for what is put behind
+LONGEST_LABEL = 200  # characters; folders and files get a few more behind them
+STEP = re.compile(r"[0-9]{1,15}")
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def check_forms(recipe: Recipe, problems: Problems) -> None:
     """Notes every value of a form that would only fail later, and then as something else."""
+    _paths(recipe, problems)
+    _names(recipe, problems)
     _run(recipe, problems)
     _importable(recipe, problems)
     _files(recipe, problems)
@@ -39,6 +47,57 @@ def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
         )
 
 
+def _paths(recipe: Recipe, problems: Problems) -> None:
+    """No system has a file of a longer name, and each says so in its own way, later."""
+    sources = [
+        ("data.sources", recipe.data.sources),
+        ("data.validation", recipe.data.validation or []),
+        ("evals.chat.own", recipe.evals.chat.own),
+    ]
+    places: dict[str, list[str | None]] = {
+        "run.directory": [recipe.run.directory],
+        "run.code_folder": [recipe.run.code_folder],
+        "run.fork_from": [recipe.run.fork_from],
+        "data.cache_dir": [recipe.data.cache_dir],
+        "tokenizer.path": [recipe.tokenizer.path],
+        "tokenizer.chat_template": [recipe.tokenizer.chat_template],
+        "model.start_from": [recipe.model.start_from],
+        "evals.core.bundle": [recipe.evals.core.bundle],
+        "evals.chat.data": [recipe.evals.chat.data],
+    }
+    for key, entries in sources:
+        for number, entry in enumerate(entries):
+            files = [entry.files] if isinstance(entry.files, str) else entry.files or []
+            places[f"{key}.{number}.files"], places[f"{key}.{number}.id"] = list(files), [entry.id]
+    for key, paths in places.items():
+        for path in filter(None, paths):
+            if len(path.encode()) > LONGEST_PATH or max(len(part.encode()) for part in path.split("/")) > LONGEST_NAME:
+                problems.add(
+                    recipe.where(key),
+                    f"is {show(path)}, longer than a path can be ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in all). Shorten it.",
+                )
+
+
+def _names(recipe: Recipe, problems: Problems) -> None:
+    """Names that stand in tables, metrics and file names are of one line."""
+    named = {"run.tags": recipe.run.tags, "monitor.project": [recipe.monitor.project]}
+    for key, entries in (
+        ("data.sources", recipe.data.sources),
+        ("data.validation", recipe.data.validation or []),
+        ("evals.chat.own", recipe.evals.chat.own),
+    ):
+        named |= {
+            f"{key}.{number}.name": [entry.name] for number, entry in enumerate(entries) if entry.name is not None
+        }
+    for key, names in named.items():
+        for name in names:
+            if not name.strip() or len(name) > LONGEST_LABEL or not name.isprintable():
+                problems.add(
+                    recipe.where(key),
+                    f"is {show(name)}; it must be one line of at most {LONGEST_LABEL} printable characters.",
+                )
+
+
 def _run(recipe: Recipe, problems: Problems) -> None:
     run = recipe.run
     if run.name is not None and not FOLDER.fullmatch(run.name):
@@ -46,11 +105,16 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             recipe.where("run.name"),
             f"is {run.name!r}, and it names a folder. Write letters, digits and -_. only, and not one of -. first.",
         )
+    elif run.name is not None and len(run.name) > LONGEST_LABEL:
+        problems.add(
+            recipe.where("run.name"),
+            f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
+        )
     if isinstance(run.resume, int) and run.resume < 1:
         problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
     if run.fork_from is not None:
         parent, at, step = run.fork_from.partition("@")
-        if not parent or (at and not step.isdigit()):
+        if not parent or (at and not STEP.fullmatch(step)):
             problems.add(
                 recipe.where("run.fork_from"), f"is {run.fork_from!r}; it must be RUN, or RUN@step as small@600."
             )

@@ -68,6 +68,7 @@ def default_name(recipe: Recipe) -> str:
     stem = unicodedata.normalize("NFKD", Path(recipe.path or "recipe").stem).encode("ascii", "ignore").decode()
     stem = re.sub(r"^[^A-Za-z0-9_]+|[^A-Za-z0-9_.\-]+$", "", stem)
     stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", stem) or "recipe"
+    stem = stem[:190]  # a folder's name ends at 255
     return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 

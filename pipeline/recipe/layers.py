@@ -1,19 +1,24 @@
 """One tree of values out of a recipe, what it extends, and the command line: later layers win key by key."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import get_origin
 
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.recipe.command_line import COMMAND_LINE, find_recipe, read_overrides
-from pipeline.recipe.located_yaml import Item, compose, read_file
-from pipeline.recipe.problems import SECRET_NAME, SECRET_VALUE, Problems
+from pipeline.recipe.located_yaml import Item, compose, not_text, read_file
+from pipeline.recipe.problems import SECRET_NAME, SECRET_VALUE, Problems, show
+from pipeline.recipe.values import alternatives, annotation_of
 
 # Of each group one key is in force: a layer that names one takes the others of the layers below away.
 EXCLUSIVE = (
     ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
     ("data.batch_tokens", "train.gradient_accumulation_steps"),
 )
+ENTRY = re.compile(r"[0-9]{1,9}")  # the number of an entry of a list
+MOST_BASES = 20  # recipes that extend each other in a row
 # The dial sets these again when a later layer turns it.
 SET_BY_DEPTH = ("model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head")
 
@@ -23,7 +28,7 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
     tree = _with_bases(path, problems, ())
     layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
     for name, value in read_overrides(overrides, problems).items():
-        item = _override_value(value, COMMAND_LINE, problems)
+        item = _override_value(name, value, problems)
         if _is_inside_list(name):
             tree = _set_in_list(tree, name.split("."), item, problems, name)
         else:
@@ -52,6 +57,10 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
             raise InputMissingError(
                 f"{extends.where}: extends: {base} does not exist. Name a recipe relative to {folder or '.'}."
             ) from None
+    if len(parents) >= MOST_BASES:
+        raise RecipeError(
+            f"{extends.where}: extends: is the {MOST_BASES + 1}st in a row of recipes. Extend fewer of them."
+        )
     if os.path.realpath(base) in (*parents, real):
         raise RecipeError(
             f"{extends.where}: extends: {extends.value} extends this recipe in turn, in a circle. Remove one of the two."
@@ -116,14 +125,14 @@ def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str
 
 
 def _is_inside_list(name: str) -> bool:
-    return any(part.isdigit() for part in name.split("."))
+    return any(ENTRY.fullmatch(part) for part in name.split("."))
 
 
 def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
     """Set section.list.<number>.key in what is there; a source's `files` replaces its `id` and the reverse."""
     head, rest = parts[0], parts[1:]
     if isinstance(tree.value, list):
-        if not head.isdigit() or int(head) >= len(tree.value):
+        if not ENTRY.fullmatch(head) or int(head) >= len(tree.value):
             have = f"0 to {len(tree.value) - 1}" if tree.value else "none"
             problems.add(
                 f"{COMMAND_LINE}: {name}",
@@ -151,17 +160,45 @@ def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, n
     return replace(tree, value={**kept, head: item})
 
 
-def _override_value(text: str, where: str, problems: Problems) -> Item:
-    """The value as YAML would read it; text that is no YAML, such as *.parquet, is taken as it stands."""
+def _override_value(name: str, text: str, problems: Problems) -> Item:
+    """The value of an override. Where the key holds text it is what was typed, but for quotes around the whole and null; elsewhere
+    it is read as YAML, of which no part may become a comment."""
+    where = COMMAND_LINE
     if SECRET_VALUE.search(text):
         problems.add(
             where,
             "a token or password is given. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
         )
         return Item(None, where, file=COMMAND_LINE)
-    if text[:1] in ("*", "&", "!", "%", "@", "`"):
-        return Item(text, where, file=COMMAND_LINE)
-    return compose(text, COMMAND_LINE, problems, where=where)
+    if text[:1] in ("*", "&", "!", "%", "@", "`") or (_holds_text(name, text) and not _is_quoted(text)):
+        if strange := not_text(text):
+            raise RecipeError(f"{where}: {name}: {strange}")
+        return Item(None if text in ("", "null") else text, where, quoted=True, file=COMMAND_LINE)
+    comment = f"{where}: {name}: a # begins a comment in {show(text)}, and what follows would be cut off. Put the text that holds it in quotes."
+    try:
+        item = compose(text, COMMAND_LINE, problems, where=where)
+    except RecipeError:
+        if re.search(r"\s#", text):
+            raise RecipeError(comment) from None
+        raise
+    if text.count("#") > str(item.plain()).count("#"):
+        raise RecipeError(comment)
+    return item
+
+
+def _holds_text(name: str, text: str) -> bool:
+    """Return whether the key's value is text, and `text` not the list that it may be instead."""
+    options = alternatives(annotation_of(name))
+    kinds = {get_origin(option) or option for option in options}
+    return (
+        str in kinds
+        and kinds <= {str, list, type(None)}
+        and not (list in kinds and text[:1] == "[" and text[-1:] == "]")
+    )
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
 
 
 def _without_secrets(item: Item, problems: Problems) -> Item:

@@ -1,17 +1,25 @@
-"""YAML with the line of every key, read as YAML 1.2 reads scalars: 3e-4 is a number, `no` and `off` are text."""
+"""YAML within bounds: recipes with the line of every key, read as YAML 1.2 reads scalars (3e-4 is a number, `no` and `off` are
+text), and what other programs wrote, as PyYAML reads it.
 
+A file may come from anywhere: its size, its depth, its values and what its aliases expand to are bounded before anything is made of it.
+"""
+
+import os
 import re
-from collections import Counter
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.recipe.problems import Problems
+from pipeline.artifacts.errors import DamagedFileError, InputMissingError, RecipeError
+from pipeline.recipe.problems import Problems, show
 
-MOST_VALUES = 20_000  # of a recipe with its aliases expanded; the longest of ours has 100
+MOST_BYTES = 1 << 20
+MOST_DEPTH = 50  # of keys below keys; ours have 5
+MOST_VALUES = 20_000  # with the aliases expanded; the longest of ours has 100
+MOST_DIGITS = 300  # of a number, whatever it is for; a float ends at 308
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}  # fmt: skip
@@ -35,15 +43,120 @@ class Item:
         return self.value
 
 
+class BoundsError(yaml.MarkedYAMLError):
+    """A file that is larger, deeper or longer than anything that is read here; the problem is the whole sentence."""
+
+
+class _BoundedComposer:
+    """Counts the values of a YAML loader, and how deep they lie, while they are composed: beyond the bounds it goes no further."""
+
+    most_values = MOST_VALUES
+    _values = _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        self._values, self._depth = self._values + 1, self._depth + 1
+        mark = self.peek_event().start_mark  # type: ignore[attr-defined]
+        if self._values > self.most_values:
+            raise BoundsError(
+                problem=f"has more than {self.most_values:,} values. Write fewer of them.", problem_mark=mark
+            )
+        if self._depth > MOST_DEPTH:
+            raise BoundsError(
+                problem=f"is nested more than {MOST_DEPTH} levels deep. Write it flatter.", problem_mark=mark
+            )
+        node = super().compose_node(parent, index)  # type: ignore[misc]
+        self._depth -= 1
+        return node
+
+
+class _RecipeLoader(_BoundedComposer, yaml.BaseLoader):
+    """Composes nodes whose scalars are text."""
+
+
+class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
+    """What PyYAML's safe loader makes of a file."""
+
+
+def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
+    """Return what the YAML of a run, a repository or another program says, as yaml.safe_load would.
+
+    Raises yaml.YAMLError, also for what lies outside the bounds and for values that cannot be (a number of 5,000 digits); OSError
+    as open does.
+    """
+    most_bytes = MOST_BYTES * most_values // MOST_VALUES
+    with open(path, "rb") as file:
+        data = file.read(
+            min(os.fstat(file.fileno()).st_size, most_bytes) + 1
+        )  # read(n) takes n bytes of memory at once
+    if len(data) > most_bytes:
+        raise yaml.YAMLError(f"it is larger than {most_bytes >> 20} MiB")
+    try:
+        loader = _PlainLoader(data)
+        loader.most_values = most_values
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _bound_aliases(node, most_values)
+        return loader.construct_document(node)
+    except (ValueError, OverflowError) as error:  # bytes that are no text, dates and numbers that cannot be
+        raise yaml.YAMLError(str(error)) from None
+
+
+def load_mapping(path: str | Path, *, most_values: int = MOST_VALUES) -> dict[str, Any]:
+    """Return the keys and values of a YAML file, {} of an empty one.
+
+    Raises DamagedFileError for anything else, OSError as open does.
+    """
+    try:
+        value = load_yaml(path, most_values=most_values) or {}
+        if isinstance(value, dict):
+            return value
+        reason = "it holds no keys with values"
+    except yaml.YAMLError as error:
+        reason = _explain(error) if isinstance(error, yaml.MarkedYAMLError) else " ".join(str(error).split())
+    raise DamagedFileError(
+        f"{path}: is no YAML as it was written ({reason.partition('. ')[0].rstrip('.')}). Put it back from a copy."
+    )
+
+
+def _bound_aliases(node: yaml.Node, most: int) -> None:
+    """Raise BoundsError where aliases hold themselves, or stand for more values than `most`."""
+    sizes: dict[int, int] = {}
+    above: set[int] = set()
+
+    def size_of(node: yaml.Node) -> int:
+        if id(node) in above:
+            raise BoundsError(problem="an alias that holds itself. Write the value out.", problem_mark=node.start_mark)
+        if id(node) not in sizes and isinstance(node, yaml.CollectionNode):
+            above.add(id(node))
+            pairs = isinstance(node, yaml.MappingNode)
+            children = [child for pair in node.value for child in pair] if pairs else node.value
+            sizes[id(node)] = 1 + sum(map(size_of, children))
+            above.discard(id(node))
+            if sizes[id(node)] > most:
+                raise BoundsError(
+                    problem=f"its aliases expand to more than {most:,} values. Write fewer of them.",
+                    problem_mark=node.start_mark,
+                )
+        return sizes.get(id(node), 1)
+
+    size_of(node)
+
+
 def read_file(path: str, problems: Problems) -> Item:
     """The mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML mapping."""
     file = Path(path)
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
     try:
-        raw = file.read_bytes()
+        with open(file, "rb") as opened:
+            raw = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None
+    if len(raw) > MOST_BYTES:
+        raise RecipeError(
+            f"{path}:{raw.count(10) + 1}: is larger than {MOST_BYTES >> 20} MiB, and a recipe is a page of text. Name a recipe."
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -65,7 +178,9 @@ def read_file(path: str, problems: Problems) -> Item:
 def compose(text: str, file: str, problems: Problems, *, where: str | None = None) -> Item:
     """Parse text. where: one place for everything, for a value of the command line."""
     try:
-        node = yaml.compose(text, Loader=yaml.BaseLoader)
+        node = _RecipeLoader(text).get_single_node()
+        if node is not None:
+            _bound_aliases(node, MOST_VALUES)
     except yaml.MarkedYAMLError as error:
         mark = (
             error.context_mark
@@ -81,25 +196,21 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         ) from None
     if node is None:
         return Item(None, where or file, file=file)
-    return _item(node, file, problems, where, (), Counter())
+    return _item(node, file, problems, where)
 
 
-def _item(
-    node: yaml.Node, file: str, problems: Problems, where: str | None, parents: tuple[int, ...], count: Counter
-) -> Item:
+def _item(node: yaml.Node, file: str, problems: Problems, where: str | None) -> Item:
     place = where or f"{file}:{node.start_mark.line + 1}"
-    count["values"] += 1
-    if count["values"] > MOST_VALUES:
-        raise RecipeError(f"{place}: its aliases expand to more than {MOST_VALUES:,} values. Write fewer of them.")
-    if id(node) in parents:
-        raise RecipeError(f"{place}: an alias that holds itself. Write the value out.")
-    parents = (*parents, id(node))
     if isinstance(node, yaml.ScalarNode):
         if node.tag != "tag:yaml.org,2002:str":
             raise RecipeError(f"{place}: the tag {node.tag} is not read here. Write the plain value.")
-        return Item(_scalar(node), place, quoted=node.style is not None, file=file)
+        if strange := not_text(node.value):
+            raise RecipeError(f"{place}: {strange}")
+        if where and node.style is None and node.start_mark.line != node.end_mark.line:
+            problems.add(place, f"{show(node.value)} goes over several lines, which would be joined. Put it in quotes.")
+        return Item(_scalar(node, place), place, quoted=node.style is not None, file=file)
     if isinstance(node, yaml.SequenceNode):
-        return Item([_item(child, file, problems, where, parents, count) for child in node.value], place, file=file)
+        return Item([_item(child, file, problems, where) for child in node.value], place, file=file)
     values: dict[str, Item] = {}
     merged: dict[str, Item] = {}
     for key_node, value_node in node.value:
@@ -108,9 +219,11 @@ def _item(
             problems.add(line, "a key must be one word. Put braces that are text in quotes.")
             continue
         name = key_node.value
+        if strange := not_text(name):
+            raise RecipeError(f"{line}: a key {strange}")
         if name == "<<" and key_node.style is None:
             nodes = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            items = [_item(child, file, problems, where, parents, count) for child in nodes]
+            items = [_item(child, file, problems, where) for child in nodes]
             if not all(isinstance(item.value, dict) for item in items):
                 problems.add(line, "<<: merges keys with values into these. Give it an alias of such, as <<: *name.")
                 continue
@@ -120,17 +233,27 @@ def _item(
         if name in values:
             problems.add(line, f"{name}: is given twice, here and at {values[name].where}. Remove one of them.")
             continue
-        child = _item(value_node, file, problems, where, parents, count)
+        child = _item(value_node, file, problems, where)
         values[name] = Item(child.value, line, child.quoted, file)
     return Item({**merged, **values}, place, file=file)
 
 
-def _scalar(node: yaml.ScalarNode) -> Any:
+def not_text(text: str) -> str | None:
+    """Return the sentence about a character that no name, path or prompt holds; a terminal would obey some of them."""
+    for character in text:
+        if unicodedata.category(character) in ("Cc", "Cs") and character not in "\t\n\r":
+            return f"holds the control character U+{ord(character):04X}. Remove it."
+    return None
+
+
+def _scalar(node: yaml.ScalarNode, place: str) -> Any:
     text = node.value
     if node.style is not None:
         return text
     if text in WORDS:
         return WORDS[text]
+    if len(text) > MOST_DIGITS and (INTEGER.fullmatch(text) or FLOAT.fullmatch(text)):
+        raise RecipeError(f"{place}: a number of {len(text):,} digits ({text[:12]}...). Write a smaller one.")
     if INTEGER.fullmatch(text):
         return int(text)
     if FLOAT.fullmatch(text) and not re.fullmatch(r"[-+]?0[0-9_]+", text):
@@ -144,6 +267,8 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
     problem, context = error.problem or "", error.context or ""
+    if isinstance(error, BoundsError):
+        return problem
     if "'\\t'" in problem or "\\t" in problem:
         return "a tab character. YAML indents with spaces: replace the tab."
     if "end of stream" in problem and "quoted" in context:

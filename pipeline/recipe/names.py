@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from pipeline.recipe.fates import FATES
 from pipeline.recipe.presets import TANDEM_OPTIONS
-from pipeline.recipe.problems import SECRET_NAME
+from pipeline.recipe.problems import SECRET_NAME, lookalike
 from pipeline.recipe.schema import SECTIONS, Recipe
 
 # Names that recipes elsewhere use, and what they are here: the new key, or a sentence.
@@ -114,12 +114,13 @@ def unknown_key(path: str) -> str:
         return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
     if name in FATES and section != "train":
         return f"unknown key here, and train.{name} is not accepted: {fate_sentence(name)}"
+    strange = lookalike(name)
     if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
-        return f"unknown key. Did you mean {f'{section}.' if section else ''}{near[0]}?"
+        return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
     if near := difflib.get_close_matches(name, list(places), n=1, cutoff=0.8):
-        return f"unknown key. Did you mean {' or '.join(places[near[0]][:3])}?"
+        return f"unknown key. {strange}Did you mean {' or '.join(places[near[0]][:3])}?"
     names = siblings(section)
-    return f"unknown key. {section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
+    return f"unknown key. {strange}{section or 'A recipe'} has: {', '.join(names[:40])}{', ...' if len(names) > 40 else ''}."
 
 
 def siblings(section: str) -> list[str]:
@@ -130,7 +131,7 @@ def siblings(section: str) -> list[str]:
         return [name for name, fate in FATES.items() if fate.accepted]
     if not section:
         return [*SECTIONS, "extends"]
-    generic = ".".join("0" if part.isdigit() else part for part in section.split(".")).replace(
+    generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
         "data.validation", "data.sources"
     )
     paths = (p for group in all_keys().values() for p in group)

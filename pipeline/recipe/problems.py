@@ -1,6 +1,7 @@
 """Mistakes of a recipe, collected so that the user reads all of them at once."""
 
 import re
+import unicodedata
 from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
@@ -10,6 +11,15 @@ SECRET_VALUE = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bgh[opsu]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bsk-[A-Za-z0-9_-]{20,}|\bwandb_v\d_\w{16,}|://[^/\s:@]+:[^/\s@]+@"
 )
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
+
+
+def lookalike(text: str) -> str:
+    """Return `It holds U+0430 (CYRILLIC SMALL LETTER A). ` for the first character that no name of ours has; it may look like one that it has."""
+    strange = next((c for c in text if not (c.isascii() and c.isprintable())), None)
+    if strange is None:
+        return ""
+    name = unicodedata.name(strange, "a character without a name")
+    return f"It holds U+{ord(strange):04X} ({name}). "
 
 
 class Problems:

@@ -21,15 +21,19 @@ def key(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    below: float | None = None,
     must_match: bool = False,
 ) -> Any:
-    """A recipe key. above: the value must be greater. must_match: a run is never continued with another value."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "must_match": must_match}
+    """A recipe key. above, below: the value must be greater, less. must_match: a run is never continued with another value."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below, "must_match": must_match}
     if isinstance(default, (list, dict)) or default is list or default is dict:
         factory = default if isinstance(default, type) else (lambda: type(default)(default))
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
+
+MOST_POSITIONS = 2**24  # of a row
+MOST_IDS = 10_000_000  # of a tokenizer
 
 # The built-in formats of a source, and whether a row gives a document or a conversation.
 FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
@@ -50,8 +54,8 @@ class Source:
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`, else what is recognised by looking at the rows.")
     columns: dict[str, str] | None = key(None, "Columns by what they hold, where they have other names than the usual: {prompt: Question, response: Response}, with context, system and history where there are any; {messages: chat, system: persona}; or {text: content}.")
     format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default: what is recognised by looking at the rows.")
-    weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0)
-    epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0)
+    weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
+    epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
     name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
 
@@ -69,15 +73,15 @@ class Run:
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)
     keep_best: bool = key(True, "Never delete the checkpoint with the lowest val/bpb (SFT: sft/assistant_bpb) of those that were evaluated.")
-    hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0)
-    tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, must_match=True)
-    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, must_match=True)
-    flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, must_match=True)
+    hang_timeout: float | None = key(600.0, "Seconds of training without any progress after which every rank's stacks are written to stacks/ and the run ends with status 70; null: never. While torch.compile works on the first step and the first evaluation of a start: ten times as long, at least half an hour.", above=0, maximum=10**8)
+    tokens: int | None = key(None, "Horizon: row positions to train on. Steps = floor(tokens / data.batch_tokens).", minimum=1, maximum=10**18, must_match=True)
+    tokens_per_param: float | None = key(None, "Horizon: tokens per scaling parameter (matrices of the blocks + head; of a mixture of experts those that a token is sent to). The depth dial sets 10.5, nanochat's compute-optimal ratio, when no horizon is given.", above=0, maximum=1e9, must_match=True)
+    flops: float | None = key(None, "Horizon: training FLOPs by nanochat's formula.", minimum=1, maximum=1e36, must_match=True)
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
     trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
     hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
-    gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0)
+    gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0, maximum=1e9)
 
 
 @dataclass(kw_only=True)
@@ -86,7 +90,7 @@ class Tokenizer:
 
     path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
     revision: str | None = key(None, "Revision of a tokenizer from the Hub.", must_match=True)
-    vocab_size: int | None = key(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, must_match=True)
+    vocab_size: int | None = key(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, maximum=MOST_IDS, must_match=True)
     split_pattern: str = key("nanochat", "nanochat (GPT-4's with numbers cut to two digits), gpt2, or a regular expression.", must_match=True)
     train_chars: int = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
     document_chars: int = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
@@ -100,17 +104,17 @@ class Data:
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
     validation: list[Source] | None = key(None, "What is held out. Default, of each source: its last file in sorted order; of many small files as many, drawn by name, as make 1 % of the text and 200 kB (10 % at most); of a single file every hundredth row. These are then not trained on.", must_match=True)
     held_out: dict[str, list[str]] | None = field(default=None, metadata={"internal": True})  # of a run that goes on, by source
-    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, must_match=True)
-    batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, must_match=True)
+    row_tokens: int = key(2048, "Positions of a row that are trained on (a row stores one more). The default is 2048, or what the model can hold when that is less: model.n_positions, or those of model.start_from in a folder here.", minimum=8, maximum=MOST_POSITIONS, must_match=True)
+    batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
-    packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, must_match=True)
+    packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, maximum=10**7, must_match=True)
     isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask); SFT always isolates.", must_match=True)
     max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
-    shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, must_match=True)
+    shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7, must_match=True)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")
     keep_shards: int | None = key(None, "Keep only that many used token shards of a source when the disk is short; default all.", minimum=2)
     max_bad_rows: int = key(0, "Rows that may be unreadable before the run stops with status 65 at its next checkpoint; each is named.", minimum=0)
-    num_proc: int | None = key(None, "Threads of the tokenizer while preparing; default all cores.", minimum=1)
+    num_proc: int | None = key(None, "Threads of the tokenizer while preparing; default all cores.", minimum=1, maximum=4096)
 
 
 @dataclass(kw_only=True)
@@ -121,14 +125,14 @@ class Model:
     start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>; resolved once and saved with its hash.", must_match=True)
     preset: Literal["gpt2", "modern"] = key("gpt2", "modern switches on every option of the current nanochat; single keys below still win.", must_match=True)
     depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000, must_match=True)
-    aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, must_match=True)
-    head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, must_match=True)
+    aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000, must_match=True)
+    head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, maximum=1_000_000, must_match=True)
     n_layer: int | None = key(None, "Blocks.", minimum=1, maximum=1000, must_match=True)
     n_embd: int | None = key(None, "Width.", minimum=1, maximum=1_000_000, must_match=True)
-    n_head: int | None = key(None, "Query heads.", minimum=1, must_match=True)
-    n_kv_head: int | None = key(None, "Key and value heads; default n_head.", minimum=1, must_match=True)
-    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd, and 8/3 of it (rounded up to a multiple of 64, below a width of 256 of 8) where the MLP of model.type has a third matrix, the gate.", minimum=1, must_match=True)
-    n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, must_match=True)
+    n_head: int | None = key(None, "Query heads.", minimum=1, maximum=1_000_000, must_match=True)
+    n_kv_head: int | None = key(None, "Key and value heads; default n_head.", minimum=1, maximum=1_000_000, must_match=True)
+    n_inner: int | None = key(None, "Width of the MLP; default 4 x n_embd, and 8/3 of it (rounded up to a multiple of 64, below a width of 256 of 8) where the MLP of model.type has a third matrix, the gate.", minimum=1, maximum=10_000_000, must_match=True)
+    n_positions: int | None = key(None, "Longest sequence; default data.row_tokens.", minimum=1, maximum=MOST_POSITIONS, must_match=True)
     options: dict[str, Any] = key(dict, "Fields of the model's config verbatim, e.g. {window_pattern: SSSL, final_logit_softcapping: 15} of TandemConfig, or any field of model.type's config class. What neither sizes nor options of a type of transformers name is filled in proportion to n_embd and printed: head_dim, the MLP's width, experts' widths; numbers of experts stay the class's own.", must_match=True)
     start_config: dict[str, Any] | None = field(default=None, metadata={"internal": True})  # config.json of start_from
     embedding_dtype: Literal["float32", "bfloat16"] = key("float32", "How the token embedding and the value embeddings are stored while training, their gradients and optimizer state with them. bfloat16 halves their memory, as nanochat has it when it trains in bfloat16; for model.type tandem with an untied head.", must_match=True)
@@ -140,10 +144,10 @@ class Model:
 class Group:
     """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/depth.py)."""
 
-    learning_rate: float | None = key(None, "Peak rate.", minimum=0, must_match=True)
+    learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e6, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
-    eps: float | None = key(None, "Adam's epsilon.", minimum=0, must_match=True)
-    weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, must_match=True)
+    eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
+    weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
     momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
 
 
@@ -177,7 +181,7 @@ class Optimizer:
     """Who updates the weights."""
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
-    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, must_match=True)
+    rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 
@@ -189,7 +193,7 @@ class Bpb:
     tokens: int = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. The bytes scored are part of the protocol.", minimum=1)
     document_bytes: int = key(4_000_000, "Bytes of whole documents scored for val/bpb_documents; 0 leaves it out.", minimum=0)
     at_start: bool = key(True, "Also score before the first step.")
-    batch_rows: int | None = key(None, "Rows of one forward pass; default train.per_device_eval_batch_size. Does not change the value.", minimum=1)
+    batch_rows: int | None = key(None, "Rows of one forward pass; default train.per_device_eval_batch_size. Does not change the value.", minimum=1, maximum=2**20)
 
 
 @dataclass(kw_only=True)
@@ -227,7 +231,7 @@ class ChatTasks:
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")
     max_per_task: int | None = key(200, "While training: the first so many items of each task; null: all.", minimum=1)
     max_s: float | None = key(None, "While training: seconds after which no further task is begun; a task that was begun is scored whole.", above=0)
-    max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1)
+    max_new_tokens: int = key(512, "Longest answer of the generated tasks.", minimum=1, maximum=MOST_POSITIONS)
     execute: bool = key(False, "Run the programs that the model writes for humaneval, each in a sandbox; without it humaneval is refused.")
 
 
@@ -248,9 +252,9 @@ class Samples:
 
     prompts: list[str] = key(["The capital of France is", "The chemical symbol of gold is", "If yesterday was Friday, then tomorrow will be", "The opposite of hot is", "The planets of the solar system are:", "My favorite color is", "If 5*x + 3 = 13, then x is"], "Continued at every sampling; in SFT they are the user's first message.")
     every_steps: int | None = key(None, "Optimizer steps between samplings; default at every evaluation; 0 never.", minimum=0)
-    max_new_tokens: int = key(32, "Longest continuation.", minimum=1)
-    temperature: float = key(0.0, "0 takes the likeliest token.", minimum=0)
-    top_k: int | None = key(None, "Sample from the k likeliest tokens.", minimum=1)
+    max_new_tokens: int = key(32, "Longest continuation.", minimum=1, maximum=MOST_POSITIONS)
+    temperature: float = key(0.0, "0 takes the likeliest token.", minimum=0, maximum=1e6)
+    top_k: int | None = key(None, "Sample from the k likeliest tokens.", minimum=1, maximum=MOST_IDS)
     top_p: float | None = key(None, "Sample from the likeliest tokens that hold this share.", minimum=0, maximum=1)
     seed: int = key(0, "Of the sampling alone; the training's random state never moves.")
 
@@ -275,7 +279,7 @@ class Hub:
     id: str | None = key(None, "Repository to publish to; none: nothing is published.")
     strategy: Literal["end", "every_save", "all_checkpoints", "checkpoint"] = key("end", "What is published. end: the finished model. every_save: also each checkpoint's model (fp32) while training goes on, the newest when several wait. all_checkpoints: every one of them, as a commit with the tag step-<n>; while the Hub is away they wait on this disk. checkpoint: as every_save, and in last-checkpoint/ all that going on takes, so that the same command (run.resume: auto) goes on exactly on a machine that has no checkpoint of the run.")
     revision: str | None = key(None, 'Branch to publish to, made when it is missing; "{run}" in it stands for the run\'s name. None: main.')
-    wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0)
+    wait_at_end_s: float = key(600.0, "Longest time that the end of a run waits for the upload of its model, less when the Hub does not answer. What is left then: python -m pipeline.hub push RUN.", minimum=0, maximum=10**8)
     private: bool = key(True, "Create the repository as private.")
     license: str | None = key(None, "License of the published model as the Hub spells it, such as apache-2.0 (huggingface.co/docs/hub/repositories-licenses), for its card; none: the card says that none is stated.")
     language: list[str] = key(list, "Languages of the text by ISO 639 code, such as [en], for the card's metadata.")

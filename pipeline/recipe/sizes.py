@@ -152,7 +152,7 @@ def _counted(recipe: "Recipe", vocab_size: int) -> "CountedSizes":
         given = {name: value for name, value in model.start_config.items() if name != "model_type"}
         return sizes_of_config(AutoConfig.for_model(model.start_config["model_type"], **given), rows)
     fields = model_fields(recipe, vocab_size=vocab_size, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    return sizes_of_fields(model.type, fields, rows, code=recipe.code)
+    return sizes_of_fields(model.type, fields, rows, code=recipe.code, where=recipe.where("model.type"))
 
 
 def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":

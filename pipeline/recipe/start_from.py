@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.artifacts.checkpoints import by_step
 from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
+from pipeline.recipe.forms import REPOSITORY
 from pipeline.recipe.presets import LLAMA_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe
@@ -26,17 +27,23 @@ def resolve_start(recipe: Recipe) -> None:
     if run is None and start.startswith("latest:"):
         name = start.removeprefix("latest:")
         raise InputMissingError(
-            f"{recipe.path}: model.start_from: no finished run of recipe {name!r} in {recipe.run.directory}/. "
+            f"{recipe.where('model.start_from')}: no finished run of recipe {name!r} in {recipe.run.directory}/. "
             f"Train it first: bash run_pretrain.sh recipes/{name}.yaml"
         )
     if run is not None:
         folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
         if folder is None:
             raise InputMissingError(
-                f"{recipe.path}: model.start_from: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
+                f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
             )
         recipe.model.start_from = str(folder)
-    recipe.tokenizer.path = recipe.tokenizer.path or recipe.model.start_from
+    elif not Path(start).is_dir() and not REPOSITORY.fullmatch(start):
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a run's name or a Hub id like owner/name."
+        )
+    if recipe.tokenizer.path is None:
+        recipe.tokenizer.path = recipe.model.start_from
+        recipe.places.setdefault("tokenizer.path", recipe.places.get("model.start_from", ""))
 
 
 def start_folder(recipe: Recipe) -> Path | None:

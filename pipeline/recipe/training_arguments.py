@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.recipe.fates import FATES
+from pipeline.recipe.fates import FATES, REFUSED_OPTIMIZERS, Fate
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import fate_sentence, unknown_key
 from pipeline.recipe.problems import show
@@ -32,8 +32,12 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
         convert.places[path] = child.where
         if child.value is None and name in DERIVED:
             continue
+        if name == "optim" and isinstance(child.value, str) and child.value in REFUSED_OPTIMIZERS:
+            why, instead = REFUSED_OPTIMIZERS[child.value]
+            convert.problems.add(place, f"{child.value} is refused: {why}. Write {instead}.")
+            continue
         value = convert.value(fate.type, child, path, fate.limits)
-        if value is MISSING:
+        if value is MISSING or not _keys_are_known(fate, child, path, convert):
             continue
         if fate.only and value != fate.default:
             convert.problems.add(place, f"is {show(value)} and must stay {show(fate.default)}: {fate.only}. Remove it.")
@@ -42,6 +46,19 @@ def read_train(item: Item, convert: Converter) -> dict[str, Any]:
     if isinstance(values.get("accelerator_config"), dict):
         values["accelerator_config"] = {**FATES["accelerator_config"].default, **values["accelerator_config"]}
     return values
+
+
+def _keys_are_known(fate: Fate, item: Item, path: str, convert: Converter) -> bool:
+    """Return whether the keys of a dictionary are those that its reader takes, with values of their types; else their mistakes are noted."""
+    if fate.keys is None or not isinstance(item.value, dict):
+        return True
+    before = len(convert.problems.lines)
+    for key, child in item.value.items():
+        if key in fate.keys:
+            convert.value(fate.keys[key], child, f"{path}.{key}", {"minimum": 1})
+        else:
+            convert.problems.add(f"{child.where}: {path}.{key}", f"unknown key. It has: {', '.join(fate.keys)}.")
+    return len(convert.problems.lines) == before
 
 
 def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import types
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pipeline.recipe.fates import FATES
 from pipeline.recipe.located_yaml import Item
 from pipeline.recipe.names import unknown_key
-from pipeline.recipe.problems import Problems, show
+from pipeline.recipe.problems import Problems, lookalike, show
+from pipeline.recipe.schema import Recipe
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 MISSING = object()
@@ -48,7 +50,7 @@ class Converter:
         return cls(**values)
 
     def value(self, annotation: Any, item: Item, path: str, limits: Any) -> Any:
-        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above."""
+        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above, below."""
         if is_dataclass(annotation):
             return self.section(annotation, item, path)
         options = alternatives(annotation)
@@ -97,23 +99,50 @@ class Converter:
     def _in_limits(self, value: Any, item: Item, path: str, limits: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
-        minimum, maximum, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+        minimum, maximum, above, below = (limits.get(name) for name in ("minimum", "maximum", "above", "below"))
         bad = (
             (minimum is not None and value < minimum)
             or (maximum is not None and value > maximum)
             or (above is not None and value <= above)
+            or (below is not None and value >= below)
         )
         if not bad:
             return True
         bounds = [
-            f"at least {minimum}" if minimum is not None else "",
-            f"greater than {above}" if above is not None else "",
-            f"at most {maximum}" if maximum is not None else "",
+            f"at least {_short(minimum)}" if minimum is not None else "",
+            f"greater than {_short(above)}" if above is not None else "",
+            f"at most {_short(maximum)}" if maximum is not None else "",
+            f"below {_short(below)}" if below is not None else "",
         ]
         self.problems.add(
             f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(b for b in bounds if b)}."
         )
         return False
+
+
+def _short(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def annotation_of(name: str) -> Any:
+    """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
+    section, _, field_name = name.partition(".")
+    if section == "train":
+        fate = FATES.get(field_name)
+        return fate.type if fate else None
+    annotation: Any = Recipe
+    for part in name.split("."):
+        options = alternatives(annotation)
+        of_dataclass = next((option for option in options if is_dataclass(option)), None)
+        of_list = next((option for option in options if get_origin(option) is list), None)
+        of_dict = next((option for option in options if get_origin(option) is dict), None)
+        if of_dataclass is not None:
+            annotation = get_type_hints(of_dataclass).get(part)
+        elif of_list is not None and part.isdecimal():
+            annotation = get_args(of_list)[0]
+        else:
+            annotation = get_args(of_dict)[1] if of_dict is not None else None
+    return annotation
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
@@ -156,7 +185,7 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     value = item.value
     choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
     if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):
-        return f" Did you mean {near[0]}?"
+        return f" {lookalike(value)}Did you mean {near[0]}?"
     if isinstance(value, str) and bool in options:
         return " Write true or false without quotes."
     if isinstance(value, str) and (int in options or float in options):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from pipeline.artifacts.atomic import folder_bytes, read_json
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
@@ -16,6 +15,7 @@ from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.protocol import Protocol
 from pipeline.artifacts.rows import counts_beside, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
 
 
@@ -284,6 +284,6 @@ def _json(path: Path) -> Any:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (FileNotFoundError, yaml.YAMLError):
+        return load_mapping(path)
+    except (FileNotFoundError, ValueError):
         return {}

@@ -12,12 +12,11 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
-from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.artifacts.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
 from pipeline.artifacts.retries import note_retry
 from pipeline.artifacts.secrets import redacted
+from pipeline.recipe.located_yaml import load_mapping
 from pipeline.sources.files import SourceFile, bases_of, local_dataset, refuse_unreadable
 from pipeline.sources.heads import both_ends
 from pipeline.sources.hub_client import limit_silence
@@ -29,6 +28,7 @@ FIRST_WAIT_S = 1.0  # Doubled after each attempt.
 PATHS_A_REQUEST = 500
 ANSWER_S = 10.0  # for the list of files, which a start waits for
 STANDALONE_CARD = ".huggingface.yaml"  # what `datasets` lays over the card
+CARD_VALUES = 1_000_000  # of the configurations of the largest
 EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 
 
@@ -163,7 +163,7 @@ def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
     names = [sibling.rfilename for sibling in info.siblings or []]
     card = info.card_data.to_dict() if info.card_data else {}
     if STANDALONE_CARD in names:
-        card |= yaml.safe_load(_fetch(spec.id, info.sha, STANDALONE_CARD, where).read_bytes()) or {}
+        card |= _standalone_card(_fetch(spec.id, info.sha, STANDALONE_CARD, where), spec, where)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / PurePosixPath(spec.id).name  # a loading script has the dataset's name
         _lay_names(root, names)
@@ -173,6 +173,13 @@ def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
         else:
             files = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
         return [file.relative_to(root).as_posix() for file in files]
+
+
+def _standalone_card(file: Path, spec: Any, where: str) -> dict[str, Any]:
+    try:
+        return load_mapping(file, most_values=CARD_VALUES)
+    except DamagedFileError as error:
+        raise DataError(f"{where}: {spec.id}: {error} Or take a revision without {STANDALONE_CARD}.") from None
 
 
 def _lay_names(root: Path, names: list[str]) -> None:

@@ -20,6 +20,8 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
         max_steps=recipe.train["max_steps"],
         gradient_accumulation_steps=micro_steps(recipe, world_size),
     )
+    if not decided.get("torch_compile", arguments.get("torch_compile")):
+        decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
     built = TrainingArguments(
         **{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided, "ignore_data_skip": True}
     )

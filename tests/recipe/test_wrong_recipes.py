@@ -4,12 +4,16 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.located_yaml import load_mapping
+from pipeline.recipe.start_from import resolve_start
 from tests.recipe.wrong_recipes import GOOD, OVERRIDES, WRONG, WRONG_BYTES, changed
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +106,70 @@ def test_aliases_that_expand_without_end_are_refused(folder):
     levels = "\n".join(f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10))
     with pytest.raises(RecipeError, match=r"its aliases expand to more than 20,000 values"):
         read_recipe([write(folder, f"x-bomb:\n  a0: &a0 [1, 1, 1]\n{levels}\n{GOOD}")])
+
+
+def test_a_large_file_is_refused_without_being_read(folder):
+    with open("recipe.yaml", "wb") as file:
+        file.truncate(300 << 20)
+    tracemalloc.start()
+    with pytest.raises(RecipeError, match=r"^recipe\.yaml:1: is larger than 1 MiB"):
+        read_recipe(["recipe.yaml"])
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: &a [1]\n" + "\n".join(f"{n}: &{n} [*{o}, *{o}, *{o}, *{o}, *{o}]" for o, n in pairwise("abcdefghijkl")), "[" * 20_000, "a: &a [*a]", "a: " + "9" * 5000, "[1]", "a: 2024-99-99", "a: !!python/name:os.system x", "a: \xe9"],
+)  # fmt: skip
+def test_a_damaged_or_hostile_yaml_of_a_run_is_told_in_a_sentence(folder, text):
+    (folder / "recipe.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(DamagedFileError, match=r"^recipe\.yaml: is no YAML as it was written \("):
+        load_mapping("recipe.yaml")
+
+
+def test_anchors_aliases_and_merge_keys_of_users_are_read(folder):
+    text = "x-common: &common\n  max_steps: 7\n  seed: 1\n" + GOOD.replace(
+        "  max_steps: 100\n", "  <<: *common\n  seed: 2\n"
+    )
+    train = read_recipe([write(folder, text)]).train
+    assert (train["max_steps"], train["seed"]) == (7, 2)
+    assert load_mapping("recipe.yaml")["train"] == {"max_steps": 7, "seed": 2}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("run.directory=/data/exp #1", "directory", "/data/exp #1"),
+        ("run.note=C# port #3", "note", "C# port #3"),
+        ("run.note=fix: lr", "note", "fix: lr"),
+        ("run.note=two\nlines", "note", "two\nlines"),
+        ("run.note=[draft", "note", "[draft"),
+        ("run.note=007", "note", "007"),
+        ("run.note='quoted #1'", "note", "quoted #1"),
+        ("run.note=null", "note", None),
+        ("run.tags=[a, 'C #3']", "tags", ["a", "C #3"]),
+        ("run.resume=5", "resume", 5),
+    ],
+)
+def test_an_override_of_a_text_key_arrives_as_it_was_typed(folder, override, key, value):
+    assert getattr(read_recipe([write(folder, GOOD), override]).run, key) == value
+
+
+def test_recipes_that_extend_each_other_in_a_long_row_are_refused(folder):
+    for number in range(30):
+        write(folder, f"extends: {number + 1}.yaml\n", f"{number}.yaml")
+    write(folder, GOOD, "30.yaml")
+    with pytest.raises(RecipeError, match=r"^20\.yaml:1: extends: is the 21st in a row of recipes"):
+        read_recipe(["0.yaml"])
+
+
+def test_weights_that_are_not_there_are_named_by_the_key_that_the_recipe_has(folder):
+    recipe = read_recipe([write(folder, changed("n_head: 4", "n_head: 4\n  start_from: /nowhere"))])
+    with pytest.raises(
+        InputMissingError, match=r"^recipe\.yaml:14: model\.start_from: there is no run or folder /nowhere\."
+    ):
+        resolve_start(recipe)
 
 
 @pytest.mark.parametrize("entry", ["pretrain", "sft"])
