@@ -24,7 +24,7 @@ from pipeline.artifacts.errors import (
     TandemError,
 )
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.secrets import redact_output, redacted
+from pipeline.artifacts.secrets import redact_output, redacted, release_output
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -48,6 +48,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    _open_standard_streams()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         outcome: int | BaseException = main(sys.argv[1:]) or 0
@@ -60,6 +61,22 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
             f"{last.filename}:{last.lineno}: raised {outcome!r}, so the run ended unfinished. Remove it."
         )
     leave(outcome)
+
+
+def _open_standard_streams() -> None:
+    """Give the process the streams that its shell closed, and let no character that they cannot encode end it.
+
+    Else the next file that is opened is number 1 or 2, which C libraries and children print to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", encoding="utf-8"))
+        with suppress(AttributeError, ValueError):  # not a stream of the interpreter
+            getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
 
 
 def is_leaving() -> bool:
@@ -85,8 +102,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
     with suppress(Exception):
         if isinstance(outcome, BaseException):
             _tell(outcome, status, message)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        release_output()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
     # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
