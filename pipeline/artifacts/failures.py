@@ -51,6 +51,11 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     _open_standard_streams()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
+        if sys.flags.optimize > 1:
+            raise RecipeError(
+                "command line: python -OO (or PYTHONOPTIMIZE=2) takes the docstrings away, which transformers reads when it is imported. Use -O "
+                "at most."
+            )
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
         outcome = error

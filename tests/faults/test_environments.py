@@ -61,6 +61,12 @@ def test_a_command_whose_streams_are_closed_runs_and_writes_no_word_into_its_fil
     assert b"Traceback" not in done.stdout + done.stderr
 
 
+def test_python_without_docstrings_is_refused_in_a_sentence(tmp_path):
+    done = command(tmp_path, PYTHONOPTIMIZE="2")
+    assert (done.returncode, done.stderr.count(b"\n")) == (64, 1)
+    assert b"PYTHONOPTIMIZE" in done.stderr
+
+
 def test_a_run_below_a_folder_that_is_no_utf8_trains_and_has_a_report(tmp_path, cache, text_files, warm):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
