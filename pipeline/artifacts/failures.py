@@ -25,6 +25,7 @@ from pipeline.artifacts.errors import (
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redact_output, redacted, release_output
+from pipeline.hardware.cpu import count_cores_for_compiler
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -49,6 +50,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
     _open_standard_streams()
+    count_cores_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -197,6 +199,10 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return CannotWriteError(
             f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole still is. "
             "Mend its rights or run as the user that owns it; then run the same command again."
+        )
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
+        return CannotWriteError(
+            f"{error.strerror}: no file can be written and removed there. Set TMPDIR to a folder that can."
         )
     if is_out_of_memory(error):
         return OutOfMemoryError(
