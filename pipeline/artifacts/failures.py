@@ -25,7 +25,6 @@ from pipeline.artifacts.errors import (
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redact_output, redacted, release_output
-from pipeline.hardware.cpu import count_cores_for_compiler
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -50,7 +49,7 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
     _open_standard_streams()
-    count_cores_for_compiler()
+    _count_cores_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
         if sys.flags.optimize > 1:
@@ -84,6 +83,17 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", encoding="utf-8"))
         with suppress(AttributeError, ValueError):  # not a stream of the interpreter
             getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
+
+
+def _count_cores_for_compiler() -> None:
+    """Set the number of torch's compile threads where the system refuses to say which cores are usable: importing its compiler
+    would fail with that call."""
+    try:
+        os.sched_getaffinity(0)
+    except OSError:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, os.cpu_count() or 1)))
+    except AttributeError:  # macOS, where torch counts otherwise
+        pass
 
 
 def is_leaving() -> bool:

@@ -26,17 +26,6 @@ def usable_cores() -> int:
     return min(affinity, limit)
 
 
-def count_cores_for_compiler() -> None:
-    """Set the number of torch's compile threads where the system refuses to say which cores are usable: importing the compiler
-    would fail with the call."""
-    try:
-        os.sched_getaffinity(0)
-    except OSError:
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, usable_cores())))
-    except AttributeError:  # macOS, where torch counts otherwise
-        pass
-
-
 def memory_bytes() -> int:
     """Memory this process may use: the machine's, or a container's limit where that is less."""
     import psutil
