@@ -101,7 +101,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    write_bytes(path, text.encode())
+    # A path that is no UTF-8 has lone surrogates, which UTF-8 cannot hold; escaped, JSON gives them back.
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -24,7 +24,7 @@ from pipeline.artifacts.errors import (
     TandemError,
 )
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.secrets import redact_output, redacted
+from pipeline.artifacts.secrets import redact_output, redacted, release_output
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
@@ -48,8 +48,15 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
     A TandemError is printed as its sentence; anything else is our bug and keeps its traceback. The status is also
     written to $TANDEM_STATUS, because `accelerate launch` does not hand it on.
     """
+    _open_standard_streams()
+    _count_cores_for_compiler()
     redact_output()  # whoever prints: an error of a library may repeat the token it was given
     try:
+        if sys.flags.optimize > 1:
+            raise RecipeError(
+                "command line: python -OO (or PYTHONOPTIMIZE=2) takes the docstrings away, which transformers reads when it is imported. Use -O "
+                "at most."
+            )
         outcome: int | BaseException = main(sys.argv[1:]) or 0
     except BaseException as error:
         outcome = error
@@ -60,6 +67,33 @@ def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
             f"{last.filename}:{last.lineno}: raised {outcome!r}, so the run ended unfinished. Remove it."
         )
     leave(outcome)
+
+
+def _open_standard_streams() -> None:
+    """Give the process the streams that its shell closed, and let no character that they cannot encode end it.
+
+    Else the next file that is opened is number 1 or 2, which C libraries and children print to.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", encoding="utf-8"))
+        with suppress(AttributeError, ValueError):  # not a stream of the interpreter
+            getattr(sys, name).reconfigure(errors="backslashreplace" if number else "replace")
+
+
+def _count_cores_for_compiler() -> None:
+    """Set the number of torch's compile threads where the system refuses to say which cores are usable: importing its compiler
+    would fail with that call."""
+    try:
+        os.sched_getaffinity(0)
+    except OSError:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, os.cpu_count() or 1)))
+    except AttributeError:  # macOS, where torch counts otherwise
+        pass
 
 
 def is_leaving() -> bool:
@@ -85,8 +119,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
     with suppress(Exception):
         if isinstance(outcome, BaseException):
             _tell(outcome, status, message)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        release_output()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
     # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
     several = int(os.environ.get("WORLD_SIZE", 1)) > 1
@@ -176,6 +209,10 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return CannotWriteError(
             f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole still is. "
             "Mend its rights or run as the user that owns it; then run the same command again."
+        )
+    if isinstance(error, FileNotFoundError) and "usable temporary directory" in str(error):
+        return CannotWriteError(
+            f"{error.strerror}: no file can be written and removed there. Set TMPDIR to a folder that can."
         )
     if is_out_of_memory(error):
         return OutOfMemoryError(

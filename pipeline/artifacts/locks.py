@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from pipeline.artifacts.atomic import NOT_SUPPORTED, note_once
+from pipeline.artifacts.errors import CannotWriteError
 
 ABSENT = (*NOT_SUPPORTED, errno.ENOLCK)
 POLL_S = 0.05
@@ -43,8 +44,13 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[b
             time.sleep(POLL_S)
         except OSError as error:
             file.close()
-            if error.errno not in ABSENT or is_stand_in(file):
+            if error.errno not in ABSENT:
                 raise
+            if is_stand_in(file):
+                raise CannotWriteError(
+                    f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks ({error.strerror}), so two "
+                    "starts of one run could not be told apart. Set TMPDIR to a folder that has."
+                ) from None
             note_once(
                 f"{Path(path).parent}: its file system has no locks ({error.strerror}), so two starts are told apart on this machine only. "
                 "Do not start one run, or prepare its data, on two machines at once",

@@ -17,7 +17,7 @@ def append_row(path: str | Path, row: dict[str, Any]) -> None:
             file.seek(size - 1)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-        file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:

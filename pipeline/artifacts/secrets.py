@@ -1,10 +1,12 @@
 """What a secret looks like, which ones this machine holds, and text without them."""
 
+import atexit
 import errno
 import netrc
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,7 +37,16 @@ PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
 _COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
 REDACTED = "[secret]"
 
-_ENVIRONMENT = re.compile(r"(TOKEN|(API|ACCESS)_?KEY|SECRET|PASSWORD|PASSWD)$")
+# Names of variables that hold a secret; not $PWD and $OLDPWD, which are folders.
+_ENVIRONMENT = re.compile(
+    r"(TOKEN|SECRET|PASS(WORD|WD|PHRASE|CODE)?|(API|ACCESS)KEY|_KEY|_PWD|CREDENTIALS?|CONN(ECTION)?_?STR(ING)?|_SAS|_DSN|COOKIE"
+    r"|WEBHOOK(_URL)?)(_?[0-9]+)?$"
+)
+# The secret inside of a longer value, which a program may print alone: of an address, of a connection string.
+_INSIDE = (
+    re.compile(r"://[^\s/:@]*:([^\s/@]+)@"),
+    re.compile(r"(?:^|;)\s*(?:AccountKey|Shared\w+|Password|Pwd)\s*=\s*([^;]+)", re.IGNORECASE),
+)
 
 
 def kinds_in(block: bytes) -> set[str]:
@@ -56,7 +67,10 @@ def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
 @cache
 def known_secrets() -> dict[str, bytes]:
     """Secrets this machine holds, by where they stand: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
-    found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper())}
+    found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
+    for name, value in os.environ.items():
+        inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
+        found |= {f"password {number} in ${name}": secret for number, secret in enumerate(inside, 1)}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
     with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret
@@ -64,7 +78,14 @@ def known_secrets() -> dict[str, bytes]:
     for file in [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]:
         found |= _netrc_logins(file)
     # A short value is a word, which stands in texts for other reasons.
-    return {where: value.strip().encode() for where, value in found.items() if len(value.strip()) >= 8}
+    return {where: os.fsencode(value.strip()) for where, value in found.items() if len(value.strip()) >= 8}
+
+
+def _is_path(value: str) -> bool:
+    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what lies in it is no part of the environment."""
+    with suppress(OSError, ValueError):
+        return os.path.isabs(value) and os.path.exists(value)
+    return False
 
 
 def _netrc_logins(file: str) -> dict[str, str]:
@@ -81,14 +102,59 @@ def _netrc_logins(file: str) -> dict[str, str]:
 
 
 @cache
+def _values() -> tuple[str, ...]:
+    """Return the known secrets as texts may hold them, the longest first."""
+    values = {os.fsdecode(value) for value in known_secrets().values()}
+    values |= {ascii(value)[1:-1] for value in values}  # as a repr or a log line shows it
+    return tuple(sorted(values, key=len, reverse=True))
+
+
+@cache
 def _secret_text() -> re.Pattern[str]:
-    values = sorted({re.escape(value.decode()) for value in known_secrets().values()}, key=len, reverse=True)
-    return re.compile("|".join([*values, *(f"(?:{pattern.decode()})" for _, pattern in PATTERNS.values())]))
+    patterns = [f"(?:{pattern.decode()})" for _, pattern in PATTERNS.values()]
+    return re.compile("|".join([*map(re.escape, _values()), *patterns]))
 
 
 def redacted(text: str) -> str:
     """The text with every secret replaced: the values this machine holds, and whatever looks like an access token."""
     return _secret_text().sub(REDACTED, text)
+
+
+def _unfinished_pattern() -> re.Pattern[str]:
+    begins = [begin.decode() for begins, _ in PATTERNS.values() for begin in begins]
+    words = "|".join(re.escape(begin) for begin in begins if begin[0].isalpha())
+    parts = sorted({begin[:length] for begin in begins for length in range(1, len(begin) + 1)})
+    return re.compile(
+        rf"(?<!\w)(?:{words})[A-Za-z0-9_-]*\Z"
+        rf"|(?<!\w)(?:{'|'.join(re.escape(part) for part in parts if part[0].isalpha())})\Z"
+        rf"|(?:{'|'.join(re.escape(part) for part in parts if not part[0].isalpha())})\Z"
+        r"|-----BEGIN [A-Z ]*(?:PRIVATE KEY[A-Za-z0-9+/=:,\s-]*)?\Z"
+        r"|://[^\s/:@\"']{1,64}:[^\s/@\"']{0,128}@?\Z"
+    )
+
+
+# The end of a text that may go on as a token: a beginning of one, and what may follow it.
+_UNFINISHED = _unfinished_pattern()
+_LONGEST = 16_384  # characters; what goes on for longer is no token
+
+
+def _unfinished(text: str, start: int) -> int:
+    """Return where the secret begins, from start on, that the text may end in the middle of; its length when it ends in none."""
+    found = _UNFINISHED.search(text, max(start, len(text) - _LONGEST))
+    first = min([found.start() if found else len(text), *(_prefix_at_end(text, start, value) for value in _values())])
+    if first == len(text):
+        return first
+    # Of a secret that is whole and may go on, nothing is shown either.
+    return min([first, *(m.start() for m in _secret_text().finditer(text, start) if m.start() < first < m.end())])
+
+
+def _prefix_at_end(text: str, start: int, secret: str) -> int:
+    at = max(start, len(text) - len(secret) + 1)
+    while (at := text.find(secret[0], at)) >= 0:
+        if secret.startswith(text[at:]):
+            return at
+        at += 1
+    return len(text)
 
 
 def redact_output() -> None:
@@ -100,24 +166,73 @@ def redact_output() -> None:
     sys.stdout, sys.stderr = (stream and _RedactedStream(stream) for stream in streams)
 
 
+def release_output() -> None:
+    """Write what waits, before the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.release() if isinstance(stream, _RedactedStream) else stream.flush()
+
+
+class _Tail(threading.local):
+    """The end of what a thread has written, which may be the beginning of a secret.
+
+    shown: characters of it that are written already. start: 1 when the first one is only what stands before, 0 at the beginning.
+    """
+
+    text, shown, start = "", 0, 0
+
+
 class _RedactedStream:
     """A text stream that writes redacted(text); everything else is the stream's own.
+
+    What may be the beginning of a secret waits for what follows, so that one in two writes is found.
 
     Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
     leave, and must not keep it from that.
     """
 
     def __init__(self, stream: IO[str]):
-        self._stream = stream
+        self._stream, self._tail = stream, _Tail()
+        atexit.register(self.release)
 
     def write(self, text: str) -> int:
-        with _without_reader():
-            self._stream.write(redacted(text))
+        whole = self._tail.text + text
+        self._show(whole, _unfinished(whole, self._tail.start))
         return len(text)
 
     def flush(self) -> None:
+        # A word that a prompt or a progress bar ends in is shown at once; of a secret, no more than three characters are.
+        tail = self._tail
+        if len(tail.text) - _unfinished(tail.text, tail.start) < 4:
+            with _without_reader():
+                self._stream.write(tail.text[tail.shown :])
+            tail.shown = len(tail.text)
         with _without_reader():
             self._stream.flush()
+
+    def release(self) -> None:
+        """Write what waits: nothing follows any more."""
+        with suppress(ValueError):  # closed
+            self._show(self._tail.text, len(self._tail.text))
+            self.flush()
+
+    def _show(self, whole: str, end: int) -> None:
+        """Write the text up to there, less what has been shown; the rest waits."""
+        at = shown = self._tail.shown
+        pieces = []
+        for found in _secret_text().finditer(whole, self._tail.start, end):
+            if found.end() > shown:
+                pieces += [whole[at : found.start()], REDACTED]
+                at = found.end()
+        pieces.append(whole[at:end])
+        if end > self._tail.start:
+            kept = end - 1  # and the character before: a token begins a word
+            self._tail.text, self._tail.shown, self._tail.start = whole[kept:], max(shown, end) - kept, 1
+        else:
+            self._tail.text = whole
+        if out := "".join(pieces):
+            with _without_reader():
+                self._stream.write(out)
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -28,7 +28,8 @@ class TrackioRun(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        environment = {name: value for name, value in os.environ.items() if f"${name}" not in known_secrets()}
+        secret = {where.rpartition("$")[2] for where in known_secrets()}
+        environment = {name: value for name, value in os.environ.items() if name not in secret}
         try:
             self.process = subprocess.Popen(
                 [sys.executable, trackio_writer.__file__, str(self.run.path), "--follow"],

@@ -191,8 +191,14 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         raise RecipeError(f"{place}: {_explain(error)}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
+        byte = error.character - 0xDC00  # as Python reads a byte that is no UTF-8
+        what = (
+            f"byte {byte:#x}, which is no UTF-8"
+            if 0x80 <= byte <= 0xFF
+            else f"control character U+{error.character:04X}"
+        )
         raise RecipeError(
-            f"{where or f'{file}:{line}'}: holds the control character U+{error.character:04X}. Remove it."
+            f"{where or f'{file}:{line}'}: holds the {what}. Remove it or give the path another name."
         ) from None
     if node is None:
         return Item(None, where or file, file=file)

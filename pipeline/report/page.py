@@ -51,7 +51,7 @@ def page(
     }
     template = _environment().get_template("page.html.jinja")
     empty = template.render(shown, sections=[_section(title, "") for title in titles])
-    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode()), cut=CUT.format(f"{kind}.md"))
+    htmls = _fitted(sections, PAGE_BYTES - len(empty.encode(errors="backslashreplace")), cut=CUT.format(f"{kind}.md"))
     return template.render(shown, sections=[_section(title, htmls.get(title, "")) for title in titles])
 
 
@@ -88,7 +88,7 @@ def _section(title: str, html: str) -> dict[str, Any]:
 def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
     """Every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
     htmls = {title: html_of(text) for title, text in sections.items()}
-    sizes = {title: len(html.encode()) for title, html in htmls.items()}
+    sizes = {title: len(html.encode(errors="backslashreplace")) for title, html in htmls.items()}
     share = room
     while sum(min(size, share) for size in sizes.values()) > room:
         share = int(share * 0.9)
@@ -97,7 +97,7 @@ def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
         while sizes[title] > share and lines:
             lines = lines[: int(len(lines) * min(0.9, share / sizes[title]))]
             htmls[title] = html_of("".join(lines) + _fence(lines) + cut)
-            sizes[title] = len(htmls[title].encode())
+            sizes[title] = len(htmls[title].encode(errors="backslashreplace"))
     return htmls
 
 

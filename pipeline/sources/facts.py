@@ -81,7 +81,7 @@ class FactsOfFiles:
         self._head(reading).touch()
 
     def _head(self, reading: str) -> Path:
-        return self.folder / "files" / f"{hashlib.sha256(reading.encode()).hexdigest()[:24]}.head"
+        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(reading)).hexdigest()[:24]}.head"
 
     def _store(self, path: Path) -> Path:
         return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:24]}.jsonl"

@@ -36,7 +36,7 @@ def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) 
     if sizes[last.label] >= min(ENOUGH_BYTES, MOST * whole):
         return [last]
     wanted, held, taken = max(ENOUGH_BYTES, SHARE * whole), 0, []
-    for file in sorted(files, key=lambda file: hashlib.sha256(file.label.encode()).digest()):
+    for file in sorted(files, key=lambda file: hashlib.sha256(os.fsencode(file.label)).digest()):
         if held < wanted and held + sizes[file.label] <= MOST * whole:
             held += sizes[file.label]
             taken.append(file)

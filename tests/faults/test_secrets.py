@@ -1,11 +1,13 @@
 """No secret in any byte that is written, printed or uploaded, also when everything fails and an error repeats it."""
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
 
+from pipeline.artifacts import secrets
 from pipeline.artifacts.rows import read_rows
 from tests.faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from tests.hub.hub_stand_in import Fault, hub_stand_in
@@ -144,3 +146,108 @@ def test_an_entry_that_fails_with_a_secret_tells_it_to_nobody(tmp_path):
     assert "RuntimeError: the request failed: [secret]" in done.stderr
     assert HF_TOKEN not in done.stderr
     assert (tmp_path / "status").read_text() == "1\nRuntimeError: the request failed: [secret]\n"
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Set variables for known_secrets, which is read once for each process."""
+
+    def forget():
+        for function in (secrets.known_secrets, secrets._values, secrets._secret_text):
+            function.cache_clear()
+
+    def planted(**variables: str):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        forget()
+
+    yield planted
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SSHPASS", "PGPASSWORD", "MYSQL_PWD", "GPG_PASSPHRASE", "AZURE_STORAGE_KEY", "AWS_SECRET_ACCESS_KEY", "SIGNING_KEY", "DB_CREDENTIALS",
+        "AZURE_STORAGE_CONNECTION_STRING", "HF_TOKEN_2", "OPENAI_APIKEY", "SENTRY_DSN", "SLACK_WEBHOOK_URL",
+    ],
+)  # fmt: skip
+def test_variables_that_hold_secrets_are_known_by_their_names(environ, name):
+    environ(**{name: "a-secret-of-nobody"})
+    assert secrets.redacted("it is a-secret-of-nobody.") == "it is [secret]."
+    assert secrets.redacted(repr("a-secret-of-nobody")) == "'[secret]'"
+
+
+def test_folders_and_files_that_variables_name_are_no_secrets(environ, tmp_path):
+    environ(
+        PWD=str(tmp_path),
+        OLDPWD="/somewhere/else",
+        GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path),
+        MONKEY="business as usual",
+    )
+    for text in (f"{tmp_path}/x", "/somewhere/else", "business as usual"):
+        assert secrets.redacted(text) == text
+
+
+def test_a_password_inside_of_an_address_or_a_connection_string_is_hidden_alone_too(environ):
+    environ(
+        DATABASE_URL="postgres://me:hunter2222@db/x", AZURE="AccountName=a;AccountKey=QUJDREVGR0g=;EndpointSuffix=core"
+    )
+    assert secrets.redacted("login me with hunter2222, key QUJDREVGR0g=") == "login me with [secret], key [secret]"
+
+
+def test_a_secret_that_is_no_utf8_stops_no_command_and_is_hidden(tmp_path):
+    code = "import os, sys; from pipeline.artifacts.failures import exit_with_status\nexit_with_status(lambda argv: print(os.environ['X_TOKEN'], repr(os.environ['X_TOKEN'])))"
+    known = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
+    known |= {b"X_TOKEN": b"\xff\xfe-secret-bytes", b"Y_KEY": b"\xe9-secret-bytes", b"PYTHONPATH": os.fsencode(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"[secret] '[secret]'\n", b"")
+
+
+def _printed(*writes: str, flush: bool = False) -> str:
+    stream = io.StringIO()
+    redacting = secrets._RedactedStream(stream)
+    for text in writes:
+        redacting.write(text)
+        if flush:
+            redacting.flush()
+    redacting.release()
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "secret", [HF_TOKEN, "opensesame", "sk-" + "z9_" * 12, "AKIA" + "ABCD" * 4, "two\nlines-of-it"]
+)
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_secret_in_two_writes_is_hidden(environ, secret, flush):
+    environ(HF_TOKEN=HF_TOKEN, SSHPASS="opensesame", PEM_KEY="two\nlines-of-it")
+    for at in range(len(secret) + 1):
+        written = _printed(f"token={secret[:at]}", f"{secret[at:]}\n", flush=flush)
+        shown = secret[:at] if flush and at < 4 else ""  # a prompt that ends in so few characters is shown
+        assert written == f"token={shown}[secret]\n", at
+    assert _printed("key ", *secret, " was refused\n") == "key [secret] was refused\n"
+    assert _printed("url https://me:", "hunter22", "@example.org\n") == "url https[secret]example.org\n"
+
+
+def test_a_private_key_printed_line_by_line_is_hidden():
+    lines = ["-----BEGIN RSA PRIVATE KEY-----\n", "AAAA\n", "BBBB==\n", "-----END RSA PRIVATE KEY-----\n", "done\n"]
+    assert _printed(*lines) == "[secret]\ndone\n"
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 50])
+@pytest.mark.parametrize("flush", [False, True])
+def test_other_text_is_printed_as_it_is_in_however_many_writes(size, flush):
+    text = (
+        "step 5, https://example.org:8080/x\r disk-usage-of-a-very-long-name-of-letters hf_hub ghp sk- -----\n:// s" * 3
+    )
+    assert _printed(*(text[i : i + size] for i in range(0, len(text), size)), flush=flush) == text
+
+
+def test_a_prompt_is_shown_before_its_answer_is_waited_for():
+    for prompt in ("your wish", "You: ", "s", "to push"):
+        stream = io.StringIO()
+        redacting = secrets._RedactedStream(stream)
+        redacting.write(prompt)
+        redacting.flush()
+        assert stream.getvalue() == prompt

@@ -93,6 +93,26 @@ def test_a_refused_look_at_the_cores_counts_them_all():
     assert int(done.stdout) >= 1
 
 
+def test_the_compiler_of_torch_is_imported_where_the_cores_cannot_be_asked_for(runner):
+    recipe = runner.recipe("refused", "gpt2", train={"max_steps": 1, "eval_strategy": "no"})
+    done = refused("sched_getaffinity=ENOSYS", *runner.command(recipe), cwd=runner.folder, env=None)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_without_locks_anywhere_the_temporary_folder_is_named(tmp_path):
+    code = "import sys; from pipeline.artifacts.failures import exit_with_status as e; from pipeline.artifacts.locks import lock; e(lambda argv: lock(argv[0]))"
+    done = python("flock=ENOLCK", code, tmp_path / ".lock")
+    assert (done.returncode, "Traceback" in done.stderr) == (73, False)
+    assert "Set TMPDIR to a folder that has." in done.stderr
+
+
+def test_without_a_temporary_folder_a_command_ends_in_a_sentence():
+    code = "from pipeline.artifacts.failures import exit_with_status as e; import tempfile; e(lambda argv: tempfile.gettempdir())"
+    done = python("unlink=EBUSY", code)
+    assert (done.returncode, done.stderr.count("\n")) == (73, 1), done.stderr
+    assert "Set TMPDIR" in done.stderr
+
+
 def test_a_file_that_is_in_use_stays_and_is_named(tmp_path):
     (tmp_path / "a").touch()
     done = python(

@@ -321,7 +321,11 @@ def test_hostile_text_anywhere_in_the_run_stays_text(tmp_path, text):
         "run": {"tags": [text]}, "data": {"sources": [{"id": text}, {"files": [text, f"/home/me/{text}"]}]}, "optimizer": {"type": text},
         "model": {"start_from": text}, "tokenizer": {"path": text, "split_pattern": text},
     }  # fmt: skip
-    row = core_rows(names=["copa"])[-1] | {"name": f"chat/{text}", "protocol": text, "protocol_parts": {"task": text, text: text}}
+    row = core_rows(names=["copa"])[-1] | {
+        "name": f"chat/{text}",
+        "protocol": text,
+        "protocol_parts": {"task": text, text: text},
+    }
     bpb = {"name": "val/bpb", "value": 1.0, "protocol": text, "protocol_parts": {"texts": text, text: [text]}}
     run = finished(tmp_path / "a", ("model/", 20, [row, bpb]), recipe=recipe, manifest=MANIFEST | manifest)
     append_row(run.samples, {"step": 20, "attempt": 1, "prompt": text, "text": f"{text}\nend of the sample"})
