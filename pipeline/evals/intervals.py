@@ -87,7 +87,7 @@ def student_t(chance: float, freedom: float) -> float:
     low, high = 0.0, 1.0
     while two_sided(high, freedom) > chance:
         high *= 2
-    for _ in range(60):
+    for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if two_sided(middle, freedom) > chance else (low, middle)
     return high
