@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
 from pipeline.artifacts.protocol import Protocol, digest
+from pipeline.evals.intervals import interval_of_error
 
 PREFIX = "lm_eval"
 RULE = 1  # raise it when the same prompts under the same window are put to the model in another way
@@ -39,9 +40,10 @@ def harness_scores(
     """One row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
 
     Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where the
-    harness gives none), n items, task_version, num_fewshot, filter, cut (items whose prompt was longer than the model's
-    positions and lost its beginning behind the BOS), protocol and its parts. limit: first items of each task. num_fewshot:
-    None for each task's own. include_path: a folder of task YAMLs; when it has all the names, the harness's own are not read.
+    harness gives none), low, high (95 %, where there is one), n items, task_version, num_fewshot, filter, cut (items whose
+    prompt was longer than the model's positions and lost its beginning behind the BOS), protocol and its parts. limit: first
+    items of each task. num_fewshot: None for each task's own. include_path: a folder of task YAMLs; when it has all the
+    names, the harness's own are not read.
     chat: prompts go through the chat template, after `system`.
     Raises InputMissingError, RecipeError, ServiceError or DataError before anything is scored.
     """
@@ -195,12 +197,16 @@ def _rows(
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             stderr = numbers.get(f"{metric}_stderr,{chosen}")
+            n = numbers.get("sample_count", {}).get(key, numbers["sample_len"])
+            ends = interval_of_error(value, float(stderr), n) if isinstance(stderr, int | float) else None
             rows.append(
                 {
                     "name": f"{PREFIX}/{task}/{metric if chosen == 'none' else key}",
                     "value": float(value),
                     "stderr": float(stderr) if isinstance(stderr, int | float) else None,
-                    "n": numbers.get("sample_count", {}).get(key, numbers["sample_len"]),
+                    "low": ends[0] if ends else None,
+                    "high": ends[1] if ends else None,
+                    "n": n,
                     "task_version": version,
                     "num_fewshot": num_fewshot,
                     "filter": chosen,
@@ -232,8 +238,11 @@ def _version() -> str:
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
     """A line for each row of `harness_scores`."""
-    print(f"{'lm_eval metric':<48} {'value':>9} {'stderr':>8} {'items':>7} {'shots':>5}")
+    print(f"{'lm_eval metric':<48} {'value':>9} {'stderr':>8}  {'95 %':<15} {'items':>7} {'shots':>5}")
     for row in rows:
         stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+        ends = "" if row["low"] is None else f"{row['low']:.4f}-{row['high']:.4f}"
         cut = f"  {row['cut']:,} prompts cut" if row["cut"] else ""
-        print(f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8} {row['n']:>7,} {row['num_fewshot']!s:>5}{cut}")
+        print(
+            f"{row['name']:<48} {row['value']:>9.4f} {stderr:>8}  {ends:<15} {row['n']:>7,} {row['num_fewshot']!s:>5}{cut}"
+        )

@@ -6,7 +6,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from pipeline.evals.intervals import bootstrap_means, interval
+from pipeline.evals.intervals import share_interval
 
 
 class BitsPerByte(evaluate.Metric):
@@ -35,7 +35,7 @@ class BitsPerByte(evaluate.Metric):
 
 
 class CentredAccuracy(evaluate.Metric):
-    """Share of right answers above guessing, with its 95 % bootstrap interval: what CORE and ChatCORE average.
+    """Share of right answers above guessing, with its 95 % interval: what CORE and ChatCORE average.
 
     predictions, references: the option chosen and the right one, or 1 and 0 for right and wrong beside references of 1.
     `CentredAccuracy().compute(predictions=..., references=..., baseline=0.25)`.
@@ -53,7 +53,7 @@ class CentredAccuracy(evaluate.Metric):
         correct = np.asarray(predictions) == np.asarray(references)
         if not len(correct):
             raise ValueError("no answer was scored")
-        low, high = interval(bootstrap_means(correct))
+        low, high = share_interval(int(correct.sum()), len(correct))
         accuracy = float(correct.mean())
         centred = (accuracy - baseline) / (1 - baseline)
         return {"accuracy": accuracy, "centred_accuracy": centred, "low": low, "high": high}

@@ -111,7 +111,7 @@ def _planned(recipe: Recipe) -> DeviceInfo:
 
 def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
-    from pipeline.preflight.checks import find_notes, find_problems
+    from pipeline.preflight.checks import find_notes, find_problems, memory_doubt
 
     recipe, notes = plan.recipe, find_notes(plan)
     notes += (
@@ -139,7 +139,8 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
         from pipeline.preflight.attention import attention_line, choose_attention
 
         print(attention_line(*choose_attention(recipe, plan.device, plan.sizes)), flush=True)
-    print("nothing was found that would stop this run")
+    doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps
+    print(f"this run may not fit: {doubt}" if doubt else "nothing was found that would stop this run")
 
 
 def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:

@@ -22,6 +22,7 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hardware.cpu import has_memory_files
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.memory import queued_bytes
+from pipeline.preflight.micro_batch import DEVICE_SHARE
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_text import gibibytes, gigabytes
 from pipeline.recipe import Recipe
@@ -30,6 +31,8 @@ from pipeline.recipe.start_from import begun_run
 from pipeline.recipe.transformers_config import chosen_sizes
 
 WASTE_WORTH_A_NOTE = 0.05
+SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: below this nothing is refused
+SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or use a larger device."
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
@@ -112,14 +115,7 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
             f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
         )
-    memory, limit = plan.memory, _device_bytes(plan)
-    if memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total:
-        rows = micro_batch(recipe)
-        fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
-        notes.append(
-            f"{recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
-            f"{gibibytes(limit)}. If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
-        )
+    notes += filter(None, [memory_doubt(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
@@ -152,6 +148,22 @@ def _rows(plan: Plan) -> int:
     return plan.batch_tokens // plan.recipe.data.row_tokens
 
 
+def memory_doubt(plan: Plan) -> str | None:
+    """Return a sentence where the micro-batch needs more than the device has, by the estimate; None where it fits."""
+    memory, limit, rows = plan.memory, _device_bytes(plan), micro_batch(plan.recipe)
+    if not (memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total):
+        return None
+    text = (
+        f"{plan.recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
+        f"{gibibytes(limit)}. "
+    )
+    least = plan.least_memory.total if plan.least_memory else None
+    if least and least > DEVICE_SHARE * limit:
+        return text + f"One row needs {gibibytes(least)}, which leaves hardly any room. {SMALLER}"
+    fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
+    return text + f"If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
+
+
 def _device_bytes(plan: Plan) -> float | None:
     """Memory of one process's device; processes on a CPU share its memory."""
     if plan.device.memory_gib is None:
@@ -174,7 +186,17 @@ def _batch(plan: Plan) -> list[TandemError]:
 
 def _memory(plan: Plan) -> list[TandemError]:
     limit = _device_bytes(plan)
-    if plan.memory is None or plan.memory.fixed is None or limit is None or plan.memory.fixed <= limit:
+    if plan.memory is None or plan.memory.fixed is None or limit is None:
+        return []
+    least = plan.least_memory.total if plan.least_memory else None
+    if plan.memory.fixed <= limit and least and least * SURELY > limit:
+        return [
+            OutOfMemoryError(
+                f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
+                f"{gibibytes(limit)} a process: none fits. {SMALLER}"
+            )
+        ]
+    if plan.memory.fixed <= limit:
         return []
     return [
         OutOfMemoryError(

@@ -44,14 +44,22 @@ class Memory:
         return None if self.fixed is None else self.fixed + self.activations
 
 
-def memory_of(recipe: Recipe, sizes: Sizes | CountedSizes, *, processes: int, half: bool, compiled: bool) -> Memory:
-    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters."""
+def memory_of(
+    recipe: Recipe,
+    sizes: Sizes | CountedSizes,
+    *,
+    processes: int,
+    half: bool,
+    compiled: bool,
+    rows: int | None = None,
+) -> Memory:
+    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch."""
     weights = weight_bytes(recipe, sizes)
     return Memory(
         weights=weights,
         gradients=weights * (2 if processes > 1 else 1),
         optimizer=optimizer_bytes(recipe, sizes),
-        activations=_activations(recipe, sizes, half=half, compiled=compiled),
+        activations=_activations(recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled),
     )
 
 
@@ -85,8 +93,8 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     return None
 
 
-def _activations(recipe: Recipe, sizes: Sizes | CountedSizes, *, half: bool, compiled: bool) -> int:
-    positions = micro_batch(recipe) * sizes.row_tokens
+def _activations(recipe: Recipe, sizes: Sizes | CountedSizes, *, rows: int, half: bool, compiled: bool) -> int:
+    positions = rows * sizes.row_tokens
     modern = recipe.model.preset == "modern"
     kept = KEPT[half, compiled][0 if modern else 1]
     parameters = sizes.parameters()

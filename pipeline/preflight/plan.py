@@ -5,7 +5,7 @@ is None, and printed as n/a.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.cpu import can_compile
@@ -44,6 +44,7 @@ class Plan:
     batch_tokens: int
     micro_steps: int
     memory: Memory | None
+    least_memory: Memory | None  # of a micro-batch of one row
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
@@ -134,7 +135,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
         recipe.micro_batch = planned_micro_batch(
             recipe, sizes, device, processes=processes, half=half, compiled=compiled
         )
-    memory = memory_of(recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
+    by_rows = partial(memory_of, recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
     return Plan(
         recipe=recipe,
         device=device,
@@ -144,7 +145,8 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
         steps=steps,
         batch_tokens=recipe.data.batch_tokens,
         micro_steps=micro_steps(recipe, processes),
-        memory=memory,
+        memory=by_rows() if by_rows else None,
+        least_memory=by_rows(rows=1) if by_rows else None,
         checkpoint_bytes=checkpoint,
         run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes) + queued_bytes(recipe, sizes)
         if sizes and checkpoint is not None and count

@@ -6,6 +6,7 @@ from pipeline.preflight.durations import Span
 from pipeline.preflight.memory import FP32
 from pipeline.preflight.plan import Plan
 from pipeline.recipe.batch import is_auto, micro_batch
+from pipeline.report.fit import FARTHEST
 
 UNKNOWN = "n/a"
 
@@ -191,6 +192,7 @@ def _expected(plan: Plan) -> str:
     if expected is None:
         return ""
     beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
     return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
 
 

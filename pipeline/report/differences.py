@@ -76,6 +76,20 @@ def differing_majors(one: RunData, other: RunData) -> list[str]:
     return [group for group in MAJOR if group in found]
 
 
+def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
+    """Return the runs in groups that differ in nothing but train.seed, each seed once; order of first appearance."""
+    groups: list[list[RunData]] = []
+    for data in runs:
+        for group in groups:
+            if _repeats(group[0], data):
+                if all(_seed_of(data) != _seed_of(other) for other in group):
+                    group.append(data)
+                break
+        else:
+            groups.append([data])
+    return groups
+
+
 def settings_of(data: RunData) -> dict[str, Any]:
     """The recipe's keys, flat; without the run's names."""
     return {name: value for name, value in leaves(data.recipe) if name not in NAMES_OF_RUNS}
@@ -133,8 +147,23 @@ def warning(runs: Sequence[RunData]) -> str:
 
 
 def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """The major variables in which each run differs from the first, by its name."""
-    return {data.name: differing_majors(runs[0], data) for data in runs[1:]}
+    """The major variables in which each run differs from the first, by its name; the seed only where it is the only one.
+
+    Repeats with other seeds measure the noise against which another variable's effect is judged.
+    """
+    by_run = {data.name: differing_majors(runs[0], data) for data in runs[1:]}
+    return {name: [major for major in majors if major != "seed"] or majors for name, majors in by_run.items()}
+
+
+def _repeats(one: RunData, other: RunData) -> bool:
+    if is_imported(one) or is_imported(other) or _seed_of(one) is None or _seed_of(other) is None:
+        return False  # a log does not tell its seed
+    same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
+    return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
+
+
+def _seed_of(data: RunData) -> Any:
+    return (data.recipe.get("train") or {}).get("seed")
 
 
 def _verdict(runs: Sequence[RunData]) -> list[str]:
@@ -145,9 +174,16 @@ def _verdict(runs: Sequence[RunData]) -> list[str]:
         return [
             "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are told.\n"
         ]
-    told = "; ".join(f"{cell(name)}: {majors[0]}" for name, majors in by_run.items() if majors)
+    shown = {name: majors[0] for name, majors in by_run.items() if majors}
+    shown = {name: major for name, major in shown.items() if major != "seed"} or shown
+    told = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
+    line = f"One major variable differs from {cell(runs[0].name)} ({told})"
+    if not any(set(majors) - {"seed"} for majors in by_run.values()):
+        return [f"{line}: how far the figures lie apart is what another seed does.\n"]
+    if all(len(group) > 1 for group in repeats(runs)):
+        return [f"{line}: what the figures show beyond the noise of the seed is its effect.\n"]
     return [
-        f"One major variable differs from {cell(runs[0].name)} ({told}): what the figures show is its effect, within the noise of the seed.\n"
+        f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
     ]
 
 

@@ -4,10 +4,8 @@ Only from the user's own finished runs that differ in size and seed alone: const
 and recipe. What was found lies as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
 """
 
-import dataclasses
 import hashlib
 import json
-import math
 import re
 import time
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ OF_SIZE = r"train\.seed|model\.(depth|n_layer|n_embd|n_head|n_kv_head|n_inner)"
 OF_THE_DIAL = r"data\.batch_tokens|optimizer\.rate_scale|optimizer\.groups\.\w+\.(learning_rate|weight_decay)|optimizer\.schedule\.warmup_steps"
 OF_HORIZON = r"run\.(tokens|tokens_per_param|flops)|train\.(max_steps|num_train_epochs)"
 SAME_RULE = 0.02  # relative: steps are whole
+FARTHEST = 30  # times the FLOPs of the largest run: as far as the interval's coverage was simulated
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,15 @@ def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
             f"--fit: {len(points)} runs of {len({point['flops'] for point in points})} sizes, and a fit takes {LEAST} sizes: two points always lie on a line, "
             "whatever their noise. Train another size of this family (make ladder trains three)."
         )
-    law = fit_power_law([point["flops"] for point in points], [point["val_bpb"] for point in points])
+    try:
+        law = _law(points)
+    except ValueError as error:
+        raise RecipeError(
+            f"--fit: the runs lie on no power law ({error}), so they tell nothing of a further one. Look at the curves of the runs first: python -m pipeline.report RUN RUN RUN"
+        ) from None
     family = family_of(runs[0].manifest["must_match"])
     path = fit_file(runs[0].run.path.resolve().parent, family)
-    found = {"family": family, "metric": METRIC, "protocol": runs[0].protocol(METRIC), "rule": rule, "law": dataclasses.asdict(law), "points": points, "time": time.time()}  # fmt: skip
+    found = {"family": family, "metric": METRIC, "protocol": runs[0].protocol(METRIC), "rule": rule, "law": dict(zip(("floor", "factor", "exponent"), law.likeliest(), strict=True)), "points": points, "time": time.time()}  # fmt: skip
     write_json(path, found)
     return path, _text(points, law, rule)
 
@@ -86,8 +90,12 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
     if abs(own[rule] / value - 1) > SAME_RULE:
         return None
     largest = found["points"][-1]["flops"]
+    try:
+        law = _law(found["points"])
+    except ValueError:
+        return None  # an earlier version drew a line through anything
     return Expected(
-        *PowerLaw(**found["law"]).predict(flops),
+        *law.predict(flops),
         fit=path.name,
         runs=len(found["points"]),
         beyond=flops / largest,
@@ -173,22 +181,31 @@ def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
     )
 
 
+def _law(points: list[dict[str, Any]]) -> PowerLaw:
+    return fit_power_law([point["flops"] for point in points], [point["val_bpb"] for point in points])
+
+
 def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -> str:
     rows = [
         [point["run"], f"{point['parameters']:,}", f"{point['tokens']:,}", f"{point['flops']:.3e}", f"{point['val_bpb']:.5f}", f"{law.predict(point['flops'])[0]:.5f}"]
         for point in points
     ]  # fmt: skip
-    (name, value), floor = next(iter(rule.items())), f"{law.floor:.4f} + " if law.floor else ""
-    form = f"{METRIC} = {floor}{math.exp(law.a):.4g} x FLOPs^{law.b:.4f}"
-    kind = (
-        "with an irreducible term"
-        if floor
-        else "a line in log space: an irreducible term takes five sizes that show one"
-    )
-    lines = [f"{form}, at {value:,.4g} {name.replace('_', ' ')} ({kind}; {law.freedom} degrees of freedom)"]
-    for times in (2, 10):
+    (name, value), (floor, factor, exponent) = next(iter(rule.items())), law.likeliest()
+    form = f"{METRIC} = {f'{floor:.4f} + ' if floor else ''}{factor:.4g} x FLOPs^{exponent:.4f}"
+    sizes = len({point["flops"] for point in points})
+    lines = [
+        f"{form}, at {value:,.4g} {name.replace('_', ' ')}: the likeliest law; by these {sizes} sizes an irreducible term may be up to {law.highest_floor():.4f} (97.5 %)"
+    ]
+    for times in (2, 10, FARTHEST):
         y, low, high = law.predict(times * points[-1]["flops"])
         lines.append(
             f"at {times} times the FLOPs of the largest: {y:.4f}, 95 % of further runs from {low:.4f} to {high:.4f}"
+        )
+    lines.append(
+        "The values and intervals are over all laws, with and without an irreducible term, as far as these runs allow each."
+    )
+    if sizes == LEAST:
+        lines.append(
+            f"{LEAST} sizes are few: they can hardly tell a law from noise, hence the wide interval. Each further size narrows it."
         )
     return table(["run", "parameters", "tokens", "FLOPs", METRIC, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"

@@ -1,105 +1,123 @@
 """Power laws through few points: loss over compute, with the interval in which a further run is to be expected.
 
-The errors are taken as equal in log space. Three or four points bear two parameters, y = exp(a) x^b: a straight line in
-log space, of whose noise one or two degrees of freedom are left to judge. An irreducible term E, y = E + exp(a) x^b, takes
-five points at least, and is kept only where its own interval leaves 0 out: otherwise it is a name for the noise.
+y = floor + exp(a) x^b, with equal noise of ln y. Few points tell an irreducible term (the floor) from none badly, and far beyond
+them all depends on it; so none is chosen. For each floor of a grid the law is fitted, and all of them stand together, each with
+the weight that the points give it (a posterior). Before the points, no floor has half of the weight, floors up to 0.9 of the
+lowest y share the other half evenly; exponents between -0.01 and -1, and noises between 0.03 and 2 %, are equally likely by their
+logarithm. What the interval covers in simulation stands in docs/log.md (`python -m benchmarks.coverage`).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-LEAST, LEAST_WITH_FLOOR = 3, 5  # different x
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; the last one, for more of them too, errs on the wide side.
-T_975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)  # fmt: skip
+if TYPE_CHECKING:
+    import numpy as np
+
+LEAST = 3  # different x
+NO_FLOOR, HIGHEST_FLOOR, FLOORS = 0.5, 0.9, 60
+EXPONENTS = (0.01, 1.0)
+LEAST_NOISE, MOST_NOISE, NOISES = 0.0003, 0.02, 14
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = floor + exp(a) x^b. covariance: of (a, b), or (a, b, floor) where there is a floor; noise: of ln y, standard deviation."""
+    """y = floor + exp(a + b (ln x - middle)) for F floors and N noises of ln y, and how likely each pair is.
 
-    a: float
-    b: float
-    floor: float
-    covariance: list[list[float]]
-    noise: float
-    freedom: int
+    floors, a, b, middle, a_variance, b_variance: (F,), variances in units of the noise's. noises: (N,). weights: (F, N), of sum 1.
+    """
+
+    floors: "np.ndarray"
+    a: "np.ndarray"
+    b: "np.ndarray"
+    middle: "np.ndarray"
+    a_variance: "np.ndarray"
+    b_variance: "np.ndarray"
+    noises: "np.ndarray"
+    weights: "np.ndarray"
 
     def predict(self, x: float) -> tuple[float, float, float]:
-        """y at x, and the 95 % prediction interval of one further run there (its own noise included)."""
-        y, gradient = _value_and_gradient(self.a, self.b, self.floor, x, with_floor=len(self.covariance) == 3)
-        spread = sum(
-            gi * cij * gj
-            for gi, row in zip(gradient, self.covariance, strict=True)
-            for cij, gj in zip(row, gradient, strict=True)
-        )
-        half = t_975(self.freedom) * math.sqrt(max(spread, 0.0) + self.noise**2)
-        return y, y * math.exp(-half), y * math.exp(half)
+        """Return the median at x, and the 95 % prediction interval of one further run there (its own noise included)."""
+        median, low, high = (self._quantile(x, chance) for chance in (0.5, 0.025, 0.975))
+        return median, low, high
 
+    def chance_below(self, y: float, x: float) -> float:
+        """Return the chance that a further run at x ends below y."""
+        means, errors = self._further_run(x)
+        return self._chance_below(math.log(y), means, errors)
 
-def t_975(freedom: int) -> float:
-    return T_975[min(freedom, len(T_975)) - 1]
+    def likeliest(self) -> tuple[float, float, float]:
+        """Return floor, factor and exponent of y = floor + factor x^exponent that the points speak for most."""
+        best = int(self.weights.sum(axis=1).argmax())
+        a, b, middle = (float(values[best]) for values in (self.a, self.b, self.middle))
+        return float(self.floors[best]), math.exp(a - b * middle), b
+
+    def highest_floor(self) -> float:
+        """Return the floor that 97.5 % of the weight do not exceed."""
+        return float(self.floors[int((self.weights.sum(axis=1).cumsum() < 0.975).sum())])
+
+    def _further_run(self, x: float) -> "tuple[np.ndarray, np.ndarray]":
+        """(F, 1) ln y at x, and (F, N) its standard deviation."""
+        import numpy as np
+
+        away = math.log(x) - self.middle
+        power = np.exp(self.a + self.b * away)
+        y = self.floors + power
+        spread = 1 + (power / y) ** 2 * (self.a_variance + away**2 * self.b_variance)
+        return np.log(y)[:, None], np.sqrt(spread)[:, None] * self.noises
+
+    def _chance_below(self, log_y: float, means: "np.ndarray", errors: "np.ndarray") -> float:
+        return float((self.weights * _normal_below((log_y - means) / errors)).sum())
+
+    def _quantile(self, x: float, chance: float) -> float:
+        means, errors = self._further_run(x)
+        low, high = float((means - 8 * errors).min()), float((means + 8 * errors).max())
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._chance_below(middle, means, errors) < chance else (low, middle)
+        return math.exp(high)
 
 
 def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
-    """Least squares in log space. Raises ValueError for fewer than three different x."""
-    if len(set(x)) < LEAST:
-        raise ValueError(f"{len(set(x))} different x, and a line with an interval takes {LEAST}")
-    line = _fit(x, y, start=_line(x, y, floor=0.0), with_floor=False)
-    assert line is not None
-    if len(set(x)) < LEAST_WITH_FLOOR:
-        return line
-    lowest = min(y)
-    starts = [_line(x, y, floor=lowest * i / 200) for i in range(1, 200)]
-    best = min(starts, key=lambda start: _error(x, y, *start))
-    curve = _fit(x, y, start=best, with_floor=True)
-    if curve is None or curve.floor <= t_975(curve.freedom) * math.sqrt(curve.covariance[2][2]):
-        return line
-    return curve
-
-
-def _line(x: Sequence[float], y: Sequence[float], *, floor: float) -> tuple[float, float, float]:
-    """a, b and floor by linear regression of ln(y - floor) on ln x."""
-    u, v = [math.log(value) for value in x], [math.log(value - floor) for value in y]
-    u_mean, v_mean = sum(u) / len(u), sum(v) / len(v)
-    b = sum((p - u_mean) * (q - v_mean) for p, q in zip(u, v, strict=True)) / sum((p - u_mean) ** 2 for p in u)
-    return v_mean - b * u_mean, b, floor
-
-
-def _fit(
-    x: Sequence[float], y: Sequence[float], *, start: tuple[float, float, float], with_floor: bool
-) -> PowerLaw | None:
-    """Gauss-Newton from a start; None where it leaves the law's domain. A line is exact from its start."""
+    """Return the laws through the points. Raises ValueError for fewer than three different x, and where y does not fall."""
     import numpy as np
 
-    a, b, floor = start
-    for _ in range(50 if with_floor else 1):
-        values, rows = zip(*(_value_and_gradient(a, b, floor, p, with_floor=with_floor) for p in x), strict=True)
-        jacobian = np.array(rows)
-        residuals = np.array([math.log(q / value) for q, value in zip(y, values, strict=True)])
-        if not with_floor:
-            break
-        step = np.linalg.lstsq(jacobian, residuals, rcond=None)[0]
-        a, b, floor = a + step[0], b + step[1], floor + step[2]
-        if not 0 < floor < min(y):
-            return None
-        if max(abs(step)) < 1e-12:
-            break
-    freedom = len(x) - jacobian.shape[1]
-    noise = math.sqrt(float(residuals @ residuals) / freedom)
-    covariance = noise**2 * np.linalg.pinv(jacobian.T @ jacobian)
-    return PowerLaw(float(a), float(b), float(floor), covariance.tolist(), noise, freedom)
+    if len(set(x)) < LEAST:
+        raise ValueError(f"{len(set(x))} different x, and a law with an interval takes {LEAST}")
+    u, ys = np.log(np.array(x)), np.array(y)
+    floors = np.append(0.0, HIGHEST_FLOOR * min(y) * (np.arange(FLOORS) + 0.5) / FLOORS)
+    prior = np.append(NO_FLOOR, np.full(FLOORS, (1 - NO_FLOOR) / FLOORS))
+    # ln(y - floor) is a line in ln x; its noise is that of ln y times y / (y - floor), hence the weights.
+    over = ys - floors[:, None]
+    share, v = over / ys, np.log(over)
+    weight = share**2
+    total = weight.sum(axis=1)
+    middle, a = (weight * u).sum(axis=1) / total, (weight * v).sum(axis=1) / total
+    du, dv = u - middle[:, None], v - a[:, None]
+    across = (weight * du**2).sum(axis=1)
+    b = (weight * du * dv).sum(axis=1) / across
+    squares = (((dv - b[:, None] * du) * share) ** 2).sum(axis=1)
+    possible = (-b > EXPONENTS[0]) & (-b < EXPONENTS[1])
+    if not possible.any():
+        raise ValueError(
+            f"y changes as x^{b[0]:.3f}, and a law takes an exponent from -{EXPONENTS[0]} to -{EXPONENTS[1]}"
+        )
+    # Points that fit no law to 2 % bring their own measure of noise.
+    most = max(MOST_NOISE, 4 * math.sqrt(squares.min() / len(x)))
+    noises = np.geomspace(LEAST_NOISE, most, NOISES)
+    # a and b integrated out: they leave a factor noise^2 / sqrt(total across), and their prior 1 / |b|.
+    by_floor = np.where(possible, np.log(prior) - np.log(total * across) / 2 - np.log(np.abs(b)), -np.inf)
+    logs = by_floor[:, None] - (len(x) - 2) * np.log(noises) - squares[:, None] / (2 * noises**2)
+    weights = np.exp(logs - logs.max())
+    return PowerLaw(floors, a, b, middle, 1 / total, 1 / across, noises, weights / weights.sum())
 
 
-def _value_and_gradient(a: float, b: float, floor: float, x: float, *, with_floor: bool) -> tuple[float, list[float]]:
-    """y, and the derivatives of ln y by a, b and the floor."""
-    power = math.exp(a + b * math.log(x))
-    y = floor + power
-    share = power / y
-    return y, [share, share * math.log(x), *([1 / y] if with_floor else [])]
+def _normal_below(z: "np.ndarray") -> "np.ndarray":
+    """The normal distribution's chance below z, to 1e-7. Source: Abramowitz and Stegun, 7.1.26."""
+    import numpy as np
 
-
-def _error(x: Sequence[float], y: Sequence[float], a: float, b: float, floor: float) -> float:
-    return sum(
-        math.log(q / _value_and_gradient(a, b, floor, p, with_floor=True)[0]) ** 2 for p, q in zip(x, y, strict=True)
-    )
+    t = 1 / (1 + 0.3275911 * np.abs(z) / math.sqrt(2))
+    powers = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    beyond = powers * np.exp(-(z**2) / 2) / 2
+    return np.where(z < 0, beyond, 1 - beyond)

@@ -5,27 +5,13 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from pipeline.report.differences import code_of, differing_majors
-from pipeline.report.imports.imported_run import is_imported
+from pipeline.evals.intervals import student_t, two_sided
+from pipeline.report.differences import repeats
 from pipeline.report.run_data import RunData
 from pipeline.report.scores import Key, newest_scores
 from pipeline.report.tables import table
 
-CONFIDENCE = 0.05  # below this share of chance a difference is called more than noise
-
-
-def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
-    """The runs in groups that differ in nothing but train.seed, each seed once; order of first appearance."""
-    groups: list[list[RunData]] = []
-    for data in runs:
-        for group in groups:
-            if _repeats(group[0], data):
-                if all(_seed(data) != _seed(other) for other in group):
-                    group.append(data)
-                break
-        else:
-            groups.append([data])
-    return groups
+CHANCE = 0.05  # of calling noise a difference, in a whole table
 
 
 def seed_noise_text(runs: Sequence[RunData]) -> str:
@@ -34,20 +20,28 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
     scores = [[newest_scores(data) for data in group] for group in groups]
     keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
     rows: list[list[Any]] = []
-    compared = False
+    pairs: list[tuple[Sequence[float], Sequence[float]]] = []
     for key in keys:
         values = [[run[key].value for run in group if key in run] for group in scores]
         having = [(group, found) for group, found in zip(groups, values, strict=True) if found]
         if len(having) < 2 and (not having or len(having[0][1]) < 2):
             continue
-        compared = compared or len(having) > 1
         first = having[0][1]
         for n, (group, found) in enumerate(having):
-            rows.append([_what(key), _names(group), *_spread(found), verdict(first, found) if n else "the first"])
+            rows.append([_what(key), _names(group), *_spread(found), len(pairs) if n else "the first"])
+            pairs += [(first, found)] if n else []
     if not rows:
         return ""
+    judged = sum(max(len(first), len(other)) > 1 for first, other in pairs)
+    for row in rows:
+        row[-1] = verdict(*pairs[row[-1]], comparisons=judged) if isinstance(row[-1], int) else row[-1]
     text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
-    if compared and all(len(group) == 1 for group in groups):
+    if judged > 1:
+        text += (
+            f"\n{judged} comparisons stand here, so each is called a difference below p = {CHANCE}/{judged} = {CHANCE / judged:.2g} only: "
+            f"seed noise alone then gives one such call in {CHANCE:.0%} of tables. The p that are printed are of one comparison each.\n"
+        )
+    if pairs and not judged:
         text += (
             "\nNone of these runs has a repeat, so whether a difference is more than seed noise cannot be told. "
             "Run each recipe at least three times with other seeds (train.seed=1, 2, 3) and name all of them here.\n"
@@ -55,10 +49,12 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
     return text
 
 
-def verdict(first: Sequence[float], other: Sequence[float]) -> str:
-    """The difference of the means in standard errors, by Welch's t test where both have repeats.
+def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int = 1) -> str:
+    """Return the difference of the means in words: more than seed noise, or what these repeats could have told.
 
-    With one value on one side it is judged by the spread of the other side's repeats, taken to be the same on both.
+    By Welch's t test where both have repeats; with one value on one side by the spread of the other side's repeats, taken to be
+    the same on both. comparisons: how many are made, by which the chance of a false call is divided (Bonferroni). The smallest
+    difference named is the one that would just have been called; a true one of that size is called about every other time.
     """
     difference = mean(other) - mean(first)
     said = f"{difference:+.6f}"
@@ -78,39 +74,12 @@ def verdict(first: Sequence[float], other: Sequence[float]) -> str:
         return f"{said}; the repeats do not differ at all, so there is no noise to judge it by"
     t = difference / error
     chance = two_sided(t, freedom)
-    judged = "more than seed noise" if chance < CONFIDENCE else "within seed noise"
+    least = student_t(CHANCE / comparisons, freedom) * error
+    told = "more than seed noise" if chance < CHANCE / comparisons else "cannot be told from seed noise"
     return (
-        f"{said}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {judged}"
+        f"{said}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {told}; "
+        f"so many repeats tell differences from {least:.2g} on"
     )
-
-
-def two_sided(t: float, freedom: float) -> float:
-    """The chance of |T| >= |t| under Student's distribution, by Simpson's rule over the angle atan(t / sqrt(freedom))."""
-    if math.isinf(freedom):
-        return math.erfc(abs(t) / math.sqrt(2))
-    # With T = sqrt(v) tan(a) the density is proportional to cos(a)^(v - 1) on (-pi/2, pi/2).
-    steps = 2000
-    angle = math.atan(abs(t) / math.sqrt(freedom))
-    width = (math.pi / 2 - angle) / steps
-
-    def density(i: int) -> float:
-        return max(math.cos(angle + i * width), 0.0) ** (freedom - 1)
-
-    inner = sum((4 if i % 2 else 2) * density(i) for i in range(1, steps))
-    tail = width / 3 * (density(0) + inner + density(steps))
-    log_whole = 0.5 * math.log(math.pi) + math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2)
-    return min(2 * tail / math.exp(log_whole), 1.0)
-
-
-def _repeats(one: RunData, other: RunData) -> bool:
-    if is_imported(one) or is_imported(other) or _seed(one) is None or _seed(other) is None:
-        return False  # a log does not tell its seed
-    same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
-    return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
-
-
-def _seed(data: RunData) -> Any:
-    return (data.recipe.get("train") or {}).get("seed")
 
 
 def _names(group: Sequence[RunData]) -> str:

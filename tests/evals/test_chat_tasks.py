@@ -15,7 +15,7 @@ from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.chat.files import load_chat_tasks
 from pipeline.evals.chat.letters import chosen_letters, letter_ids
 from pipeline.evals.chat.results import chat_protocol, chat_results
-from pipeline.evals.chat.score import TaskScore, chat_numbers, score_chat_tasks, wilson_interval
+from pipeline.evals.chat.score import TaskScore, chat_interval, chat_numbers, score_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task
 from pipeline.evals.together import LeftEarly
 from pipeline.recipe.schema import Source
@@ -338,6 +338,18 @@ FIVE = [
 ]
 
 
+def test_the_interval_of_chat_core_is_that_of_tasks_that_err_independently_and_tells_of_tasks_without_a_right_answer():
+    many = [replace(one, n=100_000) for one in FIVE]
+    slopes = {"arc_easy": 4 / 3, "arc_challenge": 4 / 3, "mmlu": 4 / 3}
+    errors = [slopes.get(s.name, 1.0) * (s.accuracy * (1 - s.accuracy) / s.n) ** 0.5 for s in many]
+    half = 1.96 * sum(error**2 for error in errors) ** 0.5 / 5
+    value = chat_numbers(many)["chat/core"]
+    assert chat_interval(many, "chat/core", value) == pytest.approx((value - half, value + half), abs=half / 50)
+    wrong = [replace(score(one.name, 0.0), centred=0.0) for one in FIVE]
+    low, high = chat_interval(wrong, "chat/core_part", 0.0)
+    assert (low, 0.01 < high < 0.05) == (0.0, True)
+
+
 def test_chat_core_is_the_mean_of_the_five_centred_accuracies():
     numbers = chat_numbers(FIVE)
     assert numbers["chat/core"] == pytest.approx((0.5 + 0.0 + 0.25 + 0.1 + 0.05) / 5)
@@ -361,16 +373,6 @@ def test_a_file_of_another_length_than_the_official_set_is_not_complete(tasks, t
     assert spelling.complete
     official = replace(tasks[0], task=replace(tasks[0].task, rows=12))
     assert score_chat_tasks([official], model, tokenizer)[0].complete
-
-
-@pytest.mark.parametrize(("right", "n"), [(15, 50), (1, 1319), (0, 20), (20, 20), (7, 8)])
-def test_the_interval_s_ends_are_the_shares_that_the_found_one_is_1_96_deviations_from(right, n):
-    """Wilson's definition: where (right/n - p)^2 = z^2 p (1 - p) / n."""
-    for end in wilson_interval(right, n):
-        assert (right / n - end) ** 2 == pytest.approx(1.959963984540054**2 * end * (1 - end) / n, abs=1e-12)
-    low, high = wilson_interval(right, n)
-    assert 0 <= low <= right / n <= high <= 1
-    assert low < high
 
 
 def run_ranks(folder, checker, happens=""):

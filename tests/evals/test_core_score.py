@@ -1,7 +1,6 @@
 """The score of CORE: right answers as one item at a time gives them, its interval, its name, its limits, its ranks."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from pipeline.evals.core.prompts import Tokens, in_order, rows_of
 from pipeline.evals.core.results import closing_lines, core_results, numbers_of
 from pipeline.evals.core.score import CoreScore, TaskScore, score_core
 from pipeline.evals.core.tasks import TASKS
-from pipeline.evals.intervals import bootstrap_means, interval
 from pipeline.model.build import load_model
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle
@@ -139,6 +137,12 @@ def test_the_interval_of_the_mean_is_that_of_tasks_that_err_independently(bundle
         assert score.interval(version) == pytest.approx((middle - half, middle + half), abs=half / 10)
 
 
+def test_a_task_with_none_or_all_right_has_an_interval_that_is_no_point():
+    none, every = (TaskScore(TASKS[0], np.full(24, right), 24, 0).interval() for right in (False, True))
+    assert none == pytest.approx((0.0, 1 - 0.05 ** (1 / 24)))
+    assert every == pytest.approx((0.05 ** (1 / 24), 1.0))
+
+
 def test_a_model_whose_loss_is_no_number_has_no_score(bundle, tokenizer):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     model.get_input_embeddings().weight.data[7] = float("nan")
@@ -160,14 +164,6 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
     assert first["in_time"] == second["in_time"] == answers(alone)  # by the first one's clock
     assert first["failure"] == "RuntimeError: rank 0 broke"
     assert second["failure"].startswith("OtherRankFailed")
-
-
-def test_the_interval_of_an_accuracy_covers_what_its_items_could_have_given():
-    correct = np.array([True] * 30 + [False] * 70)
-    low, high = interval(bootstrap_means(correct))
-    resampled = [np.mean(random.Random(n).choices(correct, k=100)) for n in range(4000)]
-    assert (low, high) == pytest.approx(np.percentile(resampled, (2.5, 97.5)), abs=0.011)
-    assert interval(bootstrap_means(np.ones(10, bool))) == (1.0, 1.0)
 
 
 def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):

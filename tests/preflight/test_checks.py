@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import shutil
 import types
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.artifacts.errors import (
 from pipeline.hardware import device as device_module
 from pipeline.hardware.device import planned_device
 from pipeline.preflight import checks
+from pipeline.preflight.__main__ import main
 from pipeline.preflight.checks import find_notes, find_problems
 from pipeline.preflight.kernels import kernel_problems
 from pipeline.preflight.plan import make_plan
@@ -114,11 +116,27 @@ def test_a_model_that_waits_for_the_hub_needs_room_too(quickstart):
 
 def test_a_model_larger_than_the_device_is_refused_and_a_large_micro_batch_only_noted():
     fineweb = str(RECIPES / "fineweb_d24.yaml")
-    small = make_plan(read_recipe([fineweb]), planned_device("8xRTX3090"), processes=8)
+    small = make_plan(read_recipe([fineweb]), planned_device("8xL40S"), processes=8)
     assert find_problems(small, on_this_machine=False) == []
     assert any("16 rows are estimated to need" in note for note in find_notes(small))
     tiny = make_plan(read_recipe([fineweb]), planned_device("8xT4"), processes=8)
     assert "no micro-batch fits" in messages(find_problems(tiny, on_this_machine=False), OutOfMemoryError)[0]
+
+
+def test_a_device_that_does_not_hold_one_row_is_refused():
+    fineweb = str(RECIPES / "fineweb_d24.yaml")
+    plan = make_plan(read_recipe([fineweb]), planned_device("8xRTX3090"), processes=8)
+    assert plan.memory.fixed < 24 * 2**30 < 0.9 * plan.least_memory.total < plan.memory.total
+    assert "one row is estimated to need" in messages(find_problems(plan, on_this_machine=False), OutOfMemoryError)[0]
+
+
+def test_the_last_line_of_a_plan_that_may_not_fit_says_so_and_what_to_write(capsys):
+    def last_line(*arguments):
+        assert main([str(RECIPES / "fineweb_d24.yaml"), *arguments]) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert re.search(r"may not fit: .*16 rows are estimated to need .* of the device's 24\.0 GiB", last_line("run.hardware=1xRTX4090"))  # fmt: skip
+    assert last_line("run.hardware=8xB200") == "nothing was found that would stop this run"
 
 
 def test_more_processes_than_rows_are_refused_and_padding_is_noted(quickstart):

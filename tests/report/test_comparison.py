@@ -1,7 +1,9 @@
 """The comparison says what differs, puts curves on common axes, and calls a difference real only beyond seed noise."""
 
 import csv
+import re
 
+import numpy as np
 import pytest
 import yaml
 
@@ -11,10 +13,10 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.__main__ import main
 from pipeline.report.aligned import curves_of, flops_per_token
 from pipeline.report.comparison import comparison
-from pipeline.report.differences import differing_majors
+from pipeline.report.differences import differing_majors, repeats
 from pipeline.report.imports.logs import read_runs
 from pipeline.report.run_data import read_run
-from pipeline.report.seed_noise import repeats, two_sided, verdict
+from pipeline.report.seed_noise import verdict
 
 SHAPE = {"device": "NVIDIA H100 80GB HBM3", "processes": 8, "dtype": "bfloat16", "compiled": True, "attention": "sdpa", "micro_batch": 16}  # fmt: skip
 
@@ -102,7 +104,10 @@ def test_more_than_one_major_variable_is_warned_of_and_one_is_not(tmp_path):
     assert cells(text, "tokens of a step") == ["1000", "2000"]
     text = comparison([a, write_run(tmp_path / "c", recipe={"model.n_layer": 5}, commit="def")])
     assert "Warning" not in text
-    assert "One major variable differs from a (c: model shape)" in text
+    assert (
+        "One major variable differs from a (c: model shape). Not every recipe has repeats with other seeds here" in text
+    )
+    assert "is its effect" not in text
     assert cells(text, "git.commit") == ["abc", "def"]
     assert "No major variable differs" in comparison([a, a])
 
@@ -158,7 +163,7 @@ def test_repeats_are_runs_that_differ_in_nothing_but_the_seed(tmp_path):
 def test_a_difference_is_judged_by_welchs_test(tmp_path):
     # t = 8.2 / 0.9798, 7.95 degrees of freedom by hand; p from tables of Student's distribution.
     assert "-0.300000, 3.67 standard errors (Welch, 4.0 degrees of freedom, p = 0.021): more than seed noise" in verdict([1.0, 1.1, 1.2], [0.7, 0.8, 0.9])  # fmt: skip
-    assert "within seed noise" in verdict([1.0, 1.1, 1.2], [1.05, 1.15, 1.0])
+    assert "cannot be told from seed noise" in verdict([1.0, 1.1, 1.2], [1.05, 1.15, 1.0])
     assert "one run against the spread of the other's repeats, 2.0 degrees of freedom" in verdict(
         [1.0, 1.1, 1.2], [3.0]
     )
@@ -166,12 +171,48 @@ def test_a_difference_is_judged_by_welchs_test(tmp_path):
     assert "do not differ at all" in verdict([1.0, 1.0], [0.9, 0.9])
 
 
-@pytest.mark.parametrize(
-    ("t", "freedom", "chance"),
-    [(12.706, 1, 0.05), (4.303, 2, 0.05), (2.776, 4, 0.05), (3.250, 9, 0.01), (2.042, 30, 0.05), (0.0, 3, 1.0), (1.96, float("inf"), 0.05)],
-)  # fmt: skip
-def test_chances_are_those_of_the_tables_of_students_distribution(t, freedom, chance):
-    assert two_sided(t, freedom) == pytest.approx(chance, rel=2e-3)
+def test_a_verdict_names_the_smallest_difference_that_so_many_repeats_tell():
+    first, other = [1.0, 1.1, 1.2], [1.05, 1.15, 1.0]
+    said = verdict(first, other)
+    least = float(re.search(r"tell differences from ([\d.]+) on", said)[1])
+    assert "more than seed noise" in verdict(
+        first, [v + 1.05 * least + 1 / 30 for v in other]
+    )  # the means lie 1/30 apart
+    assert "cannot be told" in verdict(first, [v + 0.95 * least + 1 / 30 for v in other])
+    # One degree of freedom: 12.71 standard errors, however many a difference seems to be.
+    assert "cannot be told from seed noise; so many repeats tell differences from 0.22 on" in verdict(
+        [1.0, 1.02], [0.9]
+    )
+
+
+def test_several_comparisons_share_the_chance_of_a_false_call(tmp_path):
+    pair = [1.0, 1.1, 1.2], [0.7, 0.8, 0.9]  # p = 0.021
+    assert "more than seed noise" in verdict(*pair, comparisons=2)
+    assert "cannot be told from seed noise" in verdict(*pair, comparisons=3)
+    runs = [write_run(tmp_path / f"{n}{seed}", bpb=1 + seed / 100, recipe={"train.seed": seed, "model.n_layer": n}) for n in (4, 5, 6) for seed in (0, 1)]  # fmt: skip
+    text = comparison(runs)
+    assert "2 comparisons stand here, so each is called a difference below p = 0.05/2 = 0.025 only" in text
+    assert "comparisons stand here" not in comparison(runs[:4])
+
+
+def test_a_difference_is_laid_to_a_variable_only_where_each_recipe_has_repeats(tmp_path):
+    runs = [write_run(tmp_path / f"{n}{seed}", recipe={"train.seed": seed, "model.n_layer": n}) for n in (4, 5) for seed in (0, 1)]  # fmt: skip
+    text = comparison(runs)
+    assert (
+        "One major variable differs from 40 (50: model shape; 51: model shape): what the figures show beyond the noise of the seed is its effect."
+        in text
+    )
+    assert "Warning" not in text  # that the seeds differ as well is what repeats are for
+    assert "is its effect" not in comparison(runs[:3])
+    assert "(41: seed): how far the figures lie apart is what another seed does" in comparison(runs[:2])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_runs_that_are_as_good_are_called_different_in_5_of_100_tables(count):
+    draws = np.random.default_rng(0)
+    tables = [[verdict(draws.normal(1, 0.002, count), draws.normal(1, 0.002, count), comparisons=3) for _ in range(3)] for _ in range(200)]  # fmt: skip
+    called = sum(any("more than seed noise" in said for said in table) for table in tables)
+    assert called <= 20  # 5 % and three standard errors
 
 
 def test_bpb_of_repeats_is_compared_with_its_spread_and_single_runs_are_told_what_to_do(tmp_path):
@@ -186,7 +227,7 @@ def test_bpb_of_repeats_is_compared_with_its_spread_and_single_runs_are_told_wha
     text = comparison(runs)
     line = next(line for line in text.splitlines() if "| b0, b1, b2 | 3 |" in line)
     assert "0.910000 | 0.010000 | -0.100000, 12.25 standard errors (Welch, 4.0 degrees of freedom" in line
-    assert line.endswith("more than seed noise |")
+    assert line.endswith("more than seed noise; so many repeats tell differences from 0.023 on |")
     text = comparison([runs[0], runs[3]])
     assert "one run each: cannot be told from seed noise" in text
     assert "Run each recipe at least three times with other seeds (train.seed=1, 2, 3)" in text

@@ -4,7 +4,7 @@ from typing import Any
 
 from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.evals.chat.files import LoadedTask
-from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_numbers
+from pipeline.evals.chat.score import CHAT_CORE, MEANS, TaskScore, chat_interval, chat_numbers
 from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.watched import chat_texts
 
@@ -53,7 +53,8 @@ def chat_results(
         together = Protocol({"score": "chat", "tasks": {task: dict(protocols[task].parts) for task in tasks_of_mean}})
         accuracies = {score.name: score.accuracy for score in scores if score.name in tasks_of_mean}
         found = clean_mean(accuracies, cleaned, lambda task, accuracy: loaded_by_name[task].task.centred(accuracy))
-        about = {"name": name, "value": value, **together.row(), "tasks": list(tasks_of_mean)}
+        low, high = chat_interval(scores, name, value)
+        about = {"name": name, "value": value, "low": low, "high": high, **together.row(), "tasks": list(tasks_of_mean)}
         means.append(about | contamination_of(found))
     return means + rows
 
@@ -113,4 +114,8 @@ def closing_lines(scores: list[TaskScore]) -> list[str]:
     if not means:
         missing = [name for name in CHAT_CORE if name not in {score.name for score in scores}]
         return [f"no ChatCORE without {', '.join(missing)}"]
-    return [f"{name}: {value:.6f}" for name, value in means.items()]
+    lines = []
+    for name, value in means.items():
+        low, high = chat_interval(scores, name, value)
+        lines.append(f"{name}: {value:.6f}  (95 % {low:.4f} to {high:.4f})")
+    return lines

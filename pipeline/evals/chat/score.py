@@ -9,7 +9,8 @@ from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.chat.files import LoadedTask
 from pipeline.evals.chat.letters import letter_ids
 from pipeline.evals.chat.share import Examiner, Share
-from pipeline.evals.chat.tasks import ChatTask
+from pipeline.evals.chat.tasks import BUILT_IN, ChatTask
+from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.choose import choose_isolation
 from pipeline.evals.sandbox.run import Isolation
 from pipeline.evals.together import first_ranks_word, gathered_over_ranks
@@ -26,7 +27,7 @@ class TaskScore:
     """One task's result over all ranks.
 
     n: items scored, the first of the `of` that its files hold. complete: whether they are the whole official test set.
-    centred: 0 for guessing, 1 for all right. interval: of the accuracy, 95 % (Wilson). correct: by item, in their order.
+    centred: 0 for guessing, 1 for all right. interval: of the accuracy, 95 %. correct: by item, in their order.
     too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the slowest
     rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
     programs of the task were run in, None where there are none. window: the model's positions, None for any number.
@@ -124,13 +125,12 @@ def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
     return numbers
 
 
-def wilson_interval(right: int, n: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of right out of n (Wilson 1927)."""
-    z = 1.959963984540054
-    middle = (right + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(right * (n - right) / n + z * z / 4)
-    # At the ends the two differ by rounding alone.
-    return middle - half if right else 0.0, middle + half if right < n else 1.0
+def chat_interval(scores: list[TaskScore], name: str, value: float) -> tuple[float, float]:
+    """Return the 95 % interval of a mean of `chat_numbers`, given its value."""
+    chosen = [score for score in scores if score.name in MEANS[name.removesuffix("_part")]]
+    shares = [(round(score.accuracy * score.n), score.n) for score in chosen]
+    slopes = [1 / (1 - BUILT_IN[score.name].baseline) for score in chosen]
+    return mean_interval(shares, slopes=slopes, value=value)
 
 
 def require_ready(
@@ -183,7 +183,7 @@ def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None, 
         complete=n == of and of == (loaded.task.rows or of),
         accuracy=right / n,
         centred=loaded.task.centred(right / n),
-        interval=wilson_interval(right, n),
+        interval=share_interval(right, n),
         correct=[correct[number] for number in range(n)],
         too_long=sum(share.too_long for share in shares),
         seconds=max(share.seconds for share in shares),

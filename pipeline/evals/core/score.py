@@ -14,7 +14,7 @@ from pipeline.evals.continuations import score_rows
 from pipeline.evals.core.bundle import Bundle
 from pipeline.evals.core.prompts import LongPrompts, Row, Tokens, in_order, rows_of
 from pipeline.evals.core.tasks import TASKS, CoreTask
-from pipeline.evals.intervals import bootstrap_means, interval
+from pipeline.evals.intervals import bootstrap_means, interval, share_interval
 from pipeline.evals.together import first_ranks_word
 from pipeline.tokenizer.specials import document_start
 
@@ -40,7 +40,8 @@ class TaskScore:
         return float(self.correct.mean())
 
     def interval(self) -> tuple[float, float]:
-        return interval(bootstrap_means(self.correct))
+        """Return the accuracy's 95 % interval."""
+        return share_interval(int(self.correct.sum()), len(self.correct))
 
 
 @dataclass(frozen=True)
