@@ -69,6 +69,13 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def process_start() -> float:
+    """Return when this process began, in seconds since 1970: imports came after it."""
+    import psutil
+
+    return psutil.Process().create_time()
+
+
 def cpu_name() -> str:
     """The processor's name as the system gives it."""
     for line in _cpuinfo():

@@ -20,6 +20,7 @@ from pipeline.artifacts.failures import record_failures_in
 from pipeline.artifacts.rows import append_row, last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redacted
+from pipeline.hardware.cpu import process_start
 from pipeline.hub.resume import restore_from_hub
 from pipeline.preflight.fork import can_fork, parent_of
 from pipeline.recipe import Recipe, dump_recipe
@@ -125,7 +126,13 @@ def _record_attempt(
     )
     directory.keep_in_place()
     step = (step_of(checkpoint) or 0) if checkpoint else 0
-    row: dict[str, Any] = {"event": "attempt", "attempt": attempt, "step": step, "time": time.time()}
+    row: dict[str, Any] = {
+        "event": "attempt",
+        "attempt": attempt,
+        "step": step,
+        "time": time.time(),
+        "began": process_start(),
+    }
     append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
     going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
     print(f"run {directory.path}: {going_on}", flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.user_code import CodeFolder, guarded, import_attribute
-from pipeline.recipe.sizes import KEYS_SEEN, Convention, layer_windows
+from pipeline.recipe.sizes import KEYS_SEEN, Convention, KeysSeen, layer_windows
 from pipeline.recipe.transformers_config import known_fields
 
 # What a layer may do with the keys of its row, as config.layer_types names it; of others the products say too little.
@@ -66,11 +66,11 @@ class CountedSizes:
     def table_parameters(self) -> int:
         return self.counts["embeddings"]
 
-    def flops_per_token(self, convention: Convention = "exact_causal") -> float | None:
-        """FLOPs of forward and backward per row position, in the conventions of Sizes; None where they are not known."""
+    def flops_per_token(self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None) -> float | None:
+        """Return the FLOPs of forward and backward per row position, as Sizes does; None where they are not known."""
         if self.linear is None:
             return None
-        seen = KEYS_SEEN[convention]
+        seen = seen or KEYS_SEEN[convention]
         return FORWARD_AND_BACKWARD * (
             self.linear + sum(pair * seen(window, self.row_tokens) for pair, window in self.pairs)
         )

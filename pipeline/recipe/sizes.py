@@ -30,8 +30,9 @@ def mean_visible_keys(window: int, rows: int) -> float:
     return (window * (window + 1) / 2 + (rows - window) * window) / rows
 
 
+KeysSeen = Callable[[int, int], float]
 # Keys counted for a query, by (window, rows). A query of nanochat's window w sees w + 1 keys, and its formula counts w.
-KEYS_SEEN: dict[str, Callable[[int, int], float]] = {
+KEYS_SEEN: dict[str, KeysSeen] = {
     "exact_causal": mean_visible_keys,
     "nanochat": lambda window, rows: window - 1 if window < rows else rows,
     "full": lambda window, rows: rows,
@@ -101,15 +102,16 @@ class Sizes:
         """NorMuon's second state: a row or column of each matrix of the blocks."""
         return self.n_layer * (4 * max(self.n_embd, self.n_head * self.head_dim) + 2 * self.n_inner)
 
-    def flops_per_token(self, convention: Convention = "exact_causal") -> float:
+    def flops_per_token(self, convention: Convention = "exact_causal", *, seen: KeysSeen | None = None) -> float:
         """FLOPs of forward and backward per row position.
 
         All three count 6 per parameter of a matrix product. exact_causal counts each visible query-key pair once,
         windows included. nanochat counts min(window, row) keys for every query. full counts every pair of the row, as
-        eager attention computes them. Left out by all: norms, softmax, rotary turns, the optimizer.
+        eager attention computes them. Left out by all: norms, softmax, rotary turns, the optimizer. seen: mean keys of a
+        query instead, as counted in rows whose documents are isolated.
         """
         pair = 12 * self.n_head * self.head_dim
-        seen = KEYS_SEEN[convention]
+        seen = seen or KEYS_SEEN[convention]
         linear = self.parameters()["scaling"] + SMEAR_GATE_CHANNELS * self.smear
         return 6 * linear + pair * sum(seen(window, self.row_tokens) for window in self.windows)
 

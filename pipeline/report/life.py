@@ -34,7 +34,6 @@ def attempts_text(data: RunData) -> str:
         start = starts.get(attempt, {})
         following = starts.get(numbers[n + 1], {}).get("step") if n + 1 < len(numbers) else None
         lost = None if reached is None or following is None else max(reached - following, 0)
-        began = start.get("time", began)
         rows.append([attempt, date(began), start.get("step"), reached, f"{(last - began) / 60:.1f} min", number(lost)])
     head = ["attempt", "began", "from step", "last logged step", "ran", "steps lost"]
     return filled_table(head, rows)

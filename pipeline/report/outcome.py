@@ -95,7 +95,7 @@ def mean_step_s(data: RunData) -> float | None:
 
 
 def wall_s(data: RunData) -> float | None:
-    """Seconds from each attempt's start to the last thing that it recorded, over all attempts, evaluations and saves included."""
+    """Return the seconds from each attempt's start to the last sign of it, over all attempts, evaluations and saves included."""
     return sum(last - began for _, began, last in data.running) or None
 
 

@@ -122,12 +122,21 @@ class RunData:
 
     @cached_property
     def running(self) -> list[tuple[int, float, float]]:
-        """(attempt, began, last sign of life) in seconds since 1970; from its first row to its last one."""
+        """(attempt, began, last sign of life) in seconds since 1970: from the start of its process, as far as its first row
+        tells that, to its last row; of the last attempt to its end, where the manifest or failure.json tells it."""
         written = Columns.of(self.all_rows)
         rows, times = written.column("time")
         attempts = written.beside("attempt", rows, missing=0)
-        spans = ((n, times[attempts == n]) for n in np.unique(attempts))
-        return [(int(n), float(own.min()), float(own.max())) for n, own in spans]
+        spans = {
+            int(n): (float(times[attempts == n].min()), float(times[attempts == n].max())) for n in np.unique(attempts)
+        }
+        began = {row.get("attempt"): row["began"] for _, row in written.events("attempt") if "began" in row}
+        running = [(n, min(first, began.get(n, first)), last) for n, (first, last) in spans.items()]
+        ends = [self.manifest.get("ended"), self.manifest.get("finished"), (self.failure or {}).get("time")]
+        if running and running[-1][0] == self.manifest.get("attempts"):
+            attempt, first, last = running[-1]
+            running[-1] = attempt, first, max([last, *(end for end in ends if isinstance(end, (int, float)))])
+        return running
 
     def up_to(self, step: int) -> "RunData":
         """The run as it was when it had made that step: what it measured later says nothing about its model then."""
@@ -135,6 +144,7 @@ class RunData:
         last = max((row["time"] for row in rows if "time" in row), default=0.0)
         return replace(
             self,
+            manifest={key: value for key, value in self.manifest.items() if key not in ("ended", "finished")},
             rows=rows,
             all_rows=[row for row in self.all_rows if row.get("time", 0.0) <= last],
             samples=[row for row in self.samples if row.get("step", 0) <= step],

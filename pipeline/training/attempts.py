@@ -5,8 +5,11 @@ from typing import Any
 
 
 def first_start(rows: Iterable[dict[str, Any]]) -> float | None:
-    """Seconds since 1970 at which the run's first attempt began; None where no row says it."""
-    return next((row["time"] for row in rows if row.get("event") == "attempt"), None)
+    """Return the seconds since 1970 at which the process of the run's first attempt began; None where no row says it.
+
+    Its row was written after imports and checks; runs of earlier versions have no other time.
+    """
+    return next((row.get("began", row["time"]) for row in rows if row.get("event") == "attempt"), None)
 
 
 def lost_steps(rows: Iterable[dict[str, Any]]) -> int:

@@ -200,6 +200,8 @@ def build_trainer(
             compute_format(bf16=bf16, fp16=bool(args.fp16), tf32=bool(args.tf32), fp8=bool(recipe.train.get("fp8")))
         ),
         bf16_peak=peaks.get("bfloat16"),
+        windows=[min(window, recipe.data.row_tokens) for window in sizes.windows],
+        isolated_flops=lambda seen: sizes.flops_per_token("exact_causal", seen=seen),
     )
     lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
     tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=f"{recipe.path}: evals.tasks")

@@ -1,11 +1,12 @@
 """Rates of a run: step time, tokens a second, MFU, time left; without evaluations and saves."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
+from pipeline.hardware.cpu import process_start
+from pipeline.recipe.sizes import KeysSeen
 
 
 class StepMeter:
@@ -13,6 +14,8 @@ class StepMeter:
 
     flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
     compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
+    windows, isolated_flops: keys that the layers' queries see at most, and the exact FLOPs by the mean of those they saw
+    (recipe/sizes.py): rows whose documents are isolated have fewer pairs than their length says.
     """
 
     EMA = 0.9
@@ -26,9 +29,16 @@ class StepMeter:
         flops_per_token: dict[str, float | None],
         peak: float | None,
         bf16_peak: float | None,
+        windows: Sequence[int] = (),
+        isolated_flops: Callable[[KeysSeen], float | None] | None = None,
     ):
         self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
         self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
+        self.isolated_flops = isolated_flops
+        self._keys, self._positions = (
+            dict.fromkeys(windows, 0),
+            0,
+        )  # of this rank's isolated rows since the last reading
         self.total_s = 0.0
         self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.logged = 0.0, 0
@@ -56,6 +66,14 @@ class StepMeter:
         finally:
             self._paused_s += time.perf_counter() - started
             self._paused_at = None
+
+    def look(self, batch: dict[str, Any]) -> None:
+        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands before it in
+        its document, as far as the window goes."""
+        if (positions_BT := batch.get("position_ids")) is not None:
+            self._positions += positions_BT.numel()
+            for window in self._keys:
+                self._keys[window] += int((positions_BT + 1).clamp(max=window).sum())
 
     def step(self, targets: int) -> None:
         """One optimizer step is about to be made on that many targets."""
@@ -90,7 +108,7 @@ class StepMeter:
         }
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
-        exact, nanochat = (self.flops_per_token.get(name) for name in ("exact_causal", "nanochat"))
+        exact, nanochat = self._exact_flops(), self.flops_per_token.get("nanochat")
         if exact:
             numbers["perf/tflops_per_gpu"] = exact * tokens_per_s / self.world_size / 1e12
         if exact and self.peak:
@@ -98,6 +116,14 @@ class StepMeter:
         if nanochat and self.bf16_peak:
             numbers["perf/bf16_mfu_pct"] = 100 * nanochat * tokens_per_s / self.world_size / self.bf16_peak
         return numbers
+
+    def _exact_flops(self) -> float | None:
+        """Return the exact FLOPs of a row position of the interval."""
+        positions, keys = self._positions, self._keys
+        if not positions or self.isolated_flops is None:
+            return self.flops_per_token.get("exact_causal")
+        self._keys, self._positions = dict.fromkeys(keys, 0), 0
+        return self.isolated_flops(lambda window, rows: keys[min(window, rows)] / positions)
 
     def _elapsed(self) -> float:
         """Seconds of steps since the last reading."""
@@ -124,4 +150,4 @@ class StepMeter:
 
 
 def _since_process_start() -> float:
-    return time.time() - psutil.Process().create_time()
+    return time.time() - process_start()

@@ -95,9 +95,14 @@ class TandemTrainer(Trainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
             device=self.args.device,
-            look=self.text.look,
+            look=self._look,
         )
         return self.loader
+
+    def _look(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Count what a batch holds while it is on the host; returns the tensors that it gets with it."""
+        self.meter.look(batch)
+        return self.text.look(batch)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device

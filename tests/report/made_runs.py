@@ -53,9 +53,9 @@ def found(data: RunData, rule: str) -> Finding:
 
 
 def noisy(values: Any, *, share: float = 0.02, seed: int = 0) -> list[float]:
-    """The values with normal noise of that share of each."""
+    """The values with normal noise of that share of each, none of which turns its sign."""
     values = np.asarray(values, dtype=float)
-    return (values * (1 + share * np.random.default_rng(seed).standard_normal(values.size))).tolist()
+    return (values * np.maximum(1 + share * np.random.default_rng(seed).standard_normal(values.size), 0.05)).tolist()
 
 
 def falling(count: int, *, start: float = 8.0, end: float = 3.0) -> np.ndarray:
@@ -68,23 +68,27 @@ SCHEDULE = {"warmup_steps": 40, "decay_fraction": 0.65, "decay": "linear", "fina
 
 
 def sound_run(count: int = 400, **changes: Any) -> RunData:
-    """A run as it should be, of `count` steps, each logged; changes: series that are other ones."""
+    """A run as it should be, of `count` steps, each logged; changes: series that are other ones,
+    from which those follow that must."""
     from pipeline.recipe.schema import Schedule
     from pipeline.training.schedules import learning_rate_multiplier
 
     steps = range(1, count + 1)
     rate = [learning_rate_multiplier(Schedule(**SCHEDULE), step - 1, count) for step in steps]
     loss = falling(count)
+    norms = changes.get("optim/grad_norm") or noisy(np.linspace(0.9, 0.5, count), share=0.25)
+    step_s = changes.get("perf/step_s") or noisy([0.5] * count)
     series = {
         "train/loss": noisy(loss),
         "optim/lr": [0.01 * r for r in rate],
         "optim/lrm": rate,
-        "optim/grad_norm": noisy(np.linspace(0.9, 0.5, count), share=0.25),
-        "optim/clip_frac": [1.0 if step < count / 10 else 0.0 for step in steps],
+        "optim/lr/matrices": [0.01 * r for r in rate],
+        "optim/grad_norm": norms,
+        "optim/clip_frac": [float(norm > 1.0) for norm in norms],
         "val/loss": {step: loss[step - 1] * 1.03 for step in range(50, count + 1, 50)},
         "val/bpb": {step: loss[step - 1] / 2.7 for step in range(50, count + 1, 50)},
-        "perf/step_s": noisy([0.5] * count),
-        "perf/total_s": [0.5 * step for step in steps],
+        "perf/step_s": step_s,
+        "perf/total_s": np.cumsum(step_s).tolist(),
         "perf/eval_s": dict.fromkeys(range(50, count + 1, 50), 1.0),
         "perf/mfu_pct": [45.0] * count,
         "perf/slowest_rank": [1.02] * count,
@@ -106,11 +110,14 @@ def sound_run(count: int = 400, **changes: Any) -> RunData:
         {name: values for name, values in series.items() if values is not None},
         recipe={
             "data": {"row_tokens": 256, "batch_tokens": 2048},
-            "optimizer": {"type": "muon_adamw", "schedule": SCHEDULE},
+            "optimizer": {"type": "muon_adamw", "groups": {"matrices": {"learning_rate": 0.01}}, "schedule": SCHEDULE},
             "train": {"max_steps": count, "max_grad_norm": 1.0, "save_steps": count // 2},
         },
         manifest={
             "status": "finished",
+            "attempts": 1,
+            "model": {"parameters": 1_000_000},
+            "plan": {"parameters": 1_000_000},
             "shares": {"books": {"lost": {"padded": 0.004, "cropped": 0.0, "too long": 0.0}}},
             "inputs": {"validation_bytes": {"val/bpb": 1_000_000}},
         },

@@ -34,5 +34,10 @@ def test_a_step_that_a_later_attempt_goes_back_behind_on_purpose_is_lost_too():
     assert lost_steps(rows) == 15
 
 
+def test_a_run_begins_with_its_process_which_imports_before_it_writes():
+    rows = [{**attempt(0, time=25.0), "began": 5.0}, *logged(1), {**attempt(0, time=90.0), "began": 80.0}]
+    assert first_start(rows) == 5.0
+
+
 def test_without_a_row_of_an_attempt_no_start_is_known():
     assert first_start(logged(1)) is None

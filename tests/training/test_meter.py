@@ -4,7 +4,9 @@ import time
 
 import psutil
 import pytest
+import torch
 
+from pipeline.recipe.sizes import Sizes
 from pipeline.training.meter import StepMeter
 
 
@@ -23,3 +25,38 @@ def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_
     meter.begin()
     meter.step(1)
     assert "perf/first_step_s" not in meter.read(step=3, loss=1.0, wait_s=0.0)
+
+
+def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_across():
+    rows, window = 8, 3
+    sizes = Sizes(
+        n_layer=2, n_embd=4, n_head=2, n_kv_head=2, head_dim=2, n_inner=8, vocab_size=5, vocab_rows=5, row_tokens=rows, windows=[rows, window]
+    )  # fmt: skip
+    exact = {"exact_causal": sizes.flops_per_token("exact_causal")}
+    meter = StepMeter(
+        batch_tokens=16,
+        max_steps=9,
+        world_size=1,
+        flops_per_token=exact,
+        peak=None,
+        bf16_peak=None,
+        windows=sizes.windows,
+        isolated_flops=lambda seen: sizes.flops_per_token("exact_causal", seen=seen),
+    )
+    lengths = [[3, 5], [8]]
+    positions_BT = torch.tensor([[at for length in row for at in range(length)] for row in lengths])
+    for number, (batch, conversations) in enumerate(
+        [({"position_ids": positions_BT}, lengths), ({"position_ids": positions_BT[1:]}, lengths[1:]), ({}, [[8]])], 1
+    ):
+        meter.begin()
+        meter.look(batch)
+        meter.step(1)
+        numbers = meter.read(step=number, loss=1.0, wait_s=0.0)
+        # Each query sees itself and what is before it in its conversation, as far as the layer's window goes.
+        pairs = [
+            sum(min(at + 1, seen) for row in conversations for length in row for at in range(length))
+            for seen in (rows, window)
+        ]
+        wanted = 6 * sizes.scaling + 12 * 2 * 2 * sum(pairs) / (rows * len(conversations))
+        assert numbers["perf/tflops_per_gpu"] * 1e12 / numbers["perf/tok_per_s"] == pytest.approx(wanted)
+    assert wanted == exact["exact_causal"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts.columns import Columns
+from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
 
 OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
@@ -112,10 +113,26 @@ class Figures:
         """Whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
 
+    def schedule(self) -> Schedule | None:
+        """Return the recipe's schedule of groups, None when it does not say.
+
+        recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
+        (preflight/horizon.py).
+        """
+        settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
+        if not settings or self.recipe("optimizer.type", "trainer") == "trainer":
+            return None
+        schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        in_epochs = self.recipe("train.num_train_epochs") and not self.recipe("train.max_steps")
+        if in_epochs and steps and schedule.warmup_steps == Schedule().warmup_steps:
+            schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)
+        return schedule
+
     def warmup_steps(self) -> int | None:
         """Steps of warm-up by the recipe, None when it does not say."""
         if self.recipe("optimizer.type", "trainer") != "trainer":
-            return self.recipe("optimizer.schedule.warmup_steps")
+            schedule = self.schedule()
+            return schedule.warmup_steps if schedule and "warmup_steps" in self.recipe("optimizer.schedule") else None
         warmup = self.recipe("train.warmup_steps")
         if warmup is None or warmup >= 1:
             return None if warmup is None else int(warmup)

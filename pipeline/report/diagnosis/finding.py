@@ -7,15 +7,15 @@ from typing import Literal
 from pipeline.report.diagnosis.figures import Figures
 
 LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
-Level = Literal["healthy", "note", "trouble", "unknown"]
+Level = Literal["healthy", "note", "trouble", "contradiction", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """What one rule says of one run.
 
-    level: trouble asks for an investigation, a note is worth knowing, unknown: the numbers that the rule needs are not
-    there. evidence: numbers and steps, "" when unknown.
+    level: contradiction: two numbers cannot both be right; trouble asks for an investigation, a note is worth knowing,
+    unknown: the numbers that the rule needs are not there. evidence: numbers and steps, "" when unknown.
     """
 
     rule: str

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from pipeline.recipe.schema import Schedule
 from pipeline.report.diagnosis.figures import Figures
-from pipeline.report.diagnosis.finding import Rule, Verdict, rule
+from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
 from pipeline.report.diagnosis.robust import error_of_difference, median, noise, windows
 from pipeline.training.schedules import learning_rate_multiplier
 
@@ -12,6 +11,7 @@ LOGGED, STEPS = 12, 50  # of a loss before its fall is judged: three values at e
 FALL_FROM_SCRATCH = 0.05
 WINDOWS = 10
 RISE = 0.05
+RISES_NOTE, RISES_TROUBLE, RISES_ERRORS = 0.01, 0.02, 3  # of windows' medians, and beyond that many standard errors
 STALLED_FALL, STALL_STEPS, STALL_LOGGED = 0.01, 200, 30
 HIGH_RATE = 0.5  # of the peak: a loss that stands while the rate is still high has no schedule to explain it
 RATE_TOLERANCE = 0.006  # imported lines round the multiplier to two decimals
@@ -32,9 +32,8 @@ COMPARED = 10_000  # logged multipliers of a long run: a moment
 )
 def learning_rate_follows(figures: Figures) -> Verdict | None:
     multiplier, rate, steps = figures.series("optim/lrm"), figures.rate(), figures.data.max_steps()
-    settings = figures.recipe("optimizer.schedule")
-    if len(multiplier) >= 5 and settings and steps and figures.recipe("optimizer.type", "trainer") != "trainer":
-        schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+    schedule = figures.schedule()
+    if len(multiplier) >= 5 and schedule and steps:
         compared = np.linspace(0, len(multiplier) - 1, min(len(multiplier), COMPARED)).round().astype(int)
         multiplier = multiplier.where(compared)
         wanted = np.array([learning_rate_multiplier(schedule, int(step) - 1, steps) for step in multiplier.steps])
@@ -44,7 +43,7 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
         # What skipped steps hold back is the optimizer's count of updates, not a mistake.
         if away[worst] <= RATE_TOLERANCE or figures.last("optim/skipped_steps"):
             return Verdict("healthy", "the rate follows the recipe's schedule", evidence)
-        return Verdict("trouble", "the learning rate is not the schedule's", evidence)
+        return Verdict("contradiction", "the learning rate is not the schedule's", evidence)
     if len(rate) < 5 or rate.values.max() <= 0:
         return None
     # The lowest so far, from the first peak on: what stands above it has risen again.
@@ -133,8 +132,8 @@ def loss_below_start(figures: Figures) -> Verdict | None:
 @rule(
     "loss does not rise",
     needs="15 logged train/loss",
-    threshold=f"the median of the last of {WINDOWS} windows is less than {RISE:.0%} (and three standard errors) above the lowest window",
-    reason="single logged losses of a sound run wander by 5 % around their trend; medians of windows wander far less",
+    threshold=f"the median of the last of {WINDOWS} windows is less than {RISES_NOTE:.0%} (note) or {RISES_TROUBLE:.0%} (trouble), or {RISES_ERRORS} standard errors, above the lowest window",
+    reason="single logged losses of a sound run wander by 5 % around their trend; medians of windows wander far less, and a sound run ends at its lowest",
     advice="Look at rate, data order and source shares around the lowest window; go back to a checkpoint before it (run.fork_from) with a lower rate.",
 )
 def loss_does_not_rise(figures: Figures) -> Verdict | None:
@@ -144,12 +143,15 @@ def loss_does_not_rise(figures: Figures) -> Verdict | None:
     count = min(WINDOWS, len(loss) // 3)
     level, length = windows(loss.values, count), len(loss) // count
     lowest = int(level.argmin())
-    limit = max(RISE * abs(level[lowest]), 3 * error_of_difference(loss.values, length))
+    rise, chance = level[-1] - level[lowest], RISES_ERRORS * error_of_difference(loss.values, length)
     step = np.array_split(loss.steps, count)[lowest][-1]
-    evidence = f"lowest window {level[lowest]:.4g} (to step {step:.0f}), last window {level[-1]:.4g}"
-    if level[-1] - level[lowest] > limit:
-        return Verdict("trouble", "the loss rises", evidence)
-    return Verdict("healthy", "the loss does not rise", evidence)
+    return graded(
+        rise / abs(level[lowest]) if rise > chance else 0.0,
+        note=RISES_NOTE,
+        trouble=RISES_TROUBLE,
+        titles=("the loss does not rise", "the loss rises"),
+        evidence=f"lowest window {level[lowest]:.4g} (to step {step:.0f}), last window {level[-1]:.4g}",
+    )
 
 
 @rule(

@@ -7,12 +7,14 @@ HEAD = """# Diagnosis
 
 <!-- Written by `python -m pipeline.report.diagnosis`; change the rules in pipeline/report/diagnosis/, then run it again. -->
 
-`python -m pipeline.report RUN` reads the run for you, by rule, in the order in which a run is best read: the run itself, its
-learning rate, losses, gradient norms, then the system. Each rule gives one finding:
+`python -m pipeline.report RUN` reads the run for you, by rule, in the order in which a run is best read: whether its numbers
+agree with one another, the run itself, its learning rate, losses, gradient norms, then the system. Each rule gives one finding:
 
 - **healthy**: the sign was looked for and is not there.
 - **note**: worth knowing; a run with notes only is healthy.
 - **trouble**: a reason to look, not a proof. The finding tells the numbers and steps behind it, the threshold, and what to try.
+- **contradiction**: two numbers that follow from one another do not agree, so that one of them is wrong. It stands first: whatever
+  rests on these numbers cannot be relied on.
 - **unknown**: the numbers that the rule needs were not logged, or are too few to judge. Nothing is guessed.
 
 The thresholds were fixed before the runs that were made sick on purpose to try them; `docs/log.md` tells what came out. Levels

@@ -94,7 +94,9 @@ def starts_are_few(figures: Figures) -> Verdict | None:
         return Verdict("trouble", "much of the time was spent on other things than steps that count", evidence)
     if lost >= LOST_NOTE * made or useful < GOODPUT_NOTE or restarts >= RESTARTS:
         return Verdict("note", "restarts or other things than steps cost time", evidence)
-    return Verdict("healthy", "hardly any time was lost", evidence)
+    if goodput is not None and goodput < GOODPUT_NOTE:
+        return Verdict("healthy", "hardly any step was made twice; the rest is start-up, evaluations and saves of a short run", evidence)  # fmt: skip
+    return Verdict("healthy", "hardly any step was made twice" if goodput is None else "hardly any time was lost", evidence)  # fmt: skip
 
 
 @rule(

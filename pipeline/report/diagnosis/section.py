@@ -1,4 +1,4 @@
-"""The diagnosis as a section of the report: trouble first, then notes, what is healthy, and what is not known."""
+"""The diagnosis as a section of the report: contradictions first, then trouble, notes, what is healthy, and what is not known."""
 
 from pipeline.report.diagnosis.finding import Finding
 from pipeline.report.diagnosis.reading import reading_text
@@ -12,13 +12,14 @@ def diagnosis_text(data: RunData) -> str:
     findings = diagnose(data)
     by_level = {
         level: [finding for finding in findings if finding.level == level]
-        for level in ("trouble", "note", "healthy", "unknown")
+        for level in ("contradiction", "trouble", "note", "healthy", "unknown")
     }
     if len(by_level["unknown"]) == len(RULES):
         return ""
     reading = reading_text(data)
     parts = [
         verdict(findings) + "\n",
+        _to_look_at("Contradictions", by_level["contradiction"]),
         _to_look_at("Trouble", by_level["trouble"]),
         _to_look_at("Notes", by_level["note"]),
         _healthy(by_level["healthy"]),
@@ -29,17 +30,21 @@ def diagnosis_text(data: RunData) -> str:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """One sentence on the whole."""
+    """Return a sentence on the whole; before it one on numbers that contradict one another."""
+    wrong = [finding.title for finding in findings if finding.level == "contradiction"]
+    first = f"**The numbers contradict one another** ({'; '.join(wrong)}): until that is explained, nothing that rests on them can be relied on. " if wrong else ""  # fmt: skip
     troubles = [finding.title for finding in findings if finding.level == "trouble"]
     notes = sum(finding.level == "note" for finding in findings)
     judged = sum(finding.level != "unknown" for finding in findings)
     beside = f", {notes} worth knowing" if notes else ""
+    if not troubles and wrong:
+        return f"{first}{judged} of {len(findings)} signs could be judged, none of them is one of trouble{beside}."
     if not troubles:
         return (
             f"**Healthy**: {judged} of {len(findings)} signs could be judged, none of them is one of trouble{beside}."
         )
     count = "1 sign" if len(troubles) == 1 else f"{len(troubles)} signs"
-    return f"**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. A sign is a reason to look, not a proof."
+    return f"{first}**{count} of trouble** ({'; '.join(troubles)}){beside}; {judged} of {len(findings)} signs could be judged. A sign is a reason to look, not a proof."
 
 
 def _to_look_at(title: str, findings: list[Finding]) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.data.validation import ENOUGH_BYTES
 from pipeline.report.diagnosis.figures import Figures, Series
 from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.learning import loss_below_start, loss_does_not_rise, loss_falls
 from pipeline.report.diagnosis.robust import error_of_difference, median
 
 EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
@@ -115,8 +116,8 @@ def validation_falls(figures: Figures) -> Verdict | None:
 @rule(
     "validation stays beside training",
     needs=f"{EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
-    threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
-    reason="a gap that stays is the difference of two texts; one that widens is memory. Means of the texts differ by a percent or two between evaluations",
+    threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or, where val/loss is {RISE_NOTE:.1%} above its lowest, {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
+    reason="a gap that stays is the difference of two texts; one that widens is memory, which harms as soon as validation falls no more. Means of the texts differ by a percent or two between evaluations",
     advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
 )
 def gap_stays(figures: Figures) -> Verdict | None:
@@ -128,10 +129,11 @@ def gap_stays(figures: Figures) -> Verdict | None:
     widened = (gap[-1] - gap[least]) / abs(pairs.validation[-1])
     training = figures.loss()
     certain = gap[-1] - gap[least] > 3 * error_of_difference(training.values, beside(training))
+    falls = pairs.validation[-1] < (1 + RISE_NOTE) * figures.series("val/loss").values.min()
     return graded(
         widened if certain else 0.0,
         note=GAP_NOTE,
-        trouble=GAP_TROUBLE,
+        trouble=np.inf if falls else GAP_TROUBLE,
         titles=("validation follows training", "validation moves away from training"),
         evidence=f"val - train {gap[least]:+.3g} at step {pairs.steps[least]:.0f}, {gap[-1]:+.3g} at step {pairs.steps[-1]:.0f} (train {pairs.training[-1]:.4g}, val {pairs.validation[-1]:.4g})",
     )
@@ -141,8 +143,8 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
     threshold=(
-        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB}; val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
-        f"{BELOW_TROUBLE:.0%} (trouble) below train/loss; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
+        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB}; beside a train/loss that falls and does not climb again: val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"{BELOW_TROUBLE:.0%} (trouble) below it; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
         "that fell on (note; trouble when the model has more parameters than different tokens)"
     ),
     reason=(
@@ -165,12 +167,15 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         suspicions.append((level, f"{found:,} of the first {looked:,} validation documents stand in the training text (such as {place})"))  # fmt: skip
     if bpb is not None and bpb < LOWEST_BPB:
         suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
-    if pairs.steps.size >= 2:
+    sick = [loss_below_start.finding(figures), loss_does_not_rise.finding(figures), loss_falls.finding(figures)]
+    # A loss that climbed or never fell lies above any other: no sign of text that is known by heart.
+    is_sound = all(finding.level != "trouble" for finding in sick)
+    if pairs.steps.size >= 2 and is_sound:
         below = float(((pairs.training - pairs.validation) / pairs.training)[-2:].min())
         if below > BELOW_NOTE:
             level = "trouble" if below > BELOW_TROUBLE else "note"
             suspicions.append((level, f"val/loss {pairs.validation[-1]:.4g} is {below:.0%} below train/loss {pairs.training[-1]:.4g}"))  # fmt: skip
-    if pairs.steps.size:
+    if pairs.steps.size and is_sound:
         suspicions += _no_gap_after_passes(figures, pairs)
     if not suspicions:
         return Verdict("healthy", "nothing says that validation text was trained on", _beside(bpb, pairs, looked))

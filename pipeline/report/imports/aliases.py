@@ -92,7 +92,11 @@ NANOCHAT_CSV = [
 
 TRAINER = [
     Alias(ours="train/loss", theirs="loss"),
-    Alias(ours="optim/lr", theirs="learning_rate", meaning="of the next step"),
+    Alias(
+        ours="optim/lr",
+        theirs="learning_rate",
+        meaning="of the step just made; of versions before April 2025 of the next one",
+    ),
     Alias(ours="optim/grad_norm", theirs="grad_norm"),
     Alias(ours="val/loss", theirs="eval_loss", meaning="mean of batch means"),
     Alias(ours="perf/eval_s", theirs="eval_runtime"),

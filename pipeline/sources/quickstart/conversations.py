@@ -1,11 +1,12 @@
 """Conversations about the documentation: what things do, how they are called, what they take and return, where they are.
 
 Deterministic: the phrasing of a conversation is drawn by a hash of the subject's name. Held-out conversations come from
-the same source files as the held-out text, and nothing they answer is answered in training.
+the same source files as the held-out text, and nothing they answer is answered in training. There are few such files: their
+subjects are asked about until nothing is left to ask.
 """
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.sources.quickstart.corpus import NEAR_DUPLICATE, overlap, shingles_of
 from pipeline.sources.quickstart.harvest import SourceDocument
@@ -94,13 +95,13 @@ SHARES = {"what": 6, "call": 2, "parameters": 2, "parameter": 2, "returns": 2, "
 
 
 def conversations(training: list[SourceDocument], held_out: list[SourceDocument]) -> dict[str, list[dict]]:
-    """Rows {messages} by split. Training is mixed with small talk and ordered by hash."""
+    """Return rows {messages} by split. Training is mixed with small talk and ordered by hash."""
     seen: set[str] = set()
     names: set[str] = set()
-    validation = [row for subject in _distinct(held_out, seen, names, frozenset()) if (row := _conversation(subject))]
+    validation = [row for subject in _distinct(held_out, seen, names, frozenset()) for row in _conversations(subject)]
     said = (message["content"] for row in validation for message in row["messages"] if message["role"] == "assistant")
     avoid = frozenset(shingle for text in said for shingle in shingles_of(text))
-    train = [row for subject in _distinct(training, seen, names, avoid) if (row := _conversation(subject))]
+    train = [row for subject in _distinct(training, seen, names, avoid) if (row := next(_conversations(subject), None))]
     train = _mixed(train)[:MAX_CONVERSATIONS]
     return {"train": _mixed(train + small_talk()), "validation": _mixed(validation)}
 
@@ -129,10 +130,16 @@ def _mixed(rows: list[dict]) -> list[dict]:
     return [rows[index] for index in order]
 
 
-def _conversation(subject: Subject) -> dict | None:
-    """One conversation about the subject; None when there is nothing to ask about it."""
+def _conversations(subject: Subject) -> Iterator[dict]:
+    """Yield conversations about the subject, no two on the same topic, until nothing is left to ask about it."""
     draw = random.Random(f"{subject.module}.{subject.name}")
     topics = [topic for topic in QUESTIONS if _answer(subject, topic, draw) is not None]
+    while topics:
+        yield _conversation(subject, topics, draw)
+
+
+def _conversation(subject: Subject, topics: list[str], draw: random.Random) -> dict:
+    """Return one conversation, and take what it is about from the topics."""
     follow_ups = draw.choices([n for n, _ in FOLLOW_UPS], [share for _, share in FOLLOW_UPS])[0]
     messages: list[dict] = []
     if draw.random() < 0.05:

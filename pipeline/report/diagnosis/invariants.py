@@ -1,0 +1,512 @@
+"""Rules on the report's own input: numbers that follow from one another must agree before any of them is believed.
+
+Arithmetic, not judgement: each holds in every run of this package, sound or sick. What another program logged is measured
+otherwise (docs/metrics.md), so of an import only what holds anywhere is asked.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.report.diagnosis.figures import Figures, Series
+from pipeline.report.diagnosis.finding import Rule, Verdict, rule
+from pipeline.report.diagnosis.robust import median
+from pipeline.report.run_data import RunData
+from pipeline.report.tables import number
+from pipeline.training.attempts import first_start
+
+EXACT = 1e-6  # relative: both numbers were made of the same ones
+STAND = 10  # times as long as ever before the data's position may stay where it is
+STANDS = 5  # changes of the position before that is asked
+BPB_DRIFT = {
+    "val/bpb": 0.05,
+    "sft/assistant_bpb": 0.15,
+}  # special targets are in val/loss alone: a few of text, an end of every answer
+BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
+TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
+GOODPUT_SHARE = 0.02
+PARAMETERS_SHARE = 0.01  # of a file's tensors: an architecture may keep buffers beside its parameters
+
+OF_THE_RUN = (
+    "tokens", "data/tokens", "data/samples", "data/documents", "data/bad_rows", "perf/total_s", "perf/lost_steps", "perf/energy_kwh",
+    "optim/skipped_steps", "optim/nonfinite_steps",
+)  # fmt: skip
+OF_A_START = ("data/retries", "mem/alloc_retries", "mem/ooms")
+SHARES = ("optim/clip_frac", "data/wait_frac", "data/pad_frac")
+PERCENT = ("perf/mfu_pct", "perf/bf16_mfu_pct", "perf/goodput_pct", "gpu/util_pct", "gpu/mem_busy_pct", "gpu/throttled_pct", "mem/host_used_pct")  # fmt: skip
+NOT_NEGATIVE = (
+    "train/loss", "train/loss_ema", "train/bpb", "train/assistant_bpb", "val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb",
+    "optim/lr", "optim/lrm", "optim/grad_norm", "optim/param_norm", "optim/update_ratio", "perf/step_s", "perf/tok_per_s", "perf/total_s",
+    "perf/eta_s", "perf/eval_s", "ckpt/save_s", "data/wait_s", "data/tokens", "data/samples", "data/documents", "mem/allocated_gib", "mem/host_rss_gib",
+)  # fmt: skip
+NARROW_TO_WIDE = (
+    ("mem/allocated_gib", "mem/peak_allocated_gib"),
+    ("mem/peak_allocated_gib", "mem/run_peak_allocated_gib"),
+    ("mem/allocated_gib", "mem/reserved_gib"),
+)
+
+CONTRADICTION = "Look at who wrote or changed these files, and at the code of this version: numbers of the run that stand on them mean nothing until this is explained."
+
+
+class Audit:
+    """What was compared, and what did not agree."""
+
+    def __init__(self) -> None:
+        self.compared: list[str] = []
+        self.wrong: list[str] = []
+
+    def equal(
+        self, what: str, steps: np.ndarray, found: Any, wanted: Any, *, share: float = EXACT, why: str = ""
+    ) -> None:
+        """Compare values by step. share: of the wanted value, by which they may differ. why: what the wanted value is."""
+        found, wanted = np.asarray(found, np.float64), np.broadcast_to(np.asarray(wanted, np.float64), np.shape(found))
+        self.at(what, steps, found, np.abs(found - wanted) <= share * np.abs(wanted) + 1e-12, wanted=wanted, why=why)
+
+    def at(self, what: str, steps: np.ndarray, found: Any, agrees: Any, *, wanted: Any = None, why: str = "") -> None:
+        """Note the first step at which the values do not agree, and at how many they do not."""
+        if not len(steps):
+            return
+        self.compared.append(what)
+        wrong = np.flatnonzero(~np.asarray(agrees))
+        if not wrong.size:
+            return
+        first = int(wrong[0])
+        text = f"{what} is {_shown(found[first])} at step {steps[first]:,.0f}"
+        text += f", where {why or 'it must be'} {_shown(wanted[first])}" if wanted is not None else why
+        self.wrong.append(text + (f" (and at {wrong.size - 1:,} more of {len(steps):,})" if wrong.size > 1 else ""))
+
+    def verdict(self, sound: str, broken: str) -> Verdict | None:
+        if self.wrong:
+            return Verdict("contradiction", broken, "; ".join(self.wrong[:4]) + (f"; {len(self.wrong) - 4} more" if len(self.wrong) > 4 else ""))  # fmt: skip
+        return Verdict("healthy", sound, ", ".join(dict.fromkeys(self.compared))) if self.compared else None
+
+
+def _shown(value: float) -> str:
+    return str(number(float(value), 6))
+
+
+def both(figures: Figures, first: str, second: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(steps, values, values) of the steps that have both metrics."""
+    a, b = figures.series(first), figures.series(second)
+    steps, of_a, of_b = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
+    return steps, a.values[of_a], b.values[of_b]
+
+
+def is_ours(figures: Figures) -> bool:
+    return not figures.manifest("imported")
+
+
+def column(data: RunData, name: str) -> Series:
+    """A number of every row that has it, in the order of the rows, as it was written: curve() keeps one value a step."""
+    rows, values = data.columns.column(name)
+    return Series(data.columns.beside("step", rows, missing=0), values.astype(np.float64))
+
+
+# ---- counts ----
+
+
+@rule(
+    "tokens are steps times the batch",
+    needs="tokens or data/samples, with data.batch_tokens",
+    threshold="`tokens` = step x data.batch_tokens in every row; data/samples = step x data.batch_tokens / data.row_tokens; data/tokens at most `tokens`; those of the sources add up to those of the run",
+    reason="both are the same count: who believes the one plans by the other",
+    advice=CONTRADICTION,
+)
+def tokens_are_counted(figures: Figures) -> Verdict | None:
+    batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
+    width, own = figures.recipe("data.row_tokens"), figures.recipe("data.batch_tokens")
+    if not is_ours(figures) or not isinstance(batch, int):
+        return None
+    audit = Audit()
+    if isinstance(own, int) and own != batch:
+        audit.wrong.append(f"data.batch_tokens is {own:,} in the recipe and {batch:,} in the manifest")
+    tokens = column(figures.data, "tokens")
+    audit.equal("tokens", tokens.steps, tokens.values, tokens.steps * batch, why=f"step x {batch:,} is")
+    samples, targets = figures.series("data/samples"), figures.series("data/tokens")
+    if width:
+        audit.equal("data/samples", samples.steps, samples.values, samples.steps * (batch / width), why=f"step x {batch / width:g} rows is")  # fmt: skip
+    audit.at("data/tokens", targets.steps, targets.values, targets.values <= targets.steps * batch, wanted=targets.steps * batch, why="the rows hold")  # fmt: skip
+    for count in ("tokens", "samples", "documents"):
+        _sources_add_up(audit, figures, count)
+    return audit.verdict("tokens and rows are steps times the batch", "tokens, rows and steps do not agree")
+
+
+def _sources_add_up(audit: Audit, figures: Figures, count: str) -> None:
+    """Compare the sum over the sources where every source of the mixture has the number."""
+    names = [f"data/source/{name}/{count}" for name in figures.manifest("shares") or {}]
+    whole = figures.series(f"data/{count}")
+    parts = [figures.series(name) for name in names]
+    if len(parts) < 2 or not all(len(part) for part in parts):
+        return
+    steps = whole.steps
+    for part in parts:
+        steps = np.intersect1d(steps, part.steps)
+    summed = sum(part.values[np.isin(part.steps, steps)] for part in parts)
+    audit.equal(f"the sum of data/source/*/{count}", steps, summed, whole.values[np.isin(whole.steps, steps)], why=f"data/{count} is")  # fmt: skip
+
+
+@rule(
+    "counters only grow",
+    needs="a count of the run, such as tokens or perf/total_s",
+    threshold="no count of the run ever falls, none of a start within it; the rows' steps, attempts and times go on",
+    reason="what was made stays made; a count that falls is of another run, or of rows that were mixed",
+    advice=CONTRADICTION,
+)
+def counters_grow(figures: Figures) -> Verdict | None:
+    audit, data = Audit(), figures.data
+    sources = [name for name in data.columns.names() if name.startswith("data/source/")]
+    for name in (*OF_THE_RUN, *sources):
+        _grows(audit, name, figures.series(name))
+    for name in OF_A_START:
+        rows, values = data.columns.column(name)
+        steps, attempts = (data.columns.beside(key, rows, missing=0) for key in ("step", "attempt"))
+        for attempt in np.unique(attempts):
+            _grows(audit, name, Series(steps[attempts == attempt], values[attempts == attempt]))
+    if is_ours(figures):
+        for name, back in (("attempt", 0.0), ("time", 1.0)):  # a background writer's row may be a moment late
+            _grows(audit, f"{name} of the rows", column(data, name), back=back)
+        _grows(audit, "step of the rows", column(data, "step"))
+    return audit.verdict("every count grows", "a count falls")
+
+
+def _grows(audit: Audit, name: str, series: Series, *, back: float = 0.0) -> None:
+    if len(series) > 1:
+        before, values = series.values[:-1], series.values[1:]
+        audit.at(name, series.steps[1:], values, values >= before - back, wanted=before, why="before it was")
+
+
+@rule(
+    "the data moves on",
+    needs="data/samples or the position (data/epoch, data/pq, data/rg) at 3 steps",
+    threshold=f"data/samples and data/tokens grow from row to row; the pass over a single source never goes back, and the position does not stand {STAND} times as long as ever before (of those of {STANDS} changes and more)",
+    reason="a step that takes no new rows trains on the old ones again, which no loss tells apart from learning",
+    advice="Look at the loader after the last resume, and at the data's shards: do the rows of the steps differ?",
+)
+def data_moves(figures: Figures) -> Verdict | None:
+    audit = Audit()
+    for name in ("data/samples", "data/tokens"):
+        series = figures.series(name)
+        if len(series) >= 3:
+            before, values = series.values[:-1], series.values[1:]
+            audit.at(name, series.steps[1:], values, values > before, wanted=before, why="before it was")
+    if is_ours(figures):
+        _position(audit, figures)
+    return audit.verdict("the data moves on", "the data does not move on")
+
+
+def _position(audit: Audit, figures: Figures) -> None:
+    """The place (epoch, file, row group) of a step's last row; of a mixture that of whichever source gave it."""
+    parts = [figures.series(f"data/{name}") for name in ("epoch", "pq", "rg")]
+    steps = parts[0].steps
+    if len(steps) < 3 or not all(np.array_equal(part.steps, steps) for part in parts):
+        return
+    places = np.stack([part.values for part in parts])
+    moved = np.diff(places, axis=1)
+    if len(figures.manifest("shares") or {}) <= 1:
+        _grows(audit, "data/epoch", parts[0])
+    changes = steps[1:][np.any(moved != 0, axis=0)]
+    if changes.size >= STANDS:
+        longest, last = int(np.diff(np.append(steps[0], changes)).max()), int(steps[-1] - changes[-1])
+        audit.compared.append("the position")
+        if last > STAND * longest:
+            audit.wrong.append(f"the position (epoch, file, row group) stands still since step {changes[-1]:,.0f}, {last:,} steps, where it never stood longer than {longest:,} before")  # fmt: skip
+
+
+# ---- rates and losses ----
+
+
+@rule(
+    "every rate is its peak times the schedule",
+    needs="optim/lr/<group> with optimizer.groups in the recipe, or optim/lr with train.learning_rate, and optim/lrm",
+    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm; of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
+    reason="the logged rate is what the optimizer used: another one than the recipe's is another experiment",
+    advice="Look for a callback or an optimizer of one's own that sets rates, and for a recipe.yaml that was changed after the run.",
+)
+def rates_are_the_recipes(figures: Figures) -> Verdict | None:
+    kind, audit = figures.recipe("optimizer.type"), Audit()
+    if not is_ours(figures):
+        return None
+    if kind == "trainer" and (peak := figures.recipe("train.learning_rate")):
+        steps, rate, multiplier = both(figures, "optim/lr", "optim/lrm")
+        audit.equal("optim/lr", steps, rate, peak * multiplier, why="recipe x optim/lrm is")
+    if kind in ("adamw", "muon_adamw"):
+        scale, groups = figures.recipe("optimizer.rate_scale"), figures.recipe("optimizer.groups") or {}
+        for name, group in groups.items():
+            peak = (group or {}).get("learning_rate")
+            steps, rate, multiplier = both(figures, f"optim/lr/{name}", "optim/lrm")
+            if peak is not None:
+                wanted = peak * (1.0 if scale is None else scale) * multiplier
+                audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
+        rates = [figures.series(f"optim/lr/{name}") for name in groups]
+        first = figures.series("optim/lr")
+        own = [group.values for group in rates if np.array_equal(group.steps, first.steps)]
+        if own and len(first):
+            agrees = np.any([np.isclose(first.values, values, rtol=EXACT) for values in own], axis=0)
+            audit.at("optim/lr", first.steps, first.values, agrees, why=", which is no group's rate")
+    return audit.verdict("every rate is the recipe's", "a rate is not the recipe's")
+
+
+@rule(
+    "bits per byte follow the loss",
+    needs="val/bpb (in SFT sft/assistant_bpb) with val/loss at 2 evaluations, or with train/bpb",
+    threshold=(
+        f"val/bpb / val/loss within {BPB_DRIFT['val/bpb']:.0%} of its median over the evaluations (in SFT {BPB_DRIFT['sft/assistant_bpb']:.0%}: the end of each answer is in the loss alone); "
+        f"where validation is drawn from the training sources, within a factor of {BPB_AGAINST_TRAINING:g} of train/bpb / train/loss"
+    ),
+    reason="both are sums over the same targets: their ratio is tokens a byte, a constant of text and tokenizer",
+    advice=CONTRADICTION,
+)
+def bpb_follows_loss(figures: Figures) -> Verdict | None:
+    audit = Audit()
+    if not is_ours(figures):
+        return None
+    for name, training in (("val/bpb", "train/bpb"), ("sft/assistant_bpb", "train/assistant_bpb")):
+        steps, bpb, loss = both(figures, name, "val/loss")
+        known = loss > 0
+        steps, ratio = steps[known], bpb[known] / loss[known]
+        if len(steps) >= 2:
+            audit.equal(f"{name} / val/loss", steps, ratio, median(ratio), share=BPB_DRIFT[name], why="the median over the evaluations is")  # fmt: skip
+        _, train_bpb, train_loss = both(figures, training, "train/loss")
+        if len(steps) and len(train_bpb) >= 10 and figures.recipe("data.validation") is None and (train_loss > 0).all():
+            of_training, level = median(train_bpb / train_loss), median(ratio)
+            audit.compared.append(f"{name} / val/loss beside {training} / train/loss")
+            if of_training > 0 and not 1 / BPB_AGAINST_TRAINING <= level / of_training <= BPB_AGAINST_TRAINING:
+                audit.wrong.append(f"{name} / val/loss is {level:.4g} and {training} / train/loss {of_training:.4g}, of text from the same sources")  # fmt: skip
+    return audit.verdict("bits per byte and loss agree", "bits per byte do not agree with the loss")
+
+
+@rule(
+    "derived numbers agree with their parts",
+    needs="train/perplexity, perf/tok_per_s, perf/tflops_per_gpu, ckpt/age_steps, or any share",
+    threshold="perplexity = exp(loss); the smoothed loss lies within the losses so far; tokens a second x step time = the batch; FLOP/s a token and the peak behind MFU stay the same within a start; a norm above the limit was clipped; shares lie from 0 to 1, memory allocated below its peak, what cannot be negative is not",
+    reason="each is computed from the others in the row: where they differ, one of them was not measured",
+    advice=CONTRADICTION,
+)
+def derived_numbers_agree(figures: Figures) -> Verdict | None:
+    audit = Audit()
+    for name in SHARES + PERCENT:
+        series, most = figures.series(name), 1.0 if name in SHARES else 100.0
+        within = (series.values >= 0) & (series.values <= most * 1.001)
+        audit.at(name, series.steps, series.values, within, why=f", beyond 0 to {most:g}")
+    for name in NOT_NEGATIVE:
+        series = figures.series(name)
+        audit.at(name, series.steps, series.values, series.values >= 0, why=", below 0")
+    if not is_ours(figures):
+        return audit.verdict("shares and sums are possible ones", "a number cannot be")
+    _of_a_step(audit, figures)
+    _speed(audit, figures)
+    for narrow, wide in NARROW_TO_WIDE:
+        steps, inner, outer = both(figures, narrow, wide)
+        audit.at(narrow, steps, inner, inner <= outer * 1.001, wanted=outer, why=f"{wide} is")
+    return audit.verdict("derived numbers agree with their parts", "numbers of a row contradict one another")
+
+
+def _of_a_step(audit: Audit, figures: Figures) -> None:
+    steps, perplexity, loss = both(figures, "train/perplexity", "train/loss")
+    audit.equal(
+        "train/perplexity", steps, perplexity, np.exp(np.minimum(loss, 700)), share=1e-4, why="exp(train/loss) is"
+    )
+    if not figures.recipe("run.fork_from"):
+        steps, smoothed, loss = both(figures, "train/loss_ema", "train/loss")
+        lowest, highest = np.minimum.accumulate(loss), np.maximum.accumulate(loss)
+        # A hundredth: rows that a crash took with it were smoothed, too.
+        agrees = (smoothed >= lowest * 0.99) & (smoothed <= highest * 1.01)
+        audit.at("train/loss_ema", steps, smoothed, agrees, why=", beyond all losses up to there")
+    limit = figures.recipe("train.max_grad_norm")
+    if limit and figures.restarts()[0] == 0:  # a later start may have another limit
+        steps, norm, share = both(figures, "optim/grad_norm", "optim/clip_frac")
+        audit.at("optim/clip_frac", steps, share, (norm <= limit * (1 + EXACT)) | (share > 0), why=f", and the norm of that step above the limit {limit:g}")  # fmt: skip
+    age, good = figures.series("ckpt/age_steps"), figures.series("ckpt/last_good_step")
+    known = np.isin(age.steps, good.steps)
+    if known.sum() == len(good):
+        audit.equal("ckpt/age_steps", good.steps, age.values[known], good.steps - good.values, why="step - ckpt/last_good_step is")  # fmt: skip
+
+
+def _speed(audit: Audit, figures: Figures) -> None:
+    batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
+    steps, rate, step_s = both(figures, "perf/tok_per_s", "perf/step_s")
+    if isinstance(batch, int):
+        audit.equal("perf/tok_per_s x perf/step_s", steps, rate * step_s, batch, share=1e-4, why="data.batch_tokens is")
+    steps, share, wait_s = both(figures, "data/wait_frac", "data/wait_s")
+    if np.array_equal(steps, figures.series("perf/step_s").steps):
+        wanted = np.minimum(wait_s / np.maximum(figures.series("perf/step_s").values, 1e-12), 1.0)
+        audit.at("data/wait_frac", steps, share, np.abs(share - wanted) <= 1e-4, wanted=wanted, why="data/wait_s / perf/step_s is")  # fmt: skip
+    attempts = figures.data.columns
+    if figures.manifest("stage") == "sft" or figures.recipe("data.isolate_documents"):
+        return  # pairs are of conversations there, which differ from step to step
+    for top, bottom, what in (
+        ("perf/tflops_per_gpu", "perf/tok_per_s_per_gpu", "FLOPs a token (perf/tflops_per_gpu / perf/tok_per_s_per_gpu)"),
+        ("perf/mfu_pct", "perf/tflops_per_gpu", "perf/mfu_pct / perf/tflops_per_gpu"),
+    ):  # fmt: skip
+        steps, above, below = both(figures, top, bottom)
+        rows, _ = attempts.column(top)
+        known = below > 0
+        if len(rows) != len(steps) or not known.all():
+            continue
+        of = attempts.beside("attempt", rows, missing=1)
+        for attempt in np.unique(of):
+            own = of == attempt
+            ratio = above[own] / below[own]
+            audit.equal(what, steps[own], ratio, median(ratio), share=1e-3, why="the median of the start is")
+
+
+# ---- time ----
+
+
+@rule(
+    "times add up",
+    needs="perf/total_s with perf/step_s, or with the rows' times",
+    threshold=f"perf/total_s grows by the steps' own time from row to row; with evaluations and saves it is at most {TIME_SHARE:.0%} and {TIME_S:g} s more than the clock went on in each attempt; goodput is perf/total_s over the time since the first start, within {GOODPUT_SHARE:.0%}",
+    reason="time is spent once: what the parts say beyond the whole was not measured",
+    advice="Look whether the machine's clock was set while the run went on; else " + CONTRADICTION[0].lower() + CONTRADICTION[1:],
+)  # fmt: skip
+def times_add_up(figures: Figures) -> Verdict | None:
+    if not is_ours(figures):
+        return None
+    audit = Audit()
+    _intervals(audit, figures)
+    _clock(audit, figures)
+    return audit.verdict("the times add up", "the times do not add up")
+
+
+def _intervals(audit: Audit, figures: Figures) -> None:
+    """perf/total_s from row to row. Left out: the first row of a start, and one before which rows are missing."""
+    steps, total, step_s = both(figures, "perf/total_s", "perf/step_s")
+    if len(steps) < 3:
+        return
+    length = np.diff(steps)
+    usual = (length <= median(length)) & ~np.isin(steps[1:], figures.series("perf/first_step_s").steps)
+    passed, made = np.diff(total)[usual], (step_s[1:] * length)[usual]
+    agrees = np.abs(passed - made) <= 0.005 * made + 1e-3
+    audit.at("the growth of perf/total_s", steps[1:][usual], passed, agrees, wanted=made, why="the steps took")
+
+
+def _clock(audit: Audit, figures: Figures) -> None:
+    columns = figures.data.columns
+    rows, total = columns.column("perf/total_s")
+    rows, of_total = np.intersect1d(rows, columns.column("time")[0], return_indices=True)[:2]
+    if not len(rows):
+        return
+    total = total[of_total]
+    steps, attempts, times = (columns.beside(name, rows, missing=0) for name in ("step", "attempt", "time"))
+    beside = [columns.column(name) for name in ("perf/eval_s", "core/eval_s", "chat/eval_s", "ckpt/save_s")]
+    for attempt in np.unique(attempts):
+        own = np.flatnonzero(attempts == attempt)
+        first, last = own[0], own[-1]
+        within = sum(float(values[(at > rows[first]) & (at < rows[last])].sum()) for at, values in beside)
+        spent, passed = total[last] - total[first] + within, times[last] - times[first]
+        audit.at(f"time in steps, evaluations and saves of attempt {attempt:.0f}", steps[[last]], [spent], [spent <= passed * (1 + TIME_SHARE) + TIME_S], wanted=[passed], why="the clock went on by")  # fmt: skip
+    began, goodput = (
+        first_start(row for _, row in figures.data.columns.events("attempt")),
+        figures.series("perf/goodput_pct"),
+    )
+    if began is None or figures.recipe("run.fork_from") or not np.array_equal(goodput.steps, steps):
+        return
+    since = times - began
+    wanted = 100 * total / np.maximum(since, 1e-9)
+    agrees = np.abs(goodput.values - wanted) <= GOODPUT_SHARE * wanted + 100 / np.maximum(since, 1.0) * 0.1
+    audit.at("perf/goodput_pct", steps, goodput.values, agrees, wanted=wanted, why="perf/total_s over the time since the first start is")  # fmt: skip
+
+
+# ---- manifest ----
+
+
+@rule(
+    "parameters are the model's own",
+    needs="model.parameters in the manifest, with plan.parameters or model/",
+    threshold=f"the plan's parameters are the built model's; the finished model's files hold as many, within {PARAMETERS_SHARE:.0%}",
+    reason="horizon, FLOPs, MFU and memory stand on this count",
+    advice="A model whose size the recipe does not tell is counted on its modules (docs/recipes.md): report the type. A model/ of another run: put the right one back.",
+)
+def parameters_are_the_models(figures: Figures) -> Verdict | None:
+    audit, built, planned = Audit(), figures.manifest("model.parameters"), figures.manifest("plan.parameters")
+    if not isinstance(built, int):
+        return None
+    if isinstance(planned, int):
+        audit.compared.append(f"planned {planned:,}")
+        if planned != built:
+            audit.wrong.append(f"the plan counts {planned:,} parameters, the model that was built has {built:,}")
+    saved = _saved_parameters(figures.data.run.model)
+    if saved is not None:
+        audit.compared.append(f"model/ {saved:,}")
+        if abs(saved - built) > PARAMETERS_SHARE * built:
+            audit.wrong.append(f"model/ holds {saved:,} numbers, the model that was trained had {built:,} parameters")
+    if planned is None and saved is None:
+        return None
+    return audit.verdict("the parameters are the model's own", "parameters do not agree")
+
+
+def _saved_parameters(folder: Path) -> int | None:
+    """Count the numbers in a folder's weights by the heads of their files; None where there are none that can be read."""
+    from safetensors import SafetensorError, safe_open
+
+    count = 0
+    files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as tensors:
+                count += sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
+        except (OSError, SafetensorError):
+            return None
+    return count if files else None
+
+
+@rule(
+    "the manifest agrees with the rows",
+    needs="results, inputs.max_steps, attempts or status in the manifest, with a logged step",
+    threshold="a finished run's results are the rows' last values and its last step is there; no row lies beyond the planned steps, of no more attempts than were begun; no checkpoint lies beyond the rows by more than train.logging_steps",
+    reason="rows that were cut off, or are of another run, look like a run that went well up to there",
+    advice="Look for another copy of metrics.jsonl; a run directory is copied whole or not at all.",
+)
+def manifest_agrees(figures: Figures) -> Verdict | None:
+    data, audit = figures.data, Audit()
+    planned, results = data.max_steps(), data.manifest.get("results") or {}
+    step = int(column(data, "step").values.max(initial=0))  # also of a row without numbers of a step
+    if not step or not is_ours(figures):
+        return None
+    if planned:
+        audit.compared.append("planned steps")
+        if step > planned:
+            audit.wrong.append(f"the last row is of step {step:,}, and the run had {planned:,}")
+        if data.manifest.get("status") == "finished" and "step" not in results and step < planned:
+            audit.wrong.append(f"the run is finished, and the last row is of step {step:,} of {planned:,}")
+    audit.wrong += list(_results_differ(data, results, step))
+    audit.compared += ["results"] * bool(results)
+    begun, attempts = data.manifest.get("attempts"), data.columns.column("attempt")[1]
+    if isinstance(begun, int) and len(attempts):
+        audit.compared.append("attempts")
+        if attempts.max() > begun:
+            audit.wrong.append(f"a row is of attempt {attempts.max():.0f}, and {begun} were begun")
+    sealed, every = [at for at, _, whole in data.checkpoints if whole], figures.recipe("train.logging_steps", 10)
+    if sealed:
+        audit.compared.append("checkpoints")
+        if max(sealed) > step + every:
+            audit.wrong.append(f"a checkpoint is of step {max(sealed):,}, and the last row of step {step:,}")
+    return audit.verdict("the manifest agrees with the rows", "the manifest does not agree with the rows")
+
+
+def _results_differ(data: RunData, results: dict[str, Any], step: int) -> Iterable[str]:
+    """Yield a line for each of the manifest's results that is not the rows' last value."""
+    for name, value in results.items():
+        if name.endswith("/first") or not isinstance(value, (int, float)):
+            continue
+        found = step if name == "step" else data.tokens() if name == "tokens" else data.last(name)
+        if found is None:
+            yield f"{name} ended at {_shown(value)} by the manifest, and no row has it"
+        elif abs(found - value) > EXACT * abs(value):
+            yield f"{name} ended at {_shown(value)} by the manifest and at {_shown(found)} by the rows"
+
+
+RULES: list[Rule] = [
+    tokens_are_counted,
+    counters_grow,
+    data_moves,
+    rates_are_the_recipes,
+    bpb_follows_loss,
+    derived_numbers_agree,
+    times_add_up,
+    parameters_are_the_models,
+    manifest_agrees,
+]
