@@ -178,6 +178,10 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             "Mend its rights or run as the user that owns it; then run the same command again."
         )
     if is_out_of_memory(error):
+        if _current_run is None:  # a chat, an evaluation, a look at data
+            return OutOfMemoryError(
+                f"memory ran out ({first_line(error)}). Take a smaller model or less at once, or a device with more memory."
+            )
         return OutOfMemoryError(
             f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
             "or take a device with more memory."

@@ -35,7 +35,9 @@ def main(argv: list[str]) -> int:
     from transformers.cli.transformers import app
 
     from pipeline.model.build import TandemForCausalLM  # which registers its config too
+    from pipeline.tokenizer.template_bounds import bound_templates
 
+    bound_templates()
     transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]
     print(f"requests name the model {subject.path}", flush=True)
     trust = ["--trust-remote-code"] if arguments.trust_code else []
