@@ -8,7 +8,7 @@ from tests.hostile.generated_rows import run
 def test_odd_rows_are_read_or_named_and_never_end_in_a_traceback_or_in_nothing():
     found = run(count=150, seed=0)
     assert not found["defects"], "\n\n".join(found["defects"][:3])
-    assert found["read"] and found["bad"] and found["refused"]
+    assert min(found["read"], found["bad"], found["refused"]) > 0
 
 
 @pytest.mark.slow
