@@ -14,8 +14,9 @@ from jinja2.utils import Namespace
 
 # Of one rendering: an ordinary conversation costs some thousand steps.
 MOST_STEPS = 20_000_000
-STEPS_PER_CHARACTER = 50  # of the messages and tools, in addition
+STEPS_PER_CHARACTER = 200  # of the messages and tools, in addition; SmolVLM's template goes over a text letter by letter
 MOST_CPU_S = 3.0  # of the thread, so that a process that is stopped or waits is not refused
+CPU_S_PER_CHARACTER = 2e-5  # in addition
 MOST_SOURCE = 300_000  # characters; the longest published template has some 20,000
 MOST_BITS = 100_000  # of a whole number
 ITEM, CALL, COMPARISON = 10, 20, 20  # steps
@@ -129,8 +130,11 @@ class Meter:
 
     def _look(self) -> None:
         self.growing(self.steps)
-        if time.thread_time() - self.began > MOST_CPU_S:
-            _refuse(f"it computes for more than {MOST_CPU_S:.0f} s")
+        spent = time.thread_time() - self.began
+        if spent > MOST_CPU_S:
+            characters = (self._whole_limit() - MOST_STEPS) // STEPS_PER_CHARACTER
+            if spent > MOST_CPU_S + characters * CPU_S_PER_CHARACTER:
+                _refuse(f"it computes for more than {spent:.0f} s")
         self.looks_at = self.steps + LOOK
 
     def _whole_limit(self) -> int:
