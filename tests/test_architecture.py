@@ -103,3 +103,78 @@ def test_test_files_have_names_of_their_own():
     names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
     twice = {n for n in names if names.count(n) > 1}
     assert not twice, f"rename: {twice}"
+
+
+# What runs code that a file names or holds, or could: each place stands behind the gate (artifacts/user_code.py) or reads only
+# what this program wrote. A new one belongs behind the gate first, then here.
+RUNS_CODE = {
+    "import_module": {"artifacts/user_code.py"},
+    "exec_module": set(),
+    "__import__": set(),
+    "eval": set(),
+    "exec": {"evals/sandbox/child.py"},  # behind the walls of its process
+    "run_path": set(),
+    "run_module": set(),
+    "get_class_from_dynamic_module": {"evals/subject.py"},  # allow_model_code decides
+    "load_dataset": set(),
+    "load_dataset_builder": {"sources/splits.py"},  # of a folder without its Python files: datasets 4 runs none
+    "load_from_disk": set(),
+    "pickle.load": set(),
+    "pickle.loads": {"data/run_ahead.py"},  # what the parent process sent down a pipe
+    "pickle.Unpickler": set(),
+    "torch.load": set(),
+    "joblib.load": set(),
+    "np.load": set(),
+    "yaml.load": set(),
+    "yaml.unsafe_load": set(),
+    "yaml.full_load": set(),
+    "jinja2.Environment": {"report/page.py"},  # our own page
+    "jinja2.Template": set(),
+    "render_jinja_template": {"tokenizer/own_template.py"},  # bounded, in a sandbox
+    "apply_chat_template": {"tokenizer/chat.py", "evals/chat/letters.py"},
+    "pipeline": set(),  # transformers' and diffusers' pipeline(...)
+    "AutoConfig.from_pretrained": {"model/build.py", "preflight/plan.py"},
+    "AutoModelForCausalLM.from_pretrained": {"hub/stranger.py"},
+    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/gguf_file.py", "hub/stranger.py", "tokenizer/judgement.py", "tokenizer/ready.py", "tokenizer/reload.py"},
+    "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/load.py"},
+    "model_class.from_pretrained": {"model/build.py"},  # with what allow_model_code decided
+}  # fmt: skip
+# Files in which trust_remote_code may be another thing than False.
+DECIDES_TRUST = {"model/build.py", "evals/subject.py", "hub/stranger.py"}
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Name of each call, with what stands before its last dot where that is a plain name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name):
+                yield function.id, node
+            elif isinstance(function, ast.Attribute):
+                yield "" if function.attr in ("eval", "exec") else function.attr, node  # model.eval() is another thing
+                yield f"{ast.unparse(function.value)}.{function.attr}", node
+
+
+def test_code_of_others_is_run_in_the_known_places_only():
+    found: dict[str, set[str]] = {name: set() for name in RUNS_CODE}
+    for path in FILES:
+        place = str(path.relative_to(PACKAGE))
+        for name, _ in calls_of(path):
+            if name in RUNS_CODE or name.endswith(".from_pretrained"):
+                found.setdefault(name, set()).add(place)
+    assert found == RUNS_CODE
+
+
+def test_transformers_is_never_left_to_ask_whether_code_is_trusted():
+    open_questions, trusting = [], set()
+    for path in FILES:
+        place = str(path.relative_to(PACKAGE))
+        for name, call in calls_of(path):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            if re.fullmatch(r"Auto\w+\.from_pretrained", name) and "trust_remote_code" not in given:
+                open_questions.append(f"{place}:{call.lineno}")
+            trust = given.get("trust_remote_code")
+            if trust is not None and ast.unparse(trust) != "False":
+                trusting.add(place)
+    assert not open_questions, "pass trust_remote_code, what the gate decided or False"
+    assert trusting == DECIDES_TRUST

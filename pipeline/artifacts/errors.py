@@ -4,6 +4,20 @@ A message reads *where: what is wrong, and what follows. What to do.* Everything
 own mistake: it keeps its traceback and ends with status 1.
 """
 
+import re
+
+MOST_CHARACTERS = 20_000  # of a message; what it repeats of a file may be of any length
+# C0 and C1 but tab and line feed move the cursor, set the title, write the clipboard; then what turns the order of characters on the
+# screen, and halves of surrogate pairs, which no file can hold.
+UNREADABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def readable(text: str, *, most: int = MOST_CHARACTERS) -> str:
+    """Return a text that repeats somebody else's as it can be shown and stored: control characters escaped, its middle left out beyond `most`."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 class TandemError(Exception):
     """A mistake or an outage that is explained to the user in a sentence, without a traceback."""
@@ -11,6 +25,9 @@ class TandemError(Exception):
     status = 1
     of_all_ranks = False  # whether every rank raises it, so that the first one's word is enough
     facts: dict | None = None  # what the sentence says, for programs: failure.json holds it
+
+    def __str__(self) -> str:
+        return readable(super().__str__())
 
 
 class RecipeError(TandemError):

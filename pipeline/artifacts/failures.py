@@ -215,6 +215,10 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             f"{error.strerror}: no file can be written and removed there. Set TMPDIR to a folder that can."
         )
     if is_out_of_memory(error):
+        if _current_run is None:  # a chat, an evaluation, a look at data
+            return OutOfMemoryError(
+                f"memory ran out ({first_line(error)}). Take a smaller model or less at once, or a device with more memory."
+            )
         return OutOfMemoryError(
             f"memory ran out outside of a step ({first_line(error)}). Lower train.per_device_train_batch_size, which leaves the training as it is, "
             "or take a device with more memory."

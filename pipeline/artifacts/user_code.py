@@ -66,7 +66,7 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
     if file is not None:
         _refuse_taken_name(at, module_name, file)
     _announce(name, file or _installed(module_name))
-    with guarded(at, doing="cannot be imported"), _time_limit(), _first_on_path(code.path if file else None):
+    with importing(at), _first_on_path(code.path if file else None):
         module = importlib.import_module(module_name)
         if file is not None:
             _files[module_name] = file
@@ -93,6 +93,27 @@ def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: Co
     _say(path, f"{names} from {path}" + "".join(f", {name} (sha256 {s[:12]})" for name, s in sums.items()))
     _ran[path] = {"name": names, "file": path, "sha256": next(iter(sums.values())) if len(sums) == 1 else None}
     return True
+
+
+def allow_task_folder(folder: str, *, code: CodeFolder, where: str) -> None:
+    """Let lm_eval read a folder of tasks: their `!function` and their templates, which no sandbox renders, are code.
+
+    Raises RecipeError where it is not trusted.
+    """
+    if not code.trusted:
+        raise RecipeError(
+            f"{where} {folder}: the task files of lm_eval are code (`!function`, templates), and code of a folder is not run unasked. "
+            f"Read them, then trust them with {code.trust_with}."
+        )
+    _say(folder, f"tasks of lm_eval from {folder}")
+    _ran[folder] = {"name": "lm_eval tasks", "file": folder, "sha256": None}
+
+
+@contextmanager
+def importing(name: str) -> Iterator[None]:
+    """Turn what code does at its import into a RecipeError, also to end the process or to take longer than IMPORT_LIMIT_S."""
+    with guarded(name, doing="cannot be imported"), _time_limit():
+        yield
 
 
 @contextmanager

@@ -5,9 +5,11 @@ with a model's own code (5.23; --trust-remote-code changes nothing). Here it fin
 """
 
 import argparse
+from pathlib import Path
 
 from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.failures import exit_with_status
+from pipeline.evals.subject import Subject
 
 
 def main(argv: list[str]) -> int:
@@ -24,7 +26,8 @@ def main(argv: list[str]) -> int:
     arguments, options = parser.parse_known_args(argv)
     from pipeline.evals.subject import find_subject
 
-    subject = find_subject(arguments.model)
+    subject = find_subject(arguments.model, trust_code=arguments.trust_code)
+    _refuse_unservable(subject)
     import transformers
     from transformers.utils.import_utils import is_serve_available
 
@@ -35,12 +38,25 @@ def main(argv: list[str]) -> int:
     from transformers.cli.transformers import app
 
     from pipeline.model.build import TandemForCausalLM  # which registers its config too
+    from pipeline.tokenizer.template_bounds import bound_templates
 
+    bound_templates()
     transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]
     print(f"requests name the model {subject.path}", flush=True)
     trust = ["--trust-remote-code"] if arguments.trust_code else []
     app(["serve", subject.path, *trust, *options])
     return 0
+
+
+def _refuse_unservable(subject: Subject) -> None:
+    """Raise what a chat with the model would: every request would end in an error otherwise. What is fetched later is not looked at."""
+    from pipeline.evals.subject import refuse_nonfinite_model, trusts_model_code
+    from pipeline.model.finite import first_nonfinite_of_files
+
+    folder = Path(subject.path)
+    if folder.is_dir():
+        trusts_model_code(subject.path, code=subject.code)
+        refuse_nonfinite_model(subject.path, first_nonfinite_of_files(folder))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """python -m pipeline.evals RUN_OR_MODEL [bpb core chat samples lm_eval:TASKS]: score a run, a checkpoint, a folder or a Hub id."""
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.cache import cache_of_run
+from pipeline.artifacts.errors import DataError
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.evals.command import BUILT_IN, read_arguments
 from pipeline.evals.subject import Subject, find_subject
@@ -31,6 +34,7 @@ def main(argv: list[str]) -> int:
     model, tokenizer = load(subject, device=where["device"], revision=arguments.revision)
     try:
         asked.score(model, tokenizer, where)
+        asked.refuse_nonfinite()
     finally:  # what was scored before an error is not lost
         if where["rank"] == 0 and (asked.results or asked.samples):
             entry = entry_of(
@@ -80,13 +84,19 @@ class Asked:
         if "lm_eval" in self.tasks:
             from pipeline.evals.harness import require_harness
 
+            if self.arguments.include_path:
+                from pipeline.artifacts.user_code import allow_task_folder
+                from pipeline.evals.command import code_of_command
+
+                code = code_of_command(self.arguments)
+                allow_task_folder(self.arguments.include_path, code=code, where="command line: --include-path")
             require_harness()
         if self.own:
             from pipeline.evals.command import code_of_command
             from pipeline.evals.tasks import load_tasks
 
             self.functions = load_tasks(self.own, folder=code_of_command(self.arguments), where="command line")
-        cache = (self.recipe.get("data") or {}).get("cache_dir")
+        cache = str(cache_of_run((self.recipe.get("data") or {}).get("cache_dir")))
         if "core" in self.tasks:
             from pipeline.evals.core.bundle import open_bundle
 
@@ -151,6 +161,14 @@ class Asked:
             for name, value in numbers.items():
                 print(f"{name:<20} {value:>10.6f}")
             self.results += [{"name": name, "value": value, "protocol": None} for name, value in numbers.items()]
+
+    def refuse_nonfinite(self) -> None:
+        """Raise DataError where a score is no number: what was scored is recorded all the same."""
+        values = {row["name"]: row["value"] for row in self.results if isinstance(row["value"], float)}
+        if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
+            raise DataError(
+                f"{self.subject.path}: {', '.join(wrong)} is no finite number, so the model computes nothing there. Take another checkpoint."
+            )
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""

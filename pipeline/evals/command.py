@@ -123,7 +123,9 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     chat.add_argument("--max-new-tokens", type=int, metavar="N", help="longest answer (default the recipe's, else 512)")
     harness = parser.add_argument_group("lm_eval")
     harness.add_argument("--shots", type=int, metavar="N", help="examples in a prompt (default each task's own)")
-    harness.add_argument("--include-path", metavar="FOLDER", help="a folder of task YAMLs of your own")
+    harness.add_argument(
+        "--include-path", metavar="FOLDER", help="a folder of task YAMLs of your own, which are code: with --trust-code"
+    )
     parser.add_argument_group("samples and lm_eval").add_argument(
         "--as-chat",
         action="store_true",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.artifacts.cache import cache_of_run
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.recipe import Recipe, read_recipe
@@ -21,6 +22,7 @@ def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe,
     why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
     folder = recipe.run.code_folder if trust_code else None
     recipe.code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
+    recipe.data.cache_dir = str(cache_of_run(recipe.data.cache_dir))
     inputs = run.read_manifest().get("inputs") or {}
     use_revisions(recipe, inputs)
     use_held_out(recipe, inputs)

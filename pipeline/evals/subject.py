@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
-from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded
+from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +108,7 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     DataError when they do not belong together."""
     import torch
 
+    from pipeline.model.finite import first_nonfinite
     from pipeline.tokenizer.ready import open_tokenizer
 
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
@@ -118,6 +119,7 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
         raise InputMissingError(
             f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
         ) from None
+    refuse_nonfinite_model(subject.path, first_nonfinite(model.state_dict()))
     embedded = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > embedded:
         raise DataError(
@@ -127,20 +129,24 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     return model.to(device).eval(), tokenizer
 
 
+def refuse_nonfinite_model(path: str, name: str | None) -> None:
+    """Raise DataError for a model whose tensor of that name is not finite."""
+    if name:
+        raise DataError(
+            f"{path}: {name} holds a NaN or an infinity, so the model computes nothing. Take another checkpoint, or save the model again."
+        )
+
+
 def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None, **settings: Any) -> Any:
     """Return load_model of a folder or Hub id; code files that come with it are run only where `code` says that they are trusted.
 
     Raises RecipeError for a model that needs others, OSError when nothing is there, DataError when its files make no model.
     """
-    from transformers import PreTrainedConfig
-
-    from pipeline.model.build import ModelOptionsError, load_model, needs_no_code
+    from pipeline.model.build import ModelOptionsError, load_model
 
     at = f"{where}: {path}" if where else path
     try:
-        config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-        known = needs_no_code(config.get("model_type"))
-        trust = allow_model_code(config, path, known=known, code=code, where=where)
+        trust = trusts_model_code(path, code=code, where=where, revision=revision)
         with guarded(at) if trust else nullcontext():
             return load_model(path, revision=revision, trust_remote_code=trust, **settings)
     except (OSError, TandemError, MemoryError):
@@ -150,3 +156,25 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     except Exception as error:  # its files are somebody else's, and may hold anything
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise DataError(f"{at}: no model can be made of its files ({reason}). Take another one.") from error
+
+
+def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision: str | None = None) -> bool:
+    """Return whether the model needs code files that come with it, which are imported then.
+
+    Raises RecipeError where they are not trusted, and as import_attribute does for what they do at their import.
+    """
+    from transformers import PreTrainedConfig
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    from pipeline.model.build import needs_no_code
+
+    config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+    known = needs_no_code(config.get("model_type"))
+    if not allow_model_code(config, path, known=known, code=code, where=where):
+        return False
+    classes = config["auto_map"] if isinstance(config["auto_map"], dict) else {}
+    with importing(f"{where}: {path}" if where else path):
+        for name in ("AutoConfig", "AutoModelForCausalLM"):
+            if isinstance(classes.get(name), str):
+                get_class_from_dynamic_module(classes[name], path, revision=revision)
+    return True

@@ -1,18 +1,13 @@
 """Ids to text while they arrive: a character of several tokens is shown when its last byte is there."""
 
-import re
+from pipeline.artifacts.errors import readable
 
 UNFINISHED = "\ufffd"  # What a byte sequence decodes to that does not end as a character.
 
 
-# C0 and C1 but tab and line feed: they move the cursor, set the title, write the clipboard. Then what turns the order of
-# characters on the screen.
-CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069]")
-
-
 def terminal_text(text: str) -> str:
     """Return the text for a terminal: its control characters written as escapes, \\x1b for ESC."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return readable(text, most=len(text))
 
 
 class TextStream:

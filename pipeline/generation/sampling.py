@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
+from pipeline.artifacts.errors import DataError
+
 # Letters: B sequences, V vocabulary.
 
 
@@ -18,11 +20,14 @@ def next_tokens(
     """Each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
 
     Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
-    and seed give the same token on any device. One wait for the device, however many rows.
+    and seed give the same token on any device. Two waits for the device, however many rows. Raises DataError for logits that are no numbers.
     """
     if temperature == 0:
-        return logits_BV.argmax(-1).tolist()
+        likeliest_B = logits_BV.max(-1)
+        _refuse_nonfinite(likeliest_B.values)
+        return likeliest_B.indices.tolist()
     logits_BV = logits_BV.float().cpu() / temperature
+    _refuse_nonfinite(logits_BV.max(-1).values)
     if top_k is not None and top_k < logits_BV.shape[-1]:
         logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
     if top_p is not None and top_p < 1:
@@ -37,6 +42,14 @@ def next_tokens(
         int(torch.multinomial(share_V, 1, generator=generator))
         for share_V, generator in zip(shares_BV, generators, strict=True)
     ]
+
+
+def _refuse_nonfinite(largest_B: torch.Tensor) -> None:
+    """Raise DataError where a row's largest logit is NaN, which it is where any is, or infinite: there is nothing to choose by."""
+    if not largest_B.isfinite().all():
+        raise DataError(
+            "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another checkpoint, or compute in float32."
+        )
 
 
 def generator_of(seed: int) -> torch.Generator:

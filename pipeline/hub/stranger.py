@@ -14,7 +14,7 @@ def main(folder: str, output: str) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32).eval()
     ids_1T = torch.tensor([tokenizer(TEXT).input_ids[: model.config.max_position_embeddings]])
     with torch.no_grad():

@@ -7,13 +7,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from pipeline.artifacts.atomic import sha256_file
+from pipeline.artifacts.atomic import read_json, sha256_file
 from pipeline.artifacts.errors import ServiceError
 from pipeline.artifacts.user_code import CodeFolder
 from pipeline.hub.retries import retried
 
 # Of logits in fp32 between the class of this program and that of a stranger.
 CLOSE = 1e-4
+NAMING_CLASSES = ("config.json", "generation_config.json", "tokenizer_config.json", "processor_config.json")
 
 
 def verify(
@@ -46,12 +47,22 @@ def verify(
 
 
 def foreign_code(model: Path) -> list[str]:
-    """Return the names of the Python files of a model folder that are not those which this program writes."""
+    """Return the names of the Python files of a model folder that are not those which this program writes, and of the classes that
+    its JSON files take from another repository."""
     from pipeline.model.export import CODE_FILES
 
     ours = {file.name: sha256_file(file) for file in CODE_FILES}
     files = {str(file.relative_to(model)): file for file in sorted(model.rglob("*.py"))}
-    return [name for name, file in files.items() if ours.get(name) != sha256_file(file)]
+    elsewhere = [line for name in NAMING_CLASSES for line in _classes_elsewhere(model / name)]
+    return [name for name, file in files.items() if ours.get(name) != sha256_file(file)] + elsewhere
+
+
+def _classes_elsewhere(file: Path) -> list[str]:
+    """Return what the file's auto_map takes from another repository, as `owner/name--module.Class`."""
+    found = read_json(file).get("auto_map") if file.is_file() else None
+    values = list(found.values()) if isinstance(found, dict) else [found]
+    named = [str(name) for value in values for name in (value if isinstance(value, list) else [value])]
+    return [f"{name} of {file.name}" for name in named if "--" in name]
 
 
 def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
@@ -92,7 +103,7 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
     output = folder / ".stranger.safetensors"
     # -P: the script's folder, which lies in this package, is not searched for imports.
     command = [sys.executable, "-P", str(stranger.__file__), str(folder), str(output)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         raise ServiceError(

@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.errors import readable
 from pipeline.sources.conversation import UntrainableConversation
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import BadRow, RawRow, is_array, kind_of
+
+MOST_OF_REASON = 1_000  # characters: a reason lists the row's columns, whose names may be of any length
 
 
 def row_name(path: Path | str, row: int) -> str:
@@ -24,7 +27,7 @@ def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
     for _, row, value in rows:
         reason = value.reason if isinstance(value, BadRow) else reason_of(value, form, read)
         if reason:
-            named.append(f"{row_name(path, row)}: {reason}")
+            named.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
     return named
 
 
@@ -47,7 +50,7 @@ def untrainable(path: Path, rows: list[RawRow], form: Format) -> list[str]:
             if not isinstance(value, BadRow):
                 read(value)
         except UntrainableConversation as error:
-            named.append(f"{row_name(path, row)}: {error}")
+            named.append(f"{row_name(path, row)}: {readable(str(error), most=MOST_OF_REASON)}")
         except Exception:
             continue
     return named

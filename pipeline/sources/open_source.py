@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts.errors import DataError, InputMissingError
+from pipeline.artifacts.errors import DataError, InputMissingError, readable
 from pipeline.artifacts.retries import wait_or_raise
-from pipeline.sources.bad_rows import row_name
+from pipeline.sources.bad_rows import MOST_OF_REASON, row_name
 from pipeline.sources.conversation import UntrainableConversation
 from pipeline.sources.documents import Block, Conversation, Document
 from pipeline.sources.facts import FactsOfFiles
@@ -142,7 +142,7 @@ class OpenSource:
                 )
                 item = None
             if reason:
-                made.bad_rows.append(f"{row_name(path, row)}: {reason}")
+                made.bad_rows.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
             elif item is None or (isinstance(item, str) and not item.strip()):
                 made.empty_rows += 1
             elif isinstance(item, str):

@@ -6,8 +6,9 @@ import weakref
 from pathlib import Path
 
 from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.own_template import GENERATION, OwnTemplate, bound_templates
+from pipeline.tokenizer.own_template import GENERATION, OwnTemplate
 from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
+from pipeline.tokenizer.template_bounds import bound_templates, refusal_of
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
@@ -63,8 +64,7 @@ def _apply(tokenizer, messages: list, **settings) -> dict:
         bound_templates()
         return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, **settings)
     except Exception as error:  # a template raises whatever its expressions raise
-        reason = str(error) or type(error).__name__
-        raise DataError(f"the chat template refuses the conversation: {reason}") from None
+        raise DataError(refusal_of(error)) from None
 
 
 def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
@@ -120,8 +120,6 @@ def end_of_turn(tokenizer) -> int | None:
 
 def _escapes(tokenizer) -> bool:
     """Return whether the template marks exactly the answers and makes no control token of a string in a message."""
-    from jinja2.exceptions import TemplateError
-
     if not isinstance(tokenizer.chat_template, str) or not GENERATION.search(tokenizer.chat_template):
         return False
     answer = " an \u00e4nswer\n"
@@ -130,10 +128,11 @@ def _escapes(tokenizer) -> bool:
     conversations = [[question, {"role": "assistant", "content": answer}]]
     conversations += [_probe(["x"]), _probe(control_strings(tokenizer))]
     try:
+        bound_templates()
         out = tokenizer.apply_chat_template(
             conversations, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-    except (TemplateError, ValueError, TypeError):
+    except Exception:  # a template raises whatever its expressions raise
         return False
     (ids, clean, hostile), trained = out["input_ids"], out["assistant_masks"][0]
     written = tokenizer.decode([i for i, bit in zip(ids, trained, strict=True) if bit], skip_special_tokens=True)

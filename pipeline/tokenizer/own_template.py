@@ -10,7 +10,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import datetime
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ import numpy as np
 from pipeline.artifacts.errors import DataError
 from pipeline.tokenizer.encode import plain_backend
 from pipeline.tokenizer.specials import control_strings
+from pipeline.tokenizer.template_bounds import bound_templates, refusal_of
 
 # Part of the key of prepared conversations: raised when the same template and messages would give other ids or another mask.
 RENDERING_VERSION = 1
-MOST_REPEATED = 10_000_000  # characters that `*` in a template makes
 # Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back to it.
 DATE = datetime(2024, 7, 26)
 GENERATION = re.compile(r"\{%-?\s*generation")
@@ -113,8 +112,7 @@ class OwnTemplate:
                 **self._variables,
             )
         except Exception as error:  # a template raises whatever its expressions raise
-            reason = str(error) or type(error).__name__
-            raise DataError(f"the chat template refuses the conversation: {reason}") from None
+            raise DataError(refusal_of(error)) from None
         (text,), spans = rendered
         return text, spans[0] if spans else []
 
@@ -300,41 +298,3 @@ def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
     before = np.cumsum(trained)
     starts, ends = np.array(offsets).T
     return (before[ends] > before[starts]).tolist()
-
-
-def bound_templates() -> None:
-    """Let transformers render templates in a sandbox of ours from now on: somebody else's cannot make texts without end.
-
-    Not undone afterwards: transformers keeps what it has compiled with the sandbox of that moment.
-    """
-    from transformers.utils import chat_template_utils
-
-    chat_template_utils.ImmutableSandboxedEnvironment = _sandbox_class()  # type: ignore[assignment,misc]
-
-
-@cache
-def _sandbox_class() -> type:
-    """Return a sandbox class with a bound on `*`, `**` and `%`, by which three words of a template would fill the memory.
-
-    range() has one in jinja2 itself (100,000).
-    """
-    from jinja2.exceptions import SecurityError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class BoundedSandbox(ImmutableSandboxedEnvironment):
-        intercepted_binops = frozenset(["*", "**", "%"])
-
-        def call_binop(self, context, operator, left, right):
-            plain = isinstance(left, int | float) and isinstance(right, int | float)
-            small = plain and abs(left) <= MOST_REPEATED and abs(right) <= MOST_REPEATED
-            if operator == "**" and not (small and abs(right) <= 64):
-                raise SecurityError("it raises to a power that is too large")
-            if operator == "*" and not plain:
-                times, repeated = (left, right) if isinstance(left, int) else (right, left)
-                if isinstance(times, int) and hasattr(repeated, "__len__") and times * len(repeated) > MOST_REPEATED:
-                    raise SecurityError(f"it repeats a text to more than {MOST_REPEATED:,} characters")
-            if operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z%]*(\d{7,}|\*)", left):
-                raise SecurityError("it formats to a width that is too large")
-            return super().call_binop(context, operator, left, right)
-
-    return BoundedSandbox

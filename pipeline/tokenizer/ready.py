@@ -8,6 +8,7 @@ from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceErr
 from pipeline.tokenizer.chat import built_in_template, own_template, template_problems
 from pipeline.tokenizer.own_template import DATE
 from pipeline.tokenizer.specials import BOS, END, PAD, TEMPLATE_MARKS, control_strings
+from pipeline.tokenizer.template_bounds import bound_templates
 
 WRITE_ONE = (
     "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the assistant "
@@ -106,6 +107,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
     from transformers import AutoTokenizer
 
+    bound_templates()  # whoever renders with it, as lm_eval and our letters do
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)

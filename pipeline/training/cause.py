@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pipeline.data.batches import rows_of_micro_batch
+from pipeline.model.finite import first_nonfinite
 from pipeline.training.agreement import from_every_rank
-from pipeline.training.finite import first_nonfinite
 from pipeline.training.loader import on_device
 from pipeline.training.rng import preserved_rng
 

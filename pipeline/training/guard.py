@@ -16,10 +16,10 @@ from torch import Tensor
 from pipeline.artifacts.errors import DivergedError
 from pipeline.artifacts.rows import append_row
 from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.model.finite import first_nonfinite
 from pipeline.recipe.schema import Monitor
 from pipeline.training.agreement import from_every_rank
 from pipeline.training.cause import find_cause, rows_of
-from pipeline.training.finite import first_nonfinite
 from pipeline.training.recent import RecentValues
 
 # After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.

@@ -49,6 +49,8 @@ ESCAPES = {
     "a template that walks over subclasses": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a template that imports": "{{ self.__init__.__globals__.__builtins__.__import__('os').system('touch $MARK') }}",
     "a template of a range without end": "{% for i in range(10**9) %}a{% endfor %}",
+    "a template of loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a template that doubles a text": "{% set ns = namespace(x='aaaa') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
     "a template that repeats a text": "{{ 'a' * 100000000000 }}",
     "a template that raises to a power": "{{ 9 ** 9 ** 9 }}",
     "a template that pads a text": "{{ '%100000000000d' % 1 }}",
