@@ -18,7 +18,11 @@ INTRODUCTION = """\
 One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
 
 - Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
-  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name.
+  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name. Where a key holds text, its value is what
+  was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
+  Other values are read as YAML, and one of which a part would become a comment is refused.
+- Bounds: 1 MiB, 50 levels, 20,000 values with aliases expanded, numbers of 300 digits, 20 recipes that extend each other in a row;
+  text holds no control characters but tabs and line breaks. `null` stands for a key that is not given.
 - A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
   `recipes/` and among the shipped ones.
 - `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
