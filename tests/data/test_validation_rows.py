@@ -3,11 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from tokenizers import Tokenizer, normalizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pipeline.data.validation import ValidationRows
+from pipeline.data.validation import ValidationRows, held_out_coverage
+from pipeline.evals.in_training import score_validation
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.byte_lengths import byte_lengths
+from tests.model.tiny_models import tiny
 
 SHARED = Path(os.environ.get("TANDEM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -114,3 +118,25 @@ def test_rows_of_a_tokenizer_without_fixed_bytes_carry_the_bytes_under_their_tar
         assert (batch["target_bytes"][special] == -1).all()
     assert found == expected
     assert all("target_bytes" in batch for batch in rows.batches(rows=4))
+
+
+def test_a_tokenizer_that_loses_text_leaves_the_loss_and_no_bits_per_byte(bench):
+    recipe = bench.recipe()
+    rows = ValidationRows.open(bench.prepared(recipe))
+    held_out = bench.sources(recipe)[1]
+    assert held_out_coverage(bench.tokenizer, held_out) == 1.0
+    backend = Tokenizer.from_str(bench.tokenizer.backend_tokenizer.to_str())
+    backend.normalizer = normalizers.Lowercase()
+    lower = PreTrainedTokenizerFast(tokenizer_object=backend, **bench.tokenizer.special_tokens_map)
+    rows.coverage = held_out_coverage(lower, held_out)
+    assert 0.5 < rows.coverage < 0.999
+    assert not rows.keeps_text
+    lengths_V = byte_lengths(bench.tokenizer)
+    model = tiny("gpt2", vocab_size=len(lengths_V), n_positions=64)
+    settings = {"stage": "pretrain", "rows": 8, "rank": 0, "world_size": 1, "device": torch.device("cpu")}
+    numbers = score_validation(model, rows, byte_lengths_V=lengths_V, autocast_dtype=None, **settings)
+    assert list(numbers) == ["val/loss"]
+    rows.coverage = 1.0
+    known = score_validation(model, rows, byte_lengths_V=lengths_V, autocast_dtype=None, **settings)
+    assert list(known) == ["val/bpb", "val/loss", "val/bpb_documents"]
+    assert known["val/loss"] == numbers["val/loss"]
