@@ -18,6 +18,7 @@ LIMIT_S = 60.0
 LIMIT_MIB = 3072  # the interpreter with torch, transformers and all of the package has 600
 ALLOWED = ("out", "cache", "runs/x", "hf", "home", "tmp")  # what the commands name, and this user's own caches
 BAD_TRACES = ("Traceback (most recent call last)", "Fatal Python error", "panicked at", "Segmentation fault")
+STEERING = re.compile("\x1b(?!\\[[0-9;]{0,8}m|\\[[AK])|[\x07\x9b]")  # colours and progress bars are our own
 SCRIPT = "hostile-script"  # stands in what would be a script on the page of a report
 ACTIVE = re.compile(rf"<(script|img|iframe|svg)[^>]*{SCRIPT}|href=[\"']javascript:[^>]*{SCRIPT}", re.IGNORECASE)
 
@@ -84,7 +85,7 @@ def _one(thing: Thing, command: str, given: Any, case: Case, warm: WarmCommands,
         wrong.append(f"ended with {ended.status} and no word")
     elif ended.peak_mib > LIMIT_MIB:
         wrong.append(f"took {ended.peak_mib} MiB")
-    if "\x1b" in ended.output or "\x9b" in ended.output:
+    if STEERING.search(ended.output):
         wrong.append("printed control characters of the thing")
     return {
         "command": command,

@@ -60,7 +60,9 @@ class StandIn:
     calls: list[str] = field(default_factory=list)  # "METHOD path"
     faults: list[tuple[str, int]] = field(default_factory=list)  # (part of "METHOD path", status), each used once
     damaged: set[str] = field(default_factory=set)  # files served with other bytes than were sent
-    answers: dict[str, Callable[["_Handler"], None]] = field(default_factory=dict)  # part of "METHOD path" -> what answers it
+    answers: dict[str, Callable[["_Handler"], None]] = field(
+        default_factory=dict
+    )  # part of "METHOD path" -> what answers it
 
     def take_fault(self, call: str) -> Fault:
         fault = self.fault

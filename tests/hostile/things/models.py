@@ -17,7 +17,12 @@ TOKENIZER = "data in/r.yaml tokenizer.path=model"
 PREFLIGHT = "preflight in/r.yaml --probe 0 model.start_from=model"
 SERVE = "serve model"
 WEIGHTS = (CHAT, EVALS, START, EXPORT)
-TEXT = (CHAT, "evals model bpb --text in/valid.jsonl --output out/scores.json", TOKENIZER, "tokenizer in/r.yaml tokenizer.path=model")
+TEXT = (
+    CHAT,
+    "evals model bpb --text in/valid.jsonl --output out/scores.json",
+    TOKENIZER,
+    "tokenizer in/r.yaml tokenizer.path=model",
+)
 
 
 class _Touch:
@@ -154,7 +159,12 @@ def own_tokenizer(case: Case) -> None:
 
 
 def catastrophic(content: dict) -> None:
-    content["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "(a+|[a-z ]+)+$|(.*.*)*x"}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"] = {
+        "type": "Split",
+        "pattern": {"Regex": "(a+|[a-z ]+)+$|(.*.*)*x"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
 
 
 def many_merges(content: dict) -> None:
@@ -166,7 +176,10 @@ def overlapping(content: dict) -> None:
 
 
 def huge_ids(content: dict) -> None:
-    content["added_tokens"] = [{"id": 2**32 - 1, "content": "<big>", **ADDED}, {"id": 10**6, "content": "\x1b[2J", **ADDED}]
+    content["added_tokens"] = [
+        {"id": 2**32 - 1, "content": "<big>", **ADDED},
+        {"id": 10**6, "content": "\x1b[2J", **ADDED},
+    ]
 
 
 CONFIGS: dict[str, dict] = {

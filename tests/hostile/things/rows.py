@@ -93,9 +93,9 @@ def nested_arrow() -> bytes:
 
 def pickled_extension() -> bytes:
     """Arrow metadata of an extension type whose reader would unpickle it."""
-    import pyarrow as pa
-
     import pickle
+
+    import pyarrow as pa
 
     field = pa.field("text", pa.string(), metadata={"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickle.dumps(_Touch())})  # fmt: skip
     out = io.BytesIO()
@@ -115,7 +115,10 @@ class _Touch:
 def loading_script(case: Case) -> str:
     """A dataset as those of old: a script of its name, and a card that asks for it."""
     case.put("in/hostile/hostile.py", MARKING)
-    case.put("in/hostile/README.md", f"---\nconfigs: [{{config_name: x, data_files: ../../elsewhere/*}}]\n---\n<script>{SCRIPT}</script>")
+    case.put(
+        "in/hostile/README.md",
+        f"---\nconfigs: [{{config_name: x, data_files: ../../elsewhere/*}}]\n---\n<script>{SCRIPT}</script>",
+    )
     case.put("in/hostile/dataset_infos.json", '{"x": {"builder_name": "hostile", "features": {"_type": "os.system"}}}')
     case.put("in/hostile/train.jsonl", rows({"text": "some words"}, times=60))
     case.recipe(data={"sources": [{"id": str(case.folder / "in" / "hostile")}]})
@@ -124,14 +127,24 @@ def loading_script(case: Case) -> str:
 
 def card_above(case: Case) -> str:
     case.put("elsewhere/secret.jsonl", rows({"text": "a secret of the user's"}, times=60))
-    case.put("in/hostile/README.md", "---\nconfigs:\n- config_name: default\n  data_files: ../../elsewhere/*.jsonl\n---\n")
+    case.put(
+        "in/hostile/README.md", "---\nconfigs:\n- config_name: default\n  data_files: ../../elsewhere/*.jsonl\n---\n"
+    )
     case.recipe(data={"sources": [{"id": str(case.folder / "in" / "hostile")}]})
     return "in/hostile"
 
 
 def saved_state(case: Case) -> str:
     """A folder as save_to_disk leaves it, whose state names files above."""
-    case.put("in/hostile/state.json", json.dumps({"_data_files": [{"filename": "../../elsewhere/x.arrow"}, {"filename": "/dev/zero"}], "_format_type": "os.system"}))
+    case.put(
+        "in/hostile/state.json",
+        json.dumps(
+            {
+                "_data_files": [{"filename": "../../elsewhere/x.arrow"}, {"filename": "/dev/zero"}],
+                "_format_type": "os.system",
+            }
+        ),
+    )
     case.put("in/hostile/dataset_info.json", '{"features": {"text": {"_type": "hostile"}}}')
     case.recipe(data={"sources": [{"id": str(case.folder / "in" / "hostile")}]})
     return "in/hostile"

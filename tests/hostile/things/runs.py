@@ -128,8 +128,21 @@ def pickled_state(case: Case) -> None:
 
 WRONG = [7, -1, "text", None, [], {}, [[]], 1e400, float("nan"), True, "\ud800", {"a": {"b": []}}]
 ODD_ROWS = [{**ROW, key: value} for key in ROW for value in WRONG] + [{"event": kind, "step": value, "time": value} for kind in ("attempt", "save", "evaluation", "spike", "stop", 7) for value in WRONG]  # fmt: skip
-ODD_SAMPLES = [{"step": value, "attempt": value, "prompt": value, "text": value, "time": value, "completion": value, "samples": value} for value in WRONG]
-ODD_RESULTS = [{"name": value, "value": value, "protocol": value, "items": value, "low": value, "high": value} for value in WRONG]
+ODD_SAMPLES = [
+    {
+        "step": value,
+        "attempt": value,
+        "prompt": value,
+        "text": value,
+        "time": value,
+        "completion": value,
+        "samples": value,
+    }
+    for value in WRONG
+]
+ODD_RESULTS = [
+    {"name": value, "value": value, "protocol": value, "items": value, "low": value, "high": value} for value in WRONG
+]
 ODD_EVALS = {"entries": [{"step": value, "time": value, "results": value, "model": value, "samples": value} for value in WRONG] + [{"step": 2, "time": 1.0, "results": ODD_RESULTS}, 7, None]}  # fmt: skip
 
 METRICS: dict[str, Content] = {
