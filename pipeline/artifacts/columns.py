@@ -152,13 +152,13 @@ class _Block:
     def add(self, row: dict[str, Any]) -> None:
         """Take a row in. What no run writes (an event without a step, a time that is text) counts as not there."""
         for name, value in row.items():
+            if name == "event" and not (isinstance(value, str) and _is_step(row.get("step"))):
+                continue
             if isinstance(value, int) and abs(value) > MOST_INTEGER:
                 value = float(value) if name != "step" and value.bit_length() < 1024 else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.rows.setdefault(name, []).append(self.count)
                 self.values.setdefault(name, []).append(value)
-            elif name == "event" and not (isinstance(value, str) and _is_step(row.get("step"))):
-                continue
             elif value is not None and name not in NUMBERS:  # null: not known, the same as not there
                 self.others.setdefault(self.count, {})[name] = value
         self.count += 1

@@ -92,4 +92,5 @@ def watch(log: str, folder: str, allowed: list[str]) -> None:
         if os.path.isabs(file) and os.path.realpath(file).startswith(root + "/"):
             note("executed", f"code of {file}")
 
+    sys.dont_write_bytecode = True  # beside a module that the user named
     sys.addaudithook(hook)
