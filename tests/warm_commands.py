@@ -26,7 +26,8 @@ MODULES = {name: f"pipeline.{name}" for name in STAGES} | {name: f"pipeline.{nam
 MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("callbacks.default", "preflight.closing", "preflight.preparing", "report.page", "report.picture", "report.single", "training.build",
-        "evals.command", "evals.samples", "evals.bpb", "chat.terminal", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare")  # fmt: skip
+        "evals.command", "evals.samples", "evals.bpb", "chat.terminal", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare",
+        "tokenizer.ready", "preflight.checks", "preflight.inputs", "preflight.record", "preflight.reading", "preflight.starting", "preflight.shape", "sources.overlap")  # fmt: skip
 
 
 @dataclass
@@ -91,7 +92,12 @@ class WarmCommands:
 
 
 def serve() -> None:
-    for module in [*(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
+    libraries = (
+        "transformers.models.auto.tokenization_auto",
+        "transformers.convert_slow_tokenizer",
+        "transformers.models.auto.modeling_auto",
+    )
+    for module in [*libraries, *(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
         importlib.import_module(module)
     for line in sys.stdin:
         asked = json.loads(line)

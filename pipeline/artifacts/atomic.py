@@ -142,6 +142,13 @@ def open_regular(path: str | Path) -> BinaryIO:
     raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
 
 
+def refuse_endless_files(folder: str | Path) -> None:
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever."""
+    for path in sorted(Path(folder).iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
+
+
 def read_bounded(path: str | Path) -> bytes:
     """Return a file's bytes, of one that is too large for `parse_json` no more than shows that."""
     with open_regular(path) as file:

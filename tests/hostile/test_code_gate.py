@@ -191,7 +191,7 @@ CASES |= {
     "hub export: a model of its own code": (lambda case: case.auto_map(), "hub export {} --to safetensors"),
     "pretrain: start_from a model of its own code": (started, "pretrain {} " + START),
     "preflight: start_from a model of its own code": (started, "preflight {} --probe 0 " + START),
-    "data: the tokenizer beside a model of its own code": (started, "data {} tokenizer.path=model"),
+    "data: the tokenizer beside a model of its own code": (started, "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2"),
     "chat: code in another repository": (lambda case: case.auto_map(AutoConfig="evil/repo--evil.EvilConfig"), CHAT),
     "chat: code for a type that transformers has": (lambda case: case.auto_map("gpt2"), CHAT),
     "chat: code for a type that writes no text": (lambda case: case.auto_map("vit"), CHAT),
@@ -201,7 +201,7 @@ CASES |= {
     "evals: our own type with other code files": (of_tandem, "evals {} samples"),
     "chat: a tokenizer of its own code": (tokenizer_with(auto_map={"AutoTokenizer": LISTED}, tokenizer_class="EvilTokenizer"), CHAT),
     "chat: a tokenizer of its own code, as a list": (tokenizer_with(auto_map=LISTED, tokenizer_class="EvilTokenizer"), CHAT),
-    "data: a tokenizer of its own code": (lambda case: (tokenizer_with(auto_map={"AutoTokenizer": LISTED})(case), case.recipe(ready=True))[1], "data {} tokenizer.path=model"),
+    "data: a tokenizer of its own code": (lambda case: (tokenizer_with(auto_map={"AutoTokenizer": LISTED})(case), case.recipe(ready=True))[1], "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2"),
     "chat: weights that are a pickle": (with_pickle, CHAT),
     "chat: a generate of its own": (with_file("custom_generate/generate.py", MARKING), CHAT),
     "chat: a module named as a library": (with_file("wandb.py", MARKING), CHAT),
@@ -211,7 +211,7 @@ CASES |= {
 for name, template in ESCAPES.items():
     CASES[f"chat: {name}"] = (lambda case, t=template: (case.change("model/tokenizer_config.json", chat_template=t), (case.folder / "model" / "chat_template.jinja").unlink(missing_ok=True), "model")[2], CHAT)  # fmt: skip
     if isinstance(template, str):
-        CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model")  # fmt: skip
+        CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,3 +41,18 @@ def test_a_mistake_of_our_own_is_no_odd_answer():
 
     with pytest.raises(KeyError, match="ours"):
         retried(wrong, what="reading")
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
+    from huggingface_hub import HfApi, constants
+
+    from pipeline.hub.client import bound_waits
+    from pipeline.sources import hub_client
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_client, "ANSWER_BYTES", 1 << 20)
+    bound_waits()
+    with hub_stand_in() as hub:
+        hub.answers["GET /api/models/"] = lambda handler: handler.answer(200, b" " * (1 << 21))
+        with pytest.raises(ServiceError, match="answers with more than 1 MiB"):
+            retried(lambda: HfApi(endpoint=hub.url).model_info("a/b"), what="reading a/b")

@@ -13,7 +13,8 @@ CHAT = "chat model -p hello --max-new-tokens 2"
 START = "pretrain in/r.yaml model.start_from=model"
 EVALS = "evals model samples --output out/scores.json"
 EXPORT = "hub export model --to safetensors --output out/exported"
-TOKENIZER = "data in/r.yaml tokenizer.path=model"
+SIZES = "model.n_layer=1 model.n_embd=16 model.n_head=2"
+TOKENIZER = f"data in/r.yaml tokenizer.path=model {SIZES}"
 PREFLIGHT = "preflight in/r.yaml --probe 0 model.start_from=model"
 SERVE = "serve model"
 WEIGHTS = (CHAT, EVALS, START, EXPORT)
@@ -245,13 +246,13 @@ TEMPLATES: dict[str, str] = {
 
 THINGS: dict[str, Thing] = {}
 for name, keys in CONFIGS.items():
-    THINGS[f"a config {name}"] = Thing(lay=config(**keys), commands=(CHAT, START, EXPORT))
+    THINGS[f"a config {name}"] = Thing(lay=config(**keys), commands=(CHAT, START))
 for name, content in HEADERS.items():
-    THINGS[f"weights with {name}"] = Thing(lay=weights(content), commands=(CHAT, START, EXPORT))
+    THINGS[f"weights with {name}"] = Thing(lay=weights(content), commands=(CHAT, START))
 for name, lay in TOKENIZERS.items():
     THINGS[f"a tokenizer {name}"] = Thing(lay=lay, commands=TEXT)
 for name, text in TEMPLATES.items():
-    THINGS[f"a template that {name}"] = Thing(lay=template(text), commands=(CHAT, START))
+    THINGS[f"a template that {name}"] = Thing(lay=template(text), commands=(CHAT, TOKENIZER))
 THINGS |= {
     "a config that is a list": Thing(lay=written(("config.json", "[]")), commands=WEIGHTS),
     "a config nested 100,000 deep": Thing(lay=written(("config.json", DEEP)), commands=WEIGHTS),

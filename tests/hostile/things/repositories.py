@@ -8,11 +8,11 @@ from pipeline.artifacts.atomic import sum_of
 from tests.hostile.case import MARKING, MODELING, Case
 from tests.hostile.trial import ALLOWED, Thing
 
-PULL = ("hub pull evil/run", "report runs/x", "chat runs/x -p hello --max-new-tokens 2", "evals runs/x samples")
+PULL = ("hub pull evil/run", "report runs/x", "chat runs/x -p hello --max-new-tokens 2")
 DIRECT = (
     "chat evil/run -p hello --max-new-tokens 2",
     "pretrain in/r.yaml model.start_from=evil/run",
-    "data in/r.yaml tokenizer.path=evil/run",
+    "data in/r.yaml tokenizer.path=evil/run model.n_layer=1 model.n_embd=16 model.n_head=2",
 )
 INTO_RUNS = (*(name for name in ALLOWED if not name.startswith("runs")), "runs")
 DEEP = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"

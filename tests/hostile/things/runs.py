@@ -162,9 +162,11 @@ THINGS: dict[str, Thing] = {}
 for name, content in METRICS.items():
     THINGS[f"metrics {name}"] = Thing(lay=compared(run_with(("metrics.jsonl", content))), commands=(REPORT, COMPARE))
 for name, content in MANIFESTS.items():
-    THINGS[f"a manifest that {name}"] = Thing(lay=run_with(("run_manifest.json", content)), commands=(*ALL, AGAIN))
+    THINGS[f"a manifest that {name}"] = Thing(
+        lay=run_with(("run_manifest.json", content)), commands=(REPORT, CHAT, AGAIN)
+    )
 for name, content in SEALS.items():
-    THINGS[f"a seal that {name}"] = Thing(lay=run_with(("model/MANIFEST.json", content)), commands=(*ALL, PUSH))
+    THINGS[f"a seal that {name}"] = Thing(lay=run_with(("model/MANIFEST.json", content)), commands=(CHAT, START, PUSH))
 INTO_RUNS = (*ALLOWED, "runs")
 THINGS |= {
     "types that no manifest has": Thing(lay=compared(run_with(manifest(**DEEP_KEY))), commands=(*ALL, COMPARE)),
