@@ -31,10 +31,10 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
 
     bound_waits()
     found = retried(lambda: HfApi().model_info(repo_id, revision=revision), what=f"reading {repo_id}")
-    commit = found.sha
-    if len(found.siblings or []) > MOST_FILES:
+    commit, files = found.sha, found.siblings or []
+    if len(files) > MOST_FILES:
         raise DataError(
-            f"{repo_id}: has {len(found.siblings):,} files, so it is no run that was pushed with this program. Do not use it."
+            f"{repo_id}: has {len(files):,} files, so it is no run that was pushed with this program. Do not use it."
         )
     with beside(Path(runs)) as snapshot:
         download(repo_id, commit, snapshot)

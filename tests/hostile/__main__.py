@@ -90,13 +90,13 @@ def figure(rows: list[dict]) -> str:
         f"{sum(row['ok'] for row in rows)} of {len(rows)} things through {len(commands)} commands: {_sum(commands, 'executed')} executed, "
         f"{_sum(commands, 'outside')} written or reached outside, {_sum(commands, 'traces')} tracebacks; statuses "
         + ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
-        + f"; a command took {max((c['seconds'] for c in commands), default=0):.0f} s and {max((c['peak_mib'] for c in commands), default=0):,} MiB "
+        + f"; a command took {max((c['seconds'] for c in commands), default=0):.0f} s of CPU time and {max((c['peak_mib'] for c in commands), default=0):,} MiB "
         f"at most ({LIMIT_MIB:,} allowed, the interpreter itself {min((c['peak_mib'] for c in commands), default=0):,})"
     )
 
 
 def table(rows: list[dict]) -> str:
-    lines = ["| kind | things | commands | executed | outside | tracebacks | statuses | longest | most memory |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| kind | things | commands | executed | outside | tracebacks | statuses | most CPU time | most memory |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for kind in KINDS:
         of_kind = [row for row in rows if row["trial"].startswith(f"{kind}: ")]
         commands = [command for row in of_kind for command in row["commands"]]

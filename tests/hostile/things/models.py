@@ -248,7 +248,7 @@ THINGS: dict[str, Thing] = {}
 for name, keys in CONFIGS.items():
     THINGS[f"a config {name}"] = Thing(lay=config(**keys), commands=(CHAT, START))
 for name, content in HEADERS.items():
-    THINGS[f"weights with {name}"] = Thing(lay=weights(content), commands=(CHAT, START))
+    THINGS[f"weights with {name}"] = Thing(lay=weights(content), commands=(CHAT, EXPORT))
 for name, lay in TOKENIZERS.items():
     THINGS[f"a tokenizer {name}"] = Thing(lay=lay, commands=TEXT)
 for name, text in TEMPLATES.items():
