@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 WALL_LIMITS = 4  # times limit_s, which is of CPU time: on a busy machine a command waits for its turn
 GRACE_S = 30.0  # for the other ranks of one that failed, as torchrun gives them
 FILE_BYTES = 4 << 30  # longest file that a command may write: one that copies without end must not fill the disk
@@ -177,7 +177,8 @@ def wait(ranks: list[int], asked: dict) -> dict:
                 last_chance = time.monotonic() + GRACE_S if ended[rank] else last_chance
             elif time.monotonic() > last_chance:
                 os.kill(rank, signal.SIGKILL)
-            elif over := over_limit(rank, ends, asked):
+            elif found := over_limit(rank, ends, asked):
+                over = found
                 os.killpg(rank, signal.SIGKILL)
         time.sleep(0.01)
     for rank in ranks if asked["watch"] else []:  # what a hostile thing made a command leave behind
