@@ -134,6 +134,8 @@ def _is_result(row: Any) -> bool:
     if not isinstance(row, dict) or not is_text(row.get("name")) or not is_number(row.get("value")):
         return False
     numbers = ("items", "bytes", "low", "high", "stderr", "centered", "tokens", "seconds")
+    if not isinstance(row.get("protocol_parts", {}), dict):
+        return False
     texts = ("protocol", "dtype")
     return all(row.get(n) is None or is_number(row[n]) for n in numbers) and all(
         is_text(row.get(t) or "") for t in texts
