@@ -1,11 +1,13 @@
 """metrics.jsonl by columns: a million rows of 30 numbers in the memory of the numbers, each name found at once."""
 
+import hashlib
 import io
 import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +18,7 @@ from pipeline.artifacts.rows import LINE_BYTES, skip_line
 
 BLOCK_BYTES = 2**22  # read at a time: what one torn line slows down
 THREADS = min(os.cpu_count() or 1, 4)
+MOST_NAMES = 10_000  # that are read; a run with numbers of every layer has some hundred
 MOST_INTEGER = 2**53  # what a float holds exactly
 NUMBERS = {"step", "attempt", "time", "tokens"}  # of every row; anything else under these names is no run's
 ROWS_AT_ONCE = 4096  # made into dicts at a time when rows are asked for
@@ -220,15 +223,11 @@ def _join(blocks: list[_Block]) -> Columns:
     """The blocks in a row. What was read of a name is let go as soon as its column stands."""
     starts = np.cumsum([0, *(block.count for block in blocks)], dtype=np.int32)
     numbers = {}
-    known: list[np.ndarray] = []  # rows of earlier names, taken again where they are the same
-    for name in dict.fromkeys(name for block in blocks for name in block.values):
+    known: dict[bytes, np.ndarray] = {}  # rows of earlier names by their hash, taken again where they are the same
+    for name in islice(dict.fromkeys(name for block in blocks for name in block.values), MOST_NAMES):
         having = [(start, block) for start, block in zip(starts, blocks, strict=False) if name in block.values]
         rows = np.concatenate([np.asarray(block.rows.pop(name), np.int32) + start for start, block in having])
-        same = next((others for others in known if np.array_equal(others, rows)), None)
-        if same is None:
-            known.append(rows)
-        else:
-            rows = same
+        rows = known.setdefault(hashlib.blake2b(rows.tobytes(), digest_size=16).digest(), rows)
         values = np.concatenate([np.asarray(block.values.pop(name)) for _, block in having])
         if name == "step" and values.dtype.kind == "f":
             whole = np.isfinite(values) & (np.abs(values) <= MOST_INTEGER)
