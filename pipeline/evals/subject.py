@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import refuse_endless_files
+from pipeline.artifacts.atomic import read_json, refuse_endless_files
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
@@ -45,7 +45,11 @@ def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> 
     """
     subject = _find(name, runs)
     if Path(subject.path).is_dir():
+        from pipeline.recipe.start_from import refuse_odd_sizes
+
         refuse_endless_files(subject.path)
+        if (Path(subject.path) / "config.json").is_file():
+            refuse_odd_sizes(read_json(Path(subject.path) / "config.json"), subject.path)
     return replace(subject, trust_code=trust_code)
 
 

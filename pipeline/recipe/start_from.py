@@ -13,9 +13,21 @@ from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe
 
 # Largest that is read of a config.json; models have at most some hundred layers.
-SIZES = dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000) | dict.fromkeys(
-    ("n_embd", "n_head", "n_positions", "hidden_size", "num_attention_heads", "max_position_embeddings", "vocab_size"),
-    2**40,
+SIZES = (
+    dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000)
+    | dict.fromkeys(
+        (
+            "n_embd",
+            "n_head",
+            "n_positions",
+            "hidden_size",
+            "num_attention_heads",
+            "max_position_embeddings",
+            "vocab_size",
+        ),
+        2**40,
+    )
+    | {"num_labels": 10**6}
 )
 
 
