@@ -6,14 +6,12 @@ A run directory may be a stranger's, and a report of half of it is worth more th
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import JSON_BYTES, open_regular, read_json
+from pipeline.artifacts.atomic import open_regular, read_json
 from pipeline.artifacts.columns import MOST_INTEGER
-from pipeline.artifacts.errors import DamagedFileError, RecipeError
 from pipeline.artifacts.manifest import documented_part, manifest_problems
 from pipeline.artifacts.rows import counts_beside, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.recipe.located_yaml import compose
-from pipeline.recipe.problems import Problems
+from pipeline.recipe.located_yaml import load_mapping
 
 # Keys of a recipe that a report computes with.
 NUMBERS = ("run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps", "train.eval_steps",
@@ -65,12 +63,10 @@ def _source(source: dict[str, Any]) -> dict[str, Any]:
 def read_recipe(run: RunDirectory) -> dict[str, Any]:
     """recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
     try:
-        with open_regular(run.recipe) as file:
-            text = file.read(JSON_BYTES >> 6).decode("utf-8-sig")
-        recipe = compose(text, str(run.recipe), Problems()).plain()
-    except (FileNotFoundError, UnicodeDecodeError, RecipeError, DamagedFileError, RecursionError):
+        open_regular(run.recipe).close()
+        return _documented(load_mapping(run.recipe))
+    except (FileNotFoundError, ValueError):  # its damage is one
         return {}
-    return _documented(recipe) if isinstance(recipe, dict) else {}
 
 
 def _documented(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 import io
 import sys
 
-from pipeline.artifacts.secrets import redact_output
-from pipeline.artifacts.terminal import printed_text, terminal_text
+from pipeline.artifacts.errors import readable
+from pipeline.artifacts.secrets import printed_text, redact_output, release_output
 
 STEERING = "\x1b]52;c;aGk=\x07\x1b[2J\x9b1m\u202e\x00"
 
 
 def test_control_characters_become_escapes_and_lines_and_tabs_stay():
-    assert terminal_text(f"a\t{STEERING}\n") == "a\t\\x1b]52;c;aGk=\\x07\\x1b[2J\\x9b1m\\u202e\\x00\n"
+    assert printed_text(f"a\t{STEERING}\n") == "a\t\\x1b]52;c;aGk=\\x07\\x1b[2J\\x9b1m\\u202e\\x00\n"
 
 
 def test_colours_and_progress_bars_of_our_own_are_printed_as_they_are():
     own = "\x1b[32mgreen\x1b[0m \x1b[1;31mred\x1b[m\r 50%\x1b[A\x1b[K\n"
     assert printed_text(own) == own
-    assert printed_text(f"\x1b[32m{STEERING}") == "\x1b[32m" + terminal_text(STEERING)
+    assert printed_text(f"\x1b[32m{STEERING}") == "\x1b[32m" + readable(STEERING)
 
 
 def test_nothing_that_a_command_prints_steers_the_terminal(monkeypatch):
@@ -25,5 +25,6 @@ def test_nothing_that_a_command_prints_steers_the_terminal(monkeypatch):
     redact_output()
     print(STEERING)
     print(STEERING, file=sys.stderr)
+    release_output()
     for stream in (sys.stdout, sys.stderr):
-        assert stream.getvalue() == terminal_text(STEERING) + "\n"
+        assert stream.getvalue() == readable(STEERING) + "\n"
