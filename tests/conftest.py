@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.warm_runs import WarmRuns
+from tests.warm_commands import WarmCommands
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -78,9 +78,9 @@ def chat_files(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory) -> Iterator[WarmRuns]:
+def warm(tmp_path_factory) -> Iterator[WarmCommands]:
     """The interpreter that whole runs are forked from: a start of the entry's own imports for ten seconds."""
-    runs = WarmRuns(tmp_path_factory.mktemp("warm"))
+    runs = WarmCommands(tmp_path_factory.mktemp("warm"))
     yield runs
     runs.close()
 

@@ -16,7 +16,7 @@ from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.manifest import unknown_keys
 from pipeline.artifacts.rows import last_attempts, read_rows
 from pipeline.artifacts.run_directory import RunDirectory
-from tests.faults.warm_runs import WarmRuns
+from tests.warm_commands import WarmCommands
 
 ROOT = Path(__file__).parents[1]
 
@@ -223,14 +223,14 @@ class Runner:
 class WarmRunner(Runner):
     """Whole runs are forked without the seconds of importing, and every rank has one thread, also of runs that are killed."""
 
-    def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path], warm: WarmRuns):
+    def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path], warm: WarmCommands):
         super().__init__(folder, cache, text_files, chat_files)
         self.warm = warm
 
     def start(self, *arguments, **how) -> subprocess.Popen:
         return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
 
-    def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:
-        ended = self.warm.run(str(recipe), *overrides, **how)
+    def train(self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", **how) -> Result:
+        ended = self.warm.run(stage, str(recipe), *overrides, **how)
         assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
         return Result(status, ended.output, self._directory(recipe, overrides))

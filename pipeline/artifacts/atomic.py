@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pipeline.artifacts.errors import CannotWriteError, DamagedFileError
 
@@ -129,9 +130,28 @@ def read_json(path: str | Path) -> dict[str, Any]:
         ) from None
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading its bytes. Raises DamagedFileError for a folder, and for a pipe or a device, which would have no end."""
+    # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+    raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
+
+
+def refuse_endless_files(folder: str | Path) -> None:
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever."""
+    for path in sorted(Path(folder).iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
+
+
 def read_bounded(path: str | Path) -> bytes:
     """Return a file's bytes, of one that is too large for `parse_json` no more than shows that."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         # read(n) takes n bytes of memory at once, however small the file is.
         return file.read(min(os.fstat(file.fileno()).st_size, JSON_BYTES) + 1)
 

@@ -1,18 +1,26 @@
 """metrics.jsonl by columns: a million rows of 30 numbers in the memory of the numbers, each name found at once."""
 
+import hashlib
 import io
 import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
+from pipeline.artifacts.atomic import open_regular
+from pipeline.artifacts.rows import LINE_BYTES, skip_line
+
 BLOCK_BYTES = 2**22  # read at a time: what one torn line slows down
 THREADS = min(os.cpu_count() or 1, 4)
+MOST_NAMES = 10_000  # that are read; a run with numbers of every layer has some hundred
+MOST_INTEGER = 2**53  # what a float holds exactly
+NUMBERS = {"step", "attempt", "time", "tokens"}  # of every row; anything else under these names is no run's
 ROWS_AT_ONCE = 4096  # made into dicts at a time when rows are asked for
 
 
@@ -123,8 +131,11 @@ def read_columns(path: str | Path) -> Columns:
         return _join([])
     blocks: list[_Block] = []
     reading: deque[Future[_Block]] = deque()
-    with open(path, "rb") as file, ThreadPoolExecutor(THREADS) as threads:  # Arrow parses beside Python
-        while text := file.read(BLOCK_BYTES) + file.readline():
+    with open_regular(path) as file, ThreadPoolExecutor(THREADS) as threads:  # Arrow parses beside Python
+        while text := file.read(BLOCK_BYTES) + file.readline(LINE_BYTES):
+            if len(text) >= LINE_BYTES and not text.endswith(b"\n"):
+                skip_line(file)
+                text = text[: text.rfind(b"\n") + 1]
             reading.append(threads.submit(lambda text: _quick(text) or _line_by_line(text), text))
             if len(reading) > 2 * THREADS:
                 blocks.append(reading.popleft().result())
@@ -142,13 +153,22 @@ class _Block:
         self.others: dict[int, dict[str, Any]] = {}
 
     def add(self, row: dict[str, Any]) -> None:
+        """Take a row in. What no run writes (an event without a step, a time that is text) counts as not there."""
         for name, value in row.items():
+            if name == "event" and not (isinstance(value, str) and _is_step(row.get("step"))):
+                continue
+            if isinstance(value, int) and abs(value) > MOST_INTEGER:
+                value = float(value) if name != "step" and value.bit_length() < 1024 else None
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.rows.setdefault(name, []).append(self.count)
                 self.values.setdefault(name, []).append(value)
-            elif value is not None:  # null: not known, the same as not there
+            elif value is not None and name not in NUMBERS:  # null: not known, the same as not there
                 self.others.setdefault(self.count, {})[name] = value
         self.count += 1
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= MOST_INTEGER  # NaN is not
 
 
 def _quick(text: bytes) -> _Block | None:
@@ -192,7 +212,7 @@ def _line_by_line(text: bytes) -> _Block:
     for line in text.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             block.add(row)
@@ -203,16 +223,15 @@ def _join(blocks: list[_Block]) -> Columns:
     """The blocks in a row. What was read of a name is let go as soon as its column stands."""
     starts = np.cumsum([0, *(block.count for block in blocks)], dtype=np.int32)
     numbers = {}
-    known: list[np.ndarray] = []  # rows of earlier names, taken again where they are the same
-    for name in dict.fromkeys(name for block in blocks for name in block.values):
+    known: dict[bytes, np.ndarray] = {}  # rows of earlier names by their hash, taken again where they are the same
+    for name in islice(dict.fromkeys(name for block in blocks for name in block.values), MOST_NAMES):
         having = [(start, block) for start, block in zip(starts, blocks, strict=False) if name in block.values]
         rows = np.concatenate([np.asarray(block.rows.pop(name), np.int32) + start for start, block in having])
-        same = next((others for others in known if np.array_equal(others, rows)), None)
-        if same is None:
-            known.append(rows)
-        else:
-            rows = same
+        rows = known.setdefault(hashlib.blake2b(rows.tobytes(), digest_size=16).digest(), rows)
         values = np.concatenate([np.asarray(block.values.pop(name)) for _, block in having])
+        if name == "step" and values.dtype.kind == "f":
+            whole = np.isfinite(values) & (np.abs(values) <= MOST_INTEGER)
+            rows, values = rows[whole], values[whole].astype(np.int64)
         numbers[name] = rows, values
     others = {
         int(start) + row: fields

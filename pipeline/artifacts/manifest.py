@@ -172,6 +172,20 @@ def unknown_keys(manifest: Any) -> list[str]:
     return [what for what, known in _findings(manifest) if not known]
 
 
+def documented_part(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the manifest without what is of another type than documented."""
+    return _part(manifest, _TREE)
+
+
+def _part(value: Any, node: dict[str, Any]) -> Any:
+    if isinstance(value, list) and "[]" in node:
+        return [_part(v, node["[]"]) for v in value if not _type_problem(v, node["[]"], "")]
+    if not isinstance(value, dict) or ("" in node and node[""].type == "any"):
+        return value
+    below = {name: node.get(name) or node.get("<>") or {} for name in value}
+    return {name: _part(v, below[name]) for name, v in value.items() if not _type_problem(v, below[name], name)}
+
+
 def manifest_table() -> str:
     """The keys as the Markdown table of docs/manifest.md."""
     lines = ["| key | type | unit | written | by | what it holds |", "| --- | --- | --- | --- | --- | --- |"]
@@ -205,15 +219,10 @@ def _findings(manifest: Any) -> list[tuple[str, bool]]:
 
 def _walk(value: Any, node: dict[str, Any], name: str) -> list[tuple[str, bool]]:
     key: Key | None = node.get("")
-    if key is not None:
-        if value is None and key.type.endswith("?"):
-            return []
-        kind = key.type.removesuffix("?")
-        # To Python True is a number; here a number is no flag.
-        if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind not in ("flag", "any")):
-            return [(f"{name} is {_short(value)}, not of type {kind}", True)]
-        if kind == "any":
-            return []
+    if problem := _type_problem(value, node, name):
+        return [(problem, True)]
+    if key is not None and key.type == "any":
+        return []
     if isinstance(value, list):
         return [line for i, v in enumerate(value) for line in _walk(v, node["[]"], f"{name}[{i}]")]
     if not isinstance(value, dict):
@@ -224,6 +233,18 @@ def _walk(value: Any, node: dict[str, Any], name: str) -> list[tuple[str, bool]]
         below = node.get(part) or node.get("<>")
         found += [(dotted, False)] if below is None else _walk(child, below, dotted)
     return found
+
+
+def _type_problem(value: Any, node: dict[str, Any], name: str) -> str:
+    """Return what is wrong with a value's own type, or ""."""
+    key: Key | None = node.get("")
+    if key is None or (value is None and key.type.endswith("?")):
+        return ""
+    kind = key.type.removesuffix("?")
+    # To Python True is a number; here a number is no flag.
+    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind not in ("flag", "any")):
+        return f"{name} is {_short(value)}, not of type {kind}"
+    return ""
 
 
 def _short(value: Any) -> str:

@@ -1,10 +1,13 @@
 """Append-only files of JSON lines: metrics and samples. One line is one row, written whole."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from pipeline.artifacts.atomic import make_parent
+from pipeline.artifacts.atomic import make_parent, open_regular
+
+LINE_BYTES = 2**24  # longest row that is read; a sample of a long context has a few 100 kB
 
 
 def append_row(path: str | Path, row: dict[str, Any]) -> None:
@@ -26,14 +29,30 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
+    with open_regular(path) as file:
+        for line in whole_lines(file):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
     return rows
+
+
+def whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; one that is longer than any row is left out."""
+    while line := file.readline(LINE_BYTES):
+        if line.endswith(b"\n") or len(line) < LINE_BYTES:
+            yield line
+        else:
+            skip_line(file)
+
+
+def skip_line(file: BinaryIO) -> None:
+    """Go to the next line without holding the rest of this one in memory."""
+    while (rest := file.readline(LINE_BYTES)) and not rest.endswith(b"\n"):
+        pass
 
 
 def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.artifacts.errors import UNREADABLE, readable
+
 # What access tokens look like, by who gives them out: what each begins with, and the whole. A 40-digit hex key (older W&B)
 # looks like a git commit: those are found by their value, taken from the environment and the login files.
 PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
@@ -157,8 +159,20 @@ def _prefix_at_end(text: str, start: int, secret: str) -> int:
     return len(text)
 
 
+# What this program and the progress bars of libraries write themselves: colours, a line up, the rest of the line, its beginning.
+_OWN_CONTROL = re.compile("(\\x1b\\[[0-9;]{0,8}m|\\x1b\\[[AK]|\\r)")
+
+
+def printed_text(text: str) -> str:
+    """Return what this process prints, of which a part may be others' text: control characters escaped, but for colours and progress bars."""
+    if not UNREADABLE.search(text):
+        return text
+    parts = _OWN_CONTROL.split(text)
+    return "".join(part if n % 2 else readable(part, most=len(part)) for n, part in enumerate(parts))
+
+
 def redact_output() -> None:
-    """From now on nothing that this process prints, anybody's traceback included, holds a secret.
+    """From now on nothing that this process prints, anybody's traceback included, holds a secret or steers the terminal.
 
     Again after something has replaced the streams' `write` to see what is printed: it then sees redacted text only.
     """
@@ -183,7 +197,7 @@ class _Tail(threading.local):
 
 
 class _RedactedStream:
-    """A text stream that writes redacted(text); everything else is the stream's own.
+    """A text stream that writes printed_text(redacted(text)); everything else is the stream's own.
 
     What may be the beginning of a secret waits for what follows, so that one in two writes is found.
 
@@ -205,7 +219,7 @@ class _RedactedStream:
         tail = self._tail
         if len(tail.text) - _unfinished(tail.text, tail.start) < 4:
             with _without_reader():
-                self._stream.write(tail.text[tail.shown :])
+                self._stream.write(printed_text(tail.text[tail.shown :]))
             tail.shown = len(tail.text)
         with _without_reader():
             self._stream.flush()
@@ -232,7 +246,7 @@ class _RedactedStream:
             self._tail.text = whole
         if out := "".join(pieces):
             with _without_reader():
-                self._stream.write(out)
+                self._stream.write(printed_text(out))
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

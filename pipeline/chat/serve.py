@@ -50,13 +50,15 @@ def main(argv: list[str]) -> int:
 
 def _refuse_unservable(subject: Subject) -> None:
     """Raise what a chat with the model would: every request would end in an error otherwise. What is fetched later is not looked at."""
-    from pipeline.evals.subject import refuse_nonfinite_model, trusts_model_code
+    from pipeline.evals.subject import load, refuse_nonfinite_model, trusts_model_code
     from pipeline.model.finite import first_nonfinite_of_files
 
     folder = Path(subject.path)
     if folder.is_dir():
         trusts_model_code(subject.path, code=subject.code)
         refuse_nonfinite_model(subject.path, first_nonfinite_of_files(folder))
+        if not any(folder.glob("*.safetensors")):
+            load(subject, device="cpu")  # pickles: only torch knows which of them it refuses
 
 
 if __name__ == "__main__":

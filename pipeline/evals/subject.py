@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import read_json, refuse_endless_files
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
 from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
@@ -42,7 +43,14 @@ def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> 
 
     Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
     """
-    return replace(_find(name, runs), trust_code=trust_code)
+    subject = _find(name, runs)
+    if Path(subject.path).is_dir():
+        from pipeline.recipe.start_from import refuse_odd_sizes
+
+        refuse_endless_files(subject.path)
+        if (Path(subject.path) / "config.json").is_file():
+            refuse_odd_sizes(read_json(Path(subject.path) / "config.json"), subject.path)
+    return replace(subject, trust_code=trust_code)
 
 
 def _find(name: str, runs: str) -> Subject:
@@ -111,6 +119,10 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     from pipeline.model.finite import first_nonfinite
     from pipeline.tokenizer.ready import open_tokenizer
 
+    if not Path(subject.path).is_dir():
+        from pipeline.sources.hub_client import limit_silence
+
+        limit_silence()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:
         model = open_model(subject.path, code=subject.code, dtype=torch.float32, revision=revision)
@@ -167,8 +179,10 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     from pipeline.model.build import needs_no_code
+    from pipeline.recipe.start_from import refuse_odd_sizes
 
     config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
+    refuse_odd_sizes(config, f"{where}: {path}" if where else path)
     known = needs_no_code(config.get("model_type"))
     if not allow_model_code(config, path, known=known, code=code, where=where):
         return False

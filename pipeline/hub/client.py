@@ -11,7 +11,7 @@ def bound_waits() -> None:
 
     def client() -> Any:
         made = client_that_gives_up()
-        made.event_hooks["response"] = [_look_at]
+        made.event_hooks["response"] = [*made.event_hooks["response"], _look_at]
         return made
 
     set_client_factory(client)

@@ -17,6 +17,8 @@ from pipeline.hub.client import bound_waits
 from pipeline.hub.contents import STATE, records
 from pipeline.hub.retries import retried
 
+MOST_FILES = 10_000  # of a repository; a run of some hundred shards has as many
+
 
 def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> RunDirectory:
     """Download a repository into runs/<name of the run>: its model under model/ and, where it was pushed, its newest
@@ -28,7 +30,12 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
     from huggingface_hub import HfApi
 
     bound_waits()
-    commit = retried(lambda: HfApi().model_info(repo_id, revision=revision), what=f"reading {repo_id}").sha
+    found = retried(lambda: HfApi().model_info(repo_id, revision=revision), what=f"reading {repo_id}")
+    commit, files = found.sha, found.siblings or []
+    if len(files) > MOST_FILES:
+        raise DataError(
+            f"{repo_id}: has {len(files):,} files, so it is no run that was pushed with this program. Do not use it."
+        )
     with beside(Path(runs)) as snapshot:
         download(repo_id, commit, snapshot)
         target = Path(runs) / run_name(snapshot, repo_id, needs=("config.json", SEAL))

@@ -1,16 +1,19 @@
 """Asking the Hub again when it is away, and not when it refuses."""
 
+import errno
 import time
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.artifacts.errors import InputMissingError, ServiceError
+from pipeline.artifacts.errors import InputMissingError, ServiceError, TandemError
 from pipeline.artifacts.secrets import redacted
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 2.0
 # A Hub that asks for more is not waited for here: who called decides, with ServiceError.wait_s.
 LONGEST_WAIT_S = 60.0
+NAMES = (errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR)  # what the Hub called a file cannot be one here
 T = TypeVar("T")
 
 
@@ -25,8 +28,14 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             return action()
         except HFValidationError as error:
             raise InputMissingError(f"{what}: {error} Give the repository as NAMESPACE/NAME.") from None
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            if isinstance(error, TandemError) or not _is_of_library(error):
+                raise
+            raise _odd_answer(what, error) from None
         except failures as error:
             answer = _answer_of(error)
+            if answer is None and getattr(error, "errno", None) in NAMES and _is_of_library(error):
+                raise _odd_answer(what, error) from None
             if answer is None:
                 raise  # the disk or our mistake, not the Hub
             status, text = answer
@@ -45,6 +54,22 @@ def retried(action: Callable[[], T], *, what: str) -> T:
             time.sleep(pause)
             wait *= 2
     raise AssertionError("unreachable")
+
+
+def _odd_answer(what: str, error: BaseException) -> ServiceError:
+    text = " ".join(redacted(str(error)).split())[:200]
+    return ServiceError(
+        f"{what}: the Hub answered what no Hub does ({type(error).__name__}: {text}), so nothing of it was used. "
+        "Look at the repository's files, at HF_ENDPOINT and at the proxies between."
+    )
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether it was raised below a call of huggingface_hub: by its reading of an answer."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # hub_client.py is called by the library, to bound what it reads.
+    last_of_ours = max(n for n, name in enumerate(modules) if name.startswith("pipeline.") and "hub_client" not in name)
+    return any(name.startswith("huggingface_hub.") for name in modules[last_of_ours + 1 :])
 
 
 def _transport_errors() -> tuple[type[BaseException], ...]:

@@ -177,6 +177,7 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
     """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
     folder = start_folder(recipe)
     if folder is not None:
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
 
         import pipeline.model.build  # noqa: F401 - makes our own model type known
@@ -186,8 +187,8 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
             return sizes_from_config(config, recipe.data.row_tokens), None
         except SizesUnknownError as error:
             return None, str(error)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            # Of code of its own: known when it is loaded, if it is trusted.
+        except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError):
+            # Of wrong values, or of code of its own: known when it is loaded, if it is trusted.
             return None, "its config is not one of transformers' own types"
     try:
         return sizes_of(recipe), None

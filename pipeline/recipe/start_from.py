@@ -1,16 +1,34 @@
 """model.start_from: the folder that it means, and the sizes that come with its weights."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.checkpoints import by_step
-from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
 from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
 from pipeline.recipe.forms import REPOSITORY
 from pipeline.recipe.presets import LLAMA_NAMES, options_of
 from pipeline.recipe.problems import Problems
 from pipeline.recipe.schema import Recipe
+
+# Largest that is read of a config.json; models have at most some hundred layers.
+SIZES = (
+    dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000)
+    | dict.fromkeys(
+        (
+            "n_embd",
+            "n_head",
+            "n_positions",
+            "hidden_size",
+            "num_attention_heads",
+            "max_position_embeddings",
+            "vocab_size",
+        ),
+        2**40,
+    )
+    | {"num_labels": 10**6}
+)
 
 
 def resolve_start(recipe: Recipe) -> None:
@@ -56,6 +74,16 @@ def start_folder(recipe: Recipe) -> Path | None:
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
+def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
+    """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before it fails."""
+    for name in SIZES:
+        size = config.get(name)
+        if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):
+            raise DataError(
+                f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another model, or correct the file."
+            )
+
+
 def becomes_tandem(recipe: Recipe) -> bool:
     """Whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
     model = recipe.model
@@ -83,7 +111,8 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
     if folder is None:
         _forget_inherited(recipe)
         return
-    config = model.start_config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = model.start_config = read_json(folder / "config.json")
+    refuse_odd_sizes(config, f"{recipe.path}: model.start_from: {folder}")
     for name, theirs in LLAMA_NAMES.items():
         value = config.get(name, config.get(theirs))
         if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open

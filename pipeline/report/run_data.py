@@ -1,22 +1,21 @@
 """Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import folder_bytes, read_json
+from pipeline.artifacts.atomic import folder_bytes
 from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
 from pipeline.artifacts.columns import Columns, read_columns
 from pipeline.artifacts.errors import InputMissingError
 from pipeline.artifacts.protocol import Protocol
-from pipeline.artifacts.rows import counts_beside, read_rows
 from pipeline.artifacts.run_directory import RunDirectory, find_run
-from pipeline.recipe.located_yaml import load_mapping
 from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
+from pipeline.report.run_files import read_evals, read_failure, read_manifest, read_recipe, read_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +52,7 @@ class RunData:
     evals: list[dict[str, Any]]
     failure: dict[str, Any] | None
     checkpoints: list[tuple[int, int, bool]]  # step, bytes, sealed
+    manifest_problems: list[str] = field(default_factory=list)  # what of the manifest was left out, and why
 
     @property
     def name(self) -> str:
@@ -239,61 +239,21 @@ def read_run(name: str) -> RunData:
             f"{name}: no run is there (none of run_manifest.json, recipe.yaml, metrics.jsonl), so there is nothing to report. "
             "Give the path of a run directory, such as runs/<name>."
         )
-    rows, samples = read_columns(run.metrics), read_rows(run.samples)
+    rows = read_columns(run.metrics)
+    manifest, problems = read_manifest(run)
     attempts = [row for _, row in rows.events("attempt")]
     return RunData(
         run=run,
-        recipe=_yaml(run.recipe),
-        manifest=_json(run.manifest) or {},
+        recipe=read_recipe(run),
+        manifest=manifest,
+        manifest_problems=problems,
         rows=rows.that_count(),
         all_rows=rows,
-        samples=_samples_that_count(samples, attempts),
-        evals=_entries_that_count(_json(run.evals), attempts),
-        failure=_json(run.failure),
+        samples=read_samples(run, attempts),
+        evals=read_evals(run, attempts),
+        failure=read_failure(run),
         checkpoints=[
             (step_of(folder) or 0, folder_bytes(folder), (folder / SEAL).exists())
             for folder in by_step(run.checkpoints)
         ],
     )
-
-
-def _samples_that_count(samples: list[dict[str, Any]], attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in samples
-        if all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
-    ]
-
-
-def _entries_that_count(found: Any, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of evals.json, with those of their results that are numbers by name.
-
-    An entry of a model that a later attempt went back behind says nothing about the run's models.
-    """
-    entries = (found.get("entries") or []) if isinstance(found, dict) else []
-    return [
-        entry
-        | {"results": [row for row in entry.get("results") or [] if "name" in row and _is_number(row.get("value"))]}
-        for entry in entries
-        if entry.get("step") is None
-        or all(counts_beside(entry, a) for a in attempts if a.get("time", 0) > entry.get("time", float("inf")))
-    ]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _json(path: Path) -> Any:
-    """The file's content; None when it is missing or was torn by a crash."""
-    try:
-        return read_json(path)
-    except (FileNotFoundError, ValueError):
-        return None
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        return load_mapping(path)
-    except (FileNotFoundError, ValueError):
-        return {}

@@ -3,8 +3,10 @@
 import glob
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,7 +131,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
                     f"the folder {candidate} has no readable file, so there is nothing to read. Readable are {READABLE}.",
                 )
             return inside, ""
-        matched = [candidate] if candidate.is_file() else _matched(candidate)
+        matched = [candidate] if candidate.is_file() else _matched(candidate, where)
         if matched:
             if split != "train":
                 raise RecipeError(
@@ -145,8 +147,13 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
     return [], f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
 
 
-def _matched(pattern: Path) -> list[Path]:
+def _matched(pattern: Path, where: str) -> list[Path]:
     """The files of a glob, without those that describe a saved dataset."""
+    fixed = os.path.realpath(Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts)))
+    if glob.has_magic(str(pattern)) and (fixed == "/" or re.match(r"/(proc|sys|dev(?!/shm/))(/|$)", fixed)):
+        raise RecipeError(
+            f"{where}.files: {str(pattern)!r} looks through {fixed}, where links of the system lead round without end. Name the folder that the data lie in."
+        )
     found = [Path(path) for path in sorted(glob.glob(str(pattern), recursive=True)) if os.path.isfile(path)]
     return [path for path in found if path.name not in DESCRIPTIONS or not is_saved(path.parent)]
 

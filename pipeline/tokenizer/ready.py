@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.atomic import refuse_endless_files
 from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.tokenizer.chat import built_in_template, own_template, template_problems
 from pipeline.tokenizer.own_template import DATE
@@ -105,6 +106,8 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
     folder = _folder(path, beside)
     if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
+    if folder is not None:
+        refuse_endless_files(folder)
     from transformers import AutoTokenizer
 
     bound_templates()  # whoever renders with it, as lm_eval and our letters do

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.artifacts import columns
+from pipeline.artifacts import columns, rows
 from pipeline.artifacts.columns import Columns, read_columns
 from pipeline.artifacts.rows import last_attempts, read_rows
 
@@ -70,3 +70,30 @@ def test_no_file_and_an_empty_one_have_no_rows(tmp_path):
     (tmp_path / "empty").write_text("")
     assert list(read_columns(tmp_path / "empty").that_count()) == []
     assert read_columns(tmp_path / "empty").column("step")[0].size == 0
+
+
+@pytest.mark.parametrize("read", [read_rows, lambda path: list(read_columns(path))])
+def test_a_line_longer_than_any_row_is_left_out_and_the_lines_around_it_stay(tmp_path, monkeypatch, read):
+    for module in (rows, columns):
+        monkeypatch.setattr(module, "LINE_BYTES", 100)
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 20)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + '{"step": 2, "a": "' + "b" * 1000 + '"}\n{"step": 3}\n')
+    assert read(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_what_no_run_writes_for_a_step_a_time_or_an_event_counts_as_not_there(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    odd = [
+        {"step": 2**80, "a": 1},
+        {"step": "x", "time": [], "a": 2},
+        {"event": "attempt", "step": None},
+        {"event": 7, "step": 1},
+        {"step": 1, "a": 10**400},
+    ]
+    deep = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
+    path.write_text("".join(json.dumps(row) + "\n" for row in odd) + deep + '{"step": 2, "a": NaN}\n')
+    read = read_columns(path)
+    assert read.events() == []
+    assert list(read)[:5] == [{"a": 1}, {"a": 2}, {}, {"step": 1}, {"step": 1}]
+    assert read.that_count().column("step")[1].tolist() == [1, 1, 2]

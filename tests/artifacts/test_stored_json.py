@@ -1,10 +1,13 @@
 """JSON that lies on a disk or came over a network is an object as it was written, or damage that names the file."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from pipeline.artifacts.atomic import read_json, read_sealed_json, write_sealed_json
+from pipeline.artifacts.columns import read_columns
 from pipeline.artifacts.errors import DamagedFileError, DataError
 from pipeline.artifacts.hub_queue import HubQueue
 from pipeline.artifacts.rows import append_row, read_rows
@@ -86,3 +89,12 @@ def test_a_queued_item_with_values_of_another_type_is_none(tmp_path):
         assert HubQueue(run).items() == []
     (folder.parent / "checkpoint-5.json").write_text(json.dumps({"name": "checkpoint-5", "step": 5, "content": "a"}))
     assert len(HubQueue(run).items()) == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_a_folder_or_a_device_under_the_name_of_a_file_is_told_and_not_waited_for(tmp_path, make):
+    path = tmp_path / "file.json"
+    make(path)
+    for read in (read_json, read_rows, read_columns):
+        with pytest.raises(DamagedFileError, match=r"file.json: is a .*, not a file"):
+            read(path)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.faults.warm_runs import WarmRuns
 from tests.runner import WarmRunner
+from tests.warm_commands import WarmCommands
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files, warm: WarmRuns) -> WarmRunner:
+def runner(tmp_path, cache, text_files, chat_files, warm: WarmCommands) -> WarmRunner:
     return WarmRunner(tmp_path, cache, text_files, chat_files, warm)

@@ -1,7 +1,7 @@
 """NaN and inf in a loss, one rank's loss, one gradient, one parameter, one optimizer state, an evaluation: what the run does,
 what it says, what it leaves on disk, and that the same command then ends bitwise as if nothing had happened.
 
-The faults come in through run.callbacks (numeric_faults.py); the runs are forks of a warm interpreter (warm_runs.py).
+The faults come in through run.callbacks (numeric_faults.py); the runs are forks of a warm interpreter (tests/warm_commands.py).
 """
 
 import json
@@ -18,8 +18,8 @@ from pipeline.artifacts.checkpoint_writer import take_lock
 from pipeline.artifacts.checkpoints import SEAL, by_step, problems, seal
 from pipeline.artifacts.rows import last_attempts, read_rows
 from tests.faults.numeric_faults import GRADIENT, PARAMETER
-from tests.faults.warm_runs import WarmRuns
 from tests.runner import Runner
+from tests.warm_commands import WarmCommands
 
 RUN = {"callbacks": ["numeric_faults:Fault"]}
 # Two micro-steps of two rows on two ranks; a checkpoint every second step, the fault in the fourth.
@@ -31,13 +31,15 @@ class Runs:
 
     def __init__(self, folder, cache, text_files):
         shutil.copy(Path(__file__).with_name("numeric_faults.py"), folder)
-        self.folder, self.warm = folder, WarmRuns(folder)
+        self.folder, self.warm = folder, WarmCommands(folder)
         runner = Runner(folder, cache, text_files, [])
         self.recipes = {model: runner.recipe(model, model, run=RUN, train=TRAIN) for model in ("gpt2", "modern")}
         self.uncut: dict[tuple, Path] = {}
 
     def train(self, model, name, *overrides, ranks=1, status=0, **environment) -> tuple[Path, str]:
-        ended = self.warm.run(str(self.recipes[model]), f"run.name={name}", *overrides, ranks=ranks, **environment)
+        ended = self.warm.run(
+            "pretrain", str(self.recipes[model]), f"run.name={name}", *overrides, ranks=ranks, **environment
+        )
         assert ended.statuses == [status] * ranks, ended.output[-3000:]
         return self.folder / "runs" / name, ended.output
 

@@ -6,35 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pipeline.artifacts import user_code
-from pipeline.artifacts.checkpoints import whole_folder
 from pipeline.artifacts.errors import RecipeError
 from pipeline.artifacts.user_code import CodeFolder, import_attribute
-from tests.hostile.warm_commands import WarmCommands
+from tests.hostile.case import MARKING, MODELING, Case, lay_whole
 from tests.hub.hub_stand_in import Repo, hub_stand_in
+from tests.warm_commands import WarmCommands
 
-MARKING = """\
-import os
-open(os.environ["MARK"], "a").write(__name__ + "\\n")
-def f(*given, **named):
-    open(os.environ["MARK"], "a").write("called\\n")
-class C:
-    pass
-"""
-MODELING = (
-    MARKING
-    + """
-from transformers import PretrainedConfig, GPT2LMHeadModel, PreTrainedTokenizerFast
-class EvilConfig(PretrainedConfig):
-    model_type = "evil"
-class EvilModel(GPT2LMHeadModel):
-    pass
-class EvilTokenizer(PreTrainedTokenizerFast):
-    pass
-"""
-)
 HELPER = """\
 import os
 import subprocess
@@ -57,97 +36,18 @@ ESCAPES = {
     "a template that includes a file": "{% include '/etc/passwd' %}",
     "a template that is no text": 7,
 }
-ROW = {"touch": 1, "MARK": 2}
 
 
 @pytest.fixture(scope="module")
-def warm():
-    commands = WarmCommands()
+def warm(tmp_path_factory):
+    commands = WarmCommands(tmp_path_factory.mktemp("warm"))
     yield commands
     commands.close()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A tokenizer with a model beside it, and text: what each case begins with."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("whole")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)} | {"<b>": 256, "<e>": 257}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<b>", eos_token="<e>")
-    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    config = GPT2Config(vocab_size=258, n_positions=64, n_layer=1, n_embd=16, n_head=2, bos_token_id=256, eos_token_id=257)  # fmt: skip
-    GPT2LMHeadModel(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    return folder
-
-
-class Case:
-    """A folder of its own: model/ (whole), text, and what a stranger put there."""
-
-    def __init__(self, folder: Path, whole: Path):
-        self.folder = folder
-        shutil.copytree(whole, folder, dirs_exist_ok=True)
-        (folder / "lib").mkdir()
-        (folder / "lib" / "evil_installed.py").write_text(MARKING)
-        mark = str(folder / "MARK")
-        rows = [{"text": f"a text of some words {n}", **{k if k != "MARK" else mark: v for k, v in ROW.items()}} for n in range(60)]  # fmt: skip
-        (folder / "in").mkdir()
-        (folder / "in" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "in" / "valid.jsonl").write_text("".join(json.dumps(row | {"text": f"other words {n}"}) + "\n" for n, row in enumerate(rows)))  # fmt: skip
-        popen = [{k if k != "MARK" else mark: v for k, v in ROW.items()}] * 60
-        (folder / "in" / "popen.jsonl").write_text("".join(json.dumps(row) + "\n" for row in popen))
-
-    def recipe(self, path: str = "in/r.yaml", file: str = "train.jsonl", form: str | None = None, ready: bool = False, **sections) -> str:  # fmt: skip
-        """ready: tokenizer and sizes are those of what the command names."""
-        data = self.folder / "in"
-        source = {"files": str(data / file)} | ({"format": form} if form else {})
-        recipe = {
-            "run": {"stage": "pretrain", "name": "x", "directory": str(self.folder / "out")},
-            "tokenizer": {} if ready else {"vocab_size": 300, "train_chars": 3000},
-            "data": {"sources": [source], "validation": [{"files": str(data / "valid.jsonl")}], "row_tokens": 16, "batch_tokens": 32, "cache_dir": str(self.folder / "cache")},
-            "model": {} if ready else {"n_layer": 1, "n_embd": 16, "n_head": 2},
-            "optimizer": {"type": "adamw"},
-            "train": {"max_steps": 2, "use_cpu": True},
-            "monitor": {"trackers": []},
-            "samples": {"every_steps": 0},
-        }  # fmt: skip
-        for section, keys in sections.items():
-            recipe[section] = {**recipe.get(section, {}), **keys}
-        file_of_recipe = self.folder / path
-        file_of_recipe.parent.mkdir(parents=True, exist_ok=True)
-        file_of_recipe.write_text(yaml.safe_dump(recipe, sort_keys=False))
-        return path
-
-    def put(self, name: str, content: str) -> None:
-        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / name).write_text(content)
-
-    def change(self, name: str, **keys) -> None:
-        path = self.folder / name
-        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-    def run(self, form: str | None = None, **sections) -> str:
-        """A run as `pull` leaves it: recipe, manifest, and a sealed model/ with a module in it."""
-        with whole_folder(self.folder / "runs" / "x" / "model", step=2, run="x") as folder:
-            shutil.copytree(self.folder / "model", folder, dirs_exist_ok=True)
-            (folder / "evil.py").write_text(MARKING)
-        self.recipe("runs/x/recipe.yaml", form=form, **sections)
-        manifest = {"name": "x", "stage": "pretrain", "status": "finished", "finished": 1.0, "attempts": 1}
-        self.put("runs/x/run_manifest.json", json.dumps(manifest))
-        self.put("runs/x/metrics.jsonl", '{"step": 2, "train/loss": 1.0}\n')
-        self.put("runs/x/evil.py", MARKING)
-        return "runs/x"
-
-    def auto_map(self, model_type: str = "evil", **classes) -> str:
-        names = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"} | classes
-        self.change("model/config.json", model_type=model_type, auto_map=names)
-        self.put("model/evil.py", MODELING)
-        return "model"
+    return lay_whole(tmp_path_factory.mktemp("whole"))
 
 
 # By name: (what is put there, the command). The command's words are formatted with what the first gives.
@@ -291,7 +191,7 @@ CASES |= {
     "hub export: a model of its own code": (lambda case: case.auto_map(), "hub export {} --to safetensors"),
     "pretrain: start_from a model of its own code": (started, "pretrain {} " + START),
     "preflight: start_from a model of its own code": (started, "preflight {} --probe 0 " + START),
-    "data: the tokenizer beside a model of its own code": (started, "data {} tokenizer.path=model"),
+    "data: the tokenizer beside a model of its own code": (started, "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2"),
     "chat: code in another repository": (lambda case: case.auto_map(AutoConfig="evil/repo--evil.EvilConfig"), CHAT),
     "chat: code for a type that transformers has": (lambda case: case.auto_map("gpt2"), CHAT),
     "chat: code for a type that writes no text": (lambda case: case.auto_map("vit"), CHAT),
@@ -301,7 +201,7 @@ CASES |= {
     "evals: our own type with other code files": (of_tandem, "evals {} samples"),
     "chat: a tokenizer of its own code": (tokenizer_with(auto_map={"AutoTokenizer": LISTED}, tokenizer_class="EvilTokenizer"), CHAT),
     "chat: a tokenizer of its own code, as a list": (tokenizer_with(auto_map=LISTED, tokenizer_class="EvilTokenizer"), CHAT),
-    "data: a tokenizer of its own code": (lambda case: (tokenizer_with(auto_map={"AutoTokenizer": LISTED})(case), case.recipe(ready=True))[1], "data {} tokenizer.path=model"),
+    "data: a tokenizer of its own code": (lambda case: (tokenizer_with(auto_map={"AutoTokenizer": LISTED})(case), case.recipe(ready=True))[1], "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2"),
     "chat: weights that are a pickle": (with_pickle, CHAT),
     "chat: a generate of its own": (with_file("custom_generate/generate.py", MARKING), CHAT),
     "chat: a module named as a library": (with_file("wandb.py", MARKING), CHAT),
@@ -311,7 +211,7 @@ CASES |= {
 for name, template in ESCAPES.items():
     CASES[f"chat: {name}"] = (lambda case, t=template: (case.change("model/tokenizer_config.json", chat_template=t), (case.folder / "model" / "chat_template.jinja").unlink(missing_ok=True), "model")[2], CHAT)  # fmt: skip
     if isinstance(template, str):
-        CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model")  # fmt: skip
+        CASES[f"data: {name}, of the recipe"] = (lambda case, t=template: (case.put("in/t.jinja", "{% generation %}" + t + "{% endgeneration %}"), case.recipe(ready=True, tokenizer={"chat_template": "t.jinja"}))[1], "data {} tokenizer.path=model model.n_layer=1 model.n_embd=16 model.n_head=2")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -319,7 +219,8 @@ def test_no_code_of_others_is_run(name, whole, warm, tmp_path):
     build, command = CASES[name]
     case = Case(tmp_path, whole)
     words = command.format(build(case)).split()
-    status, output = warm.run(words, tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib"))
+    ended = warm.run(*words, folder=tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib"))
+    status, output = ended.status, ended.output
     assert not (tmp_path / "MARK").exists(), f"{(tmp_path / 'MARK').read_text()}\n{output}"
     assert "Traceback" not in output, output
     assert status in (0, 64, 65, 66, 69), output
@@ -344,7 +245,7 @@ def test_no_code_of_others_is_run(name, whole, warm, tmp_path):
 def test_code_that_the_user_named_or_trusts_is_run_and_said_before(build, command, whole, warm, tmp_path):
     case = Case(tmp_path, whole)
     words = command.format(build(case)).split()
-    _, output = warm.run(words, tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib"))
+    output = warm.run(*words, folder=tmp_path, MARK=str(tmp_path / "MARK"), INSTALLED=str(tmp_path / "lib")).output
     assert (tmp_path / "MARK").exists(), output
     assert "running your code: " in output
 
@@ -371,10 +272,10 @@ def test_code_of_a_pulled_repository_is_not_run(whole, warm, tmp_path):
             ("chat evil/model -p hello", 64),
             ("evals evil/model samples", 64),
         ):
-            status, output = warm.run(command.split(), tmp_path, **given)
-            assert (status, (tmp_path / "MARK").exists()) == (expected, False), f"{command}\n{output}"
-            assert "Traceback" not in output
-            assert expected == 0 or "trust" in output
+            ended = warm.run(*command.split(), folder=tmp_path, **given)
+            assert (ended.status, (tmp_path / "MARK").exists()) == (expected, False), f"{command}\n{ended.output}"
+            assert "Traceback" not in ended.output
+            assert expected == 0 or "trust" in ended.output
         assert (run / "model" / "evil.py").exists()  # it lies there, and nobody has run it
 
 
@@ -398,9 +299,9 @@ def test_a_module_that_ends_or_holds_the_program_at_its_import_is_named(tmp_path
 def test_a_callback_that_ends_the_program_in_a_run_ends_it_with_64_and_its_place(whole, warm, tmp_path):
     case = Case(tmp_path, whole)
     case.put("in/mine.py", "import sys\nfrom transformers import TrainerCallback\nclass Ends(TrainerCallback):\n    def on_step_end(self, *given, **named):\n        sys.exit(0)\n")  # fmt: skip
-    status, output = warm.run(["pretrain", case.recipe(run={"callbacks": ["mine:Ends"]})], tmp_path)
-    assert status == 64, output
-    assert "mine.py:5: raised SystemExit(0), so the run ended unfinished" in output
+    ended = warm.run("pretrain", case.recipe(run={"callbacks": ["mine:Ends"]}), folder=tmp_path)
+    assert ended.status == 64, ended.output
+    assert "mine.py:5: raised SystemExit(0), so the run ended unfinished" in ended.output
     manifest = json.loads((tmp_path / "out" / "x" / "run_manifest.json").read_text())
     (ran,) = manifest["code"]["ran"]
     assert (manifest["code"]["trusted"], ran["name"], len(ran["sha256"])) == (False, "mine:Ends", 64)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,6 +60,9 @@ class StandIn:
     calls: list[str] = field(default_factory=list)  # "METHOD path"
     faults: list[tuple[str, int]] = field(default_factory=list)  # (part of "METHOD path", status), each used once
     damaged: set[str] = field(default_factory=set)  # files served with other bytes than were sent
+    answers: dict[str, Callable[["_Handler"], None]] = field(
+        default_factory=dict
+    )  # part of "METHOD path" -> what answers it
 
     def take_fault(self, call: str) -> Fault:
         fault = self.fault
@@ -150,6 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
             if fault[0] in call:
                 self.state.faults.remove(fault)
                 return self.answer(fault[1], {"error": "made to fail"})
+        for part, answer in list(self.state.answers.items()):
+            if part in call:
+                return answer(self)
         if path == "/api/repos/create":
             return self.create(json.loads(body))
         if path == "/api/validate-yaml":
