@@ -14,9 +14,7 @@ from jinja2.utils import Namespace
 
 # Of one rendering: an ordinary conversation costs some thousand steps.
 MOST_STEPS = 20_000_000
-STEPS_PER_CHARACTER = (
-    200  # of the messages and tools, in addition; SmolVLM's template goes over a text letter by letter
-)
+STEPS_PER_CHARACTER = 200  # of messages and tools, in addition; SmolVLM's template takes 42, letter by letter
 MOST_CPU_S = 3.0  # of the thread, so that a process that is stopped or waits is not refused
 CPU_S_PER_CHARACTER = 2e-5  # in addition
 MOST_SOURCE = 300_000  # characters; the longest published template has some 20,000
@@ -29,7 +27,7 @@ SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 PASSING = ("count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")  # fmt: skip
 TOO_MUCH = "it makes texts or lists without end"
 # An undefined value and a loop have a length too, which must not be asked for.
-HOLDING = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+HOLDING: tuple[type, ...] = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def bound_templates() -> None:
