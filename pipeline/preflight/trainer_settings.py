@@ -33,7 +33,7 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
                 f"{recipe.path}: train: is refused by transformers ({reason}). Change the keys that it speaks of."
             )
         ]
-    what = f"is {show(recipe.train[wrong])}, which transformers refuses here ({reason}). Correct it, or leave it out."
+    what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
     return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
 
 

@@ -11,7 +11,7 @@ from tests.recipe.wrong_recipes import trainer
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("lr_scheduler_kwargs: {nope: 1}", "recipe.yaml:18: train.lr_scheduler_kwargs: is {'nope': 1}, which transformers refuses here (TypeError"),
+        ("lr_scheduler_kwargs: {nope: 1}", "recipe.yaml:18: train.lr_scheduler_kwargs: is {'nope': 1}, which cannot be used here (TypeError"),
         ("seed: 1\n  lr_scheduler_type: cosine_with_min_lr", "recipe.yaml:19: train.lr_scheduler_type: is 'cosine_with_min_lr', which"),
         ("optim_args: oops", "recipe.yaml:18: train.optim_args: is 'oops', which"),
         ("optim: adamw_anyprecision", "recipe.yaml:18: train.optim: is 'adamw_anyprecision', which"),
