@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.artifacts.atomic import open_regular
 from pipeline.artifacts.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe.problems import Problems, show
 
@@ -84,7 +85,7 @@ def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:
     as open does.
     """
     most_bytes = MOST_BYTES * most_values // MOST_VALUES
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(
             min(os.fstat(file.fileno()).st_size, most_bytes) + 1
         )  # read(n) takes n bytes of memory at once

@@ -6,7 +6,7 @@ A run directory may be a stranger's, and a report of half of it is worth more th
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import open_regular, read_json
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.columns import MOST_INTEGER
 from pipeline.artifacts.manifest import documented_part, manifest_problems
 from pipeline.artifacts.rows import counts_beside, read_rows
@@ -63,7 +63,6 @@ def _source(source: dict[str, Any]) -> dict[str, Any]:
 def read_recipe(run: RunDirectory) -> dict[str, Any]:
     """recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
     try:
-        open_regular(run.recipe).close()
         return _documented(load_mapping(run.recipe))
     except (FileNotFoundError, ValueError):  # its damage is one
         return {}

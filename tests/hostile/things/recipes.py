@@ -35,10 +35,6 @@ def piped(case: Case) -> None:
     source("FOLDER/in/pipe.jsonl")(case)
 
 
-def pipe_for_recipe(case: Case) -> None:
-    os.mkfifo(case.folder / "in" / "r.yaml")
-
-
 def linked_data(case: Case) -> None:
     (case.folder / "in" / "link.jsonl").symlink_to("/dev/zero")
     (case.folder / "in" / "circle.jsonl").symlink_to(case.folder / "in" / "circle.jsonl")
@@ -132,7 +128,6 @@ THINGS |= {
     "files: a pipe": Thing(lay=piped, commands=(DATA, PRETRAIN)),
     "files: links to a device and to themselves": Thing(lay=linked_data, commands=(DATA, PRETRAIN)),
     "files: a folder that holds itself": Thing(lay=folder_in_itself, commands=(DATA,)),
-    "a recipe that is a pipe": Thing(lay=pipe_for_recipe, commands=ALL),
     "a recipe that extends itself": Thing(lay=extended, commands=ALL),
     "a recipe that extends a device": Thing(lay=extended_device, commands=ALL),
     "a recipe beside modules named as libraries": Thing(lay=lambda case: ([case.put(f"in/{name}.py", MARKING) for name in ("torch", "json", "datasets", "sitecustomize", "conftest")], case.recipe()), commands=ALL),
