@@ -49,7 +49,7 @@ def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
 
 def _paths(recipe: Recipe, problems: Problems) -> None:
     """No system has a file of a longer name, and each says so in its own way, later."""
-    sources = [
+    sources: list[tuple[str, list]] = [
         ("data.sources", recipe.data.sources),
         ("data.validation", recipe.data.validation or []),
         ("evals.chat.own", recipe.evals.chat.own),
@@ -81,11 +81,12 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
 def _names(recipe: Recipe, problems: Problems) -> None:
     """Names that stand in tables, metrics and file names are of one line."""
     named = {"run.tags": recipe.run.tags, "monitor.project": [recipe.monitor.project]}
-    for key, entries in (
+    lists: list[tuple[str, list]] = [
         ("data.sources", recipe.data.sources),
         ("data.validation", recipe.data.validation or []),
         ("evals.chat.own", recipe.evals.chat.own),
-    ):
+    ]
+    for key, entries in lists:
         named |= {
             f"{key}.{number}.name": [entry.name] for number, entry in enumerate(entries) if entry.name is not None
         }

@@ -27,7 +27,7 @@ SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
 PASSING = ("count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")  # fmt: skip
 TOO_MUCH = "it makes texts or lists without end"
 # An undefined value and a loop have a length too, which must not be asked for.
-HOLDING: tuple[type, ...] = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+HOLDING: Any = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
 
 def bound_templates() -> None:
@@ -210,7 +210,7 @@ GROWTH: dict[str, Callable[[Any, tuple], int]] = {
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, range, *HOLDING)) else 1
+    return len(value) if isinstance(value, (str, range)) or isinstance(value, HOLDING) else 1
 
 
 @cache
@@ -219,11 +219,12 @@ def _bounded_filter(name: str, function: Callable) -> Callable:
     from jinja2.utils import _PassArg, pass_context
 
     passed = _PassArg.from_obj(function)
-    first = {
+    first: Callable[[Any], tuple] = {
         _PassArg.context: lambda context: (context,),
         _PassArg.eval_context: lambda context: (context.eval_ctx,),
         _PassArg.environment: lambda context: (context.environment,),
-    }.get(passed, lambda _: ())
+        None: lambda _: (),
+    }[passed]
 
     def bounded(context, value, *given, **named):
         if name == "join" and not isinstance(value, (str, *HOLDING)):
@@ -250,7 +251,7 @@ def _sandbox_class() -> type:
 
         def derived(self, locals=None):
             context = super().derived(locals)
-            context.meter = self.meter
+            context.meter = self.meter  # type: ignore[attr-defined]
             return context
 
     class Counting(CodeGenerator):
