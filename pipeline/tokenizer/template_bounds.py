@@ -210,7 +210,7 @@ GROWTH: dict[str, Callable[[Any, tuple], int]] = {
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, (str, range)) or isinstance(value, HOLDING) else 1
+    return len(value) if isinstance(value, (str, range, HOLDING)) else 1
 
 
 @cache
