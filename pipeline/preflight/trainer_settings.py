@@ -73,7 +73,7 @@ def _refusal(recipe: Recipe) -> str | None:
             optimizer=optimizer,
             num_warmup_steps=args.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # a dict once args are made
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # text is for its own command line
         )
         optimizer.step()
         schedule.step()

@@ -1,11 +1,12 @@
 """What a value must look like where its type says too little: names of folders and repositories, module:attr, shares."""
 
 import re
+from collections.abc import Sequence
 from glob import has_magic
 
 from pipeline.hardware.peaks import parse_hardware
 from pipeline.recipe.problems import Problems, show
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import OwnTask, Recipe, Source
 
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)
@@ -47,13 +48,17 @@ def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
         )
 
 
-def _paths(recipe: Recipe, problems: Problems) -> None:
-    """No system has a file of a longer name, and each says so in its own way, later."""
-    sources: list[tuple[str, list]] = [
+def _entries(recipe: Recipe) -> list[tuple[str, Sequence[Source | OwnTask]]]:
+    """Return the lists of things that are read, by their keys."""
+    return [
         ("data.sources", recipe.data.sources),
         ("data.validation", recipe.data.validation or []),
         ("evals.chat.own", recipe.evals.chat.own),
     ]
+
+
+def _paths(recipe: Recipe, problems: Problems) -> None:
+    """No system has a file of a longer name, and each says so in its own way, later."""
     places: dict[str, list[str | None]] = {
         "run.directory": [recipe.run.directory],
         "run.code_folder": [recipe.run.code_folder],
@@ -65,7 +70,7 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
         "evals.core.bundle": [recipe.evals.core.bundle],
         "evals.chat.data": [recipe.evals.chat.data],
     }
-    for key, entries in sources:
+    for key, entries in _entries(recipe):
         for number, entry in enumerate(entries):
             files = [entry.files] if isinstance(entry.files, str) else entry.files or []
             places[f"{key}.{number}.files"], places[f"{key}.{number}.id"] = list(files), [entry.id]
@@ -81,12 +86,7 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
 def _names(recipe: Recipe, problems: Problems) -> None:
     """Names that stand in tables, metrics and file names are of one line."""
     named = {"run.tags": recipe.run.tags, "monitor.project": [recipe.monitor.project]}
-    lists: list[tuple[str, list]] = [
-        ("data.sources", recipe.data.sources),
-        ("data.validation", recipe.data.validation or []),
-        ("evals.chat.own", recipe.evals.chat.own),
-    ]
-    for key, entries in lists:
+    for key, entries in _entries(recipe):
         named |= {
             f"{key}.{number}.name": [entry.name] for number, entry in enumerate(entries) if entry.name is not None
         }

@@ -103,6 +103,12 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
         "ddp_backend": "gloo",
         "log_level": "info",
         "log_level_replica": "info",
+        "activation_checkpointing_kwargs": "{every_n_layers: 2}",
+        "gradient_checkpointing_kwargs": "{use_reentrant: false}",
+        "torch_compile_backend": "eager",
+        "torch_compile_mode": "default",
+        "accelerator_config": "{non_blocking: true}",
+        "debug": "underflow_overflow",
     }
     kind = str(fate.type)
     number = (
@@ -120,7 +126,9 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
     if name in ("max_steps", "num_train_epochs"):
         return
     batch = ["data.batch_tokens=null"] if name == "gradient_accumulation_steps" else []
-    beside = {"bf16": "true"} if name == "fp8" else {}
+    beside = (
+        {"bf16": "true"} if name == "fp8" else {"torch_compile": "true"} if name.startswith("torch_compile_") else {}
+    )
     recipe = read_recipe([recipe_file(tmp_path, **{name: value}, **beside), *batch])
     expected = {"true": True, "false": False, "{a: 1}": {"a": 1}}.get(value, value)
     got = recipe.train[name]
