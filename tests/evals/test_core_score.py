@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from pipeline.artifacts.errors import DataError
+from pipeline.artifacts.protocol import Protocol
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.prompts import Tokens, in_order, rows_of
 from pipeline.evals.core.results import closing_lines, core_results, numbers_of
@@ -168,7 +169,7 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
 
 def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bundle):
     scores = [TaskScore(task, np.array([True, False]), 2, 0) for task in TASKS]
-    given = {"protocol": "p", "seconds": 1.0, "forwarded": 1, "given": 1}
+    given = {"protocol": Protocol({"score": "core"}), "seconds": 1.0, "forwarded": 1, "given": 1}
 
     class Published(type(bundle)):
         def published(self, task):
