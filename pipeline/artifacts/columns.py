@@ -78,7 +78,9 @@ class Columns(Sequence[dict[str, Any]]):
         is_event[[row for row, fields in self._others.items() if "event" in fields]] = True
         kept = np.ones(self._count, bool)
         for row, attempt in self.events("attempt"):
-            start = attempt["step"]
+            start = attempt.get("step")
+            if not isinstance(start, int | float):  # no attempt of ours
+                continue
             kept[:row] &= (steps[:row] <= start) & (is_event[:row] if start <= 0 else True)
         return self if kept.all() else self._only(kept)
 

@@ -110,3 +110,14 @@ def refuse(problems: list[TandemError]) -> None:
     if problems:
         ordered = sorted(problems, key=lambda problem: problem.status)
         raise type(ordered[0])("\n".join(dict.fromkeys(map(str, ordered))))
+
+
+def of_panic(error: BaseException) -> DataError | None:
+    """Return the sentence for a panic of the tokenizers library, which no `except Exception` takes; None for any other error."""
+    if type(error).__name__ != "PanicException":
+        return None
+    reason = next(iter(str(error).strip().splitlines()), "no reason given")
+    return DataError(
+        f"the tokenizers library gave up on a text ({reason}). A pattern does so that tries too many ways: tokenizer.split_pattern, or "
+        "the pre-tokenizer in tokenizer.json. Write a simpler one."
+    )

@@ -22,6 +22,7 @@ from pipeline.artifacts.errors import (
     Preempted,
     RecipeError,
     TandemError,
+    of_panic,
 )
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redact_output, redacted, release_output
@@ -180,6 +181,8 @@ def _tell(error: BaseException, status: int, message: str) -> None:
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
+    if panic := of_panic(error):
+        return panic
     # safetensors and tokenizers have the system's error in their words only.
     from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
     said = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None

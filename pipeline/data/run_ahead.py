@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.errors import DataError, TandemError
+from pipeline.artifacts.errors import DataError, TandemError, of_panic
 from pipeline.artifacts.retries import keep_retries_in
 from pipeline.data.plan import ROLES, make_plan
 from pipeline.data.prepare import RETRIES, locks
@@ -25,7 +25,10 @@ def run_ahead(folder: Path) -> int:
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:
-        carry_out(folder, task)
+        try:
+            carry_out(folder, task)
+        except BaseException as error:
+            raise of_panic(error) or error from None
     except TandemError as error:
         write_json(folder / "failure.json", {"class": type(error).__name__, "message": str(error)})
         return error.status

@@ -1,6 +1,5 @@
 """Fills what a recipe leaves open, in the order of the dial: stage, sizes, horizon, batch, rates, decay, name."""
 
-import json
 import math
 import os
 from dataclasses import fields, is_dataclass, replace
@@ -8,6 +7,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.artifacts.atomic import read_json
 from pipeline.artifacts.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.batch import HORIZON_KEYS, horizon_steps
 from pipeline.recipe.counted_sizes import SizesUnknownError
@@ -215,7 +215,7 @@ def _ready_vocab(folder: str) -> int | None:
     if not file.is_file():
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         vocab = content["model"]["vocab"]
         ids = [entry["id"] for entry in content.get("added_tokens", [])]
         ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))

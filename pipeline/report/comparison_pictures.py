@@ -12,7 +12,7 @@ from PIL import Image
 
 from pipeline.report.aligned import AXES, COMPARED_BPB, curves_of, legends, one_protocol
 from pipeline.report.comparison_curves import drawn, loss_of_all
-from pipeline.report.curves import thin
+from pipeline.report.curves import drawable, thin
 from pipeline.report.palette import COLOURS, look
 from pipeline.report.picture import plain
 from pipeline.report.run_data import RunData
@@ -41,8 +41,9 @@ def comparison_picture(runs: Sequence[RunData]) -> bytes | None:
         for label, curve in curves.items():
             colour, dash = looks[label]
             marker = "." if len(curve[0]) < 50 else ""
+            steps, values = thin(*curve, POINTS)
             (lines[label],) = axes.plot(
-                *thin(*curve, POINTS), color=colour, linestyle=dash, linewidth=1.2, marker=marker
+                steps, drawable(values), color=colour, linestyle=dash, linewidth=1.2, marker=marker
             )
         axes.set(xlabel=AXES[x], ylabel=name or "train/loss or train/loss_ema, as each run has it")
         if x in ("tokens", "flops"):

@@ -150,6 +150,11 @@ def style_of(name: str, count: int) -> str:
     return "points" if count == 1 or (name.startswith(POINTWISE) and count <= SHOWN_POINTS) else "line"
 
 
+def drawable(y: np.ndarray) -> np.ndarray:
+    """Return the values without those that no axis of matplotlib has ticks for."""
+    return np.where(np.abs(y) < 1e100, y, np.nan)
+
+
 def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """At most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and both ends."""
     if len(x) <= count:

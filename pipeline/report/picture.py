@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pipeline.report.curves import AXES, Panel
+from pipeline.report.curves import AXES, Panel, drawable
 from pipeline.report.palette import look
 from pipeline.report.plots import MARKS
 
@@ -44,7 +44,7 @@ def _draw(panel: Panel, axes) -> None:
         colour, dash = look(curve.place)
         axes.plot(
             curve.x["step"],
-            curve.y,
+            drawable(curve.y),
             color=colour,
             alpha=0.4 if curve.style == "light" else 1,
             linestyle="dashed" if curve.style == "level" else dash,

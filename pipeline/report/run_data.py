@@ -127,10 +127,13 @@ class RunData:
         written = Columns.of(self.all_rows)
         rows, times = written.column("time")
         attempts = written.beside("attempt", rows, missing=0)
+        known = np.isfinite(attempts) & np.isfinite(times)
+        attempts, times = attempts[known], times[known]
         spans = {
             int(n): (float(times[attempts == n].min()), float(times[attempts == n].max())) for n in np.unique(attempts)
         }
-        began = {row.get("attempt"): row["began"] for _, row in written.events("attempt") if "began" in row}
+        starts = [row for _, row in written.events("attempt") if isinstance(row.get("began"), int | float)]
+        began = {row["attempt"]: row["began"] for row in starts if isinstance(row.get("attempt"), int | float)}
         running = [(n, min(first, began.get(n, first)), last) for n, (first, last) in spans.items()]
         ends = [self.manifest.get("ended"), self.manifest.get("finished"), (self.failure or {}).get("time")]
         if running and running[-1][0] == self.manifest.get("attempts"):
