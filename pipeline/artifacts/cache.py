@@ -18,3 +18,9 @@ def cache_of_run(value: str | None) -> Path:
     own = cache_dir()
     is_cache = sum((named / part).is_dir() for part in PARTS) > 1
     return named if is_cache or named.is_relative_to(own) else own
+
+
+def can_be_made(folder: Path) -> bool:
+    """Return whether the folder is there or could be made, as far as its nearest ancestor tells."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK)

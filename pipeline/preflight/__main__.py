@@ -5,7 +5,8 @@ import importlib.util
 import os
 from dataclasses import replace
 
-from pipeline.artifacts.errors import CannotWriteError, RecipeError, TandemError, refuse
+from pipeline.artifacts.cache import cache_dir, can_be_made
+from pipeline.artifacts.errors import RecipeError, TandemError, refuse
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.cadences import cadence_notes
@@ -123,10 +124,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
 
         refused, said = service_findings(recipe)
         problems, notes = problems + refused, notes + said
-    for look in (_code, _data):
-        if any(isinstance(problem, CannotWriteError) for problem in problems):
-            break  # reading keeps what it finds out in the cache
-        more_problems, more_notes = look(recipe)
+    for more_problems, more_notes in (_code(recipe), _data(recipe)):
         problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):
         print(f"n/a: {reason}")
@@ -157,7 +155,12 @@ def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     from pipeline.preflight.reading import prepared_notes, reading_findings
 
     ready = os.path.isdir(recipe.tokenizer.path or "")
-    here = {"sources": _local(recipe), "tokenizer": ready, "weights": True, "changes": ready}
+    here = {
+        "sources": _local(recipe) and can_be_made(cache_dir(recipe.data.cache_dir)),
+        "tokenizer": ready,
+        "weights": True,
+        "changes": ready,
+    }
     problems, notes = reading_findings(recipe, only=[what for what, is_here in here.items() if is_here])
     if not problems and here["sources"] and _has_torch():
         notes += prepared_notes(recipe)

@@ -57,8 +57,6 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
         if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
             return None
         problems = [*find_problems(plan, on_this_machine=True), *trainer_problems(recipe), *named_code_problems(recipe)]
-        if any(isinstance(problem, CannotWriteError) for problem in problems):
-            refuse(problems)  # reading keeps what it finds out in the cache
         notes = find_notes(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes

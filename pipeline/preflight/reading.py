@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.cache import cache_dir, can_be_made
 from pipeline.artifacts.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, TandemError
 from pipeline.artifacts.run_directory import RunDirectory
@@ -39,6 +40,8 @@ def _sources(recipe: Recipe) -> list[str]:
     from pipeline.sources.open import open_sources
     from pipeline.sources.overlap import overlap_of
 
+    if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
+        return []
     run = _run(recipe)
     goes_on = run.has_trained()
     if goes_on:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.preflight.cadences import cadence_notes
 from pipeline.preflight.checks import check_before_training
 from pipeline.preflight.horizon import horizon_lines, settle_warmup
@@ -409,3 +409,9 @@ def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recip
     monkeypatch.setattr(pq, "read_metadata", lambda path: read.append(path) or original(path))
     assert text_bytes(source) == pytest.approx(19 * sum(map(len, texts)), rel=0.05)
     assert 1 <= len(read) <= SAMPLED_FOOTERS
+
+
+def test_a_cache_below_a_file_is_told_in_a_sentence(recipe_file):
+    recipe = read_recipe([recipe_file(data={"cache_dir": "r.yaml/cache"})])
+    with pytest.raises(CannotWriteError, match=r"r\.yaml/cache: cannot be written .*Set data\.cache_dir to a folder"):
+        check_before_training(recipe, processes=1)
