@@ -144,7 +144,7 @@ class Model:
 class Group:
     """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/depth.py)."""
 
-    learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e6, must_match=True)
+    learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
     eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
     weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)

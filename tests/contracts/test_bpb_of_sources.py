@@ -36,4 +36,5 @@ def test_each_source_of_the_validation_has_its_own_bits_per_byte(runner, stage):
     by_name = {row["name"]: row for row in rows}
     for key, value in found.items():
         assert by_name[name + key]["value"] == pytest.approx(value, rel=1e-5)
-    assert by_name[f"{name}/first"]["protocol"] == f"{by_name[name]['protocol']}/first"
+    whole, first = (by_name[key]["protocol_parts"] for key in (name, f"{name}/first"))
+    assert first == {**whole, "source": "first"}

@@ -50,7 +50,8 @@ def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothin
     assert [row["name"] for row in last["results"]] == ["chat/arc_easy", "chat/gsm8k", "chat/mine"]
     assert [(row["items"], row["of"], row["too_long"]) for row in last["results"]] == [(5, 6, 0), (5, 6, 0), (3, 3, 0)]
     assert 0 < last["results"][1]["tokens_generated"] <= 5 * 6
-    assert last["results"][1]["protocol"].endswith("-first5-6tokens")
+    parts = last["results"][1]["protocol_parts"]
+    assert (parts["items"], parts["max_new_tokens"]) == (5, 6)
     assert "step 00010 | chat/arc_easy" in (run.directory / "console.log").read_text()
     plain = runner.train(recipe_of(runner, "plain", every_steps=None), stage="sft")
     assert plain.values("train/loss") == run.values("train/loss")

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.artifacts.protocol import Protocol
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.__main__ import main as prepare
 from pipeline.data.watchlist import Watchlist, items_digest
@@ -365,7 +366,7 @@ def test_a_core_score_leaves_out_just_the_contaminated_ones_of_the_items_scored(
         tasks[f"core/{name}"] = {"digest": items_digest(texts), "items": len(texts), **found, **HALF_SEARCHED}
     # Of a model that answers all but the contaminated ones rightly.
     scores = [TaskScore(BY_NAME[name], ~np.array(in_order(flags[name], 7), bool), 7, 0) for name in SCORED]
-    score = CoreScore(scores, dict(bundle.missing), bundle, "", 1.0, 1, 1)
+    score = CoreScore(scores, dict(bundle.missing), bundle, Protocol({"score": "core"}), 1.0, 1, 1)
     rows = core_results(score, {"tasks": tasks})
     assert [row["contamination"]["score_without"] for row in rows] == [1.0] * 5
     assert all(row["value"] < 1 for row in rows)

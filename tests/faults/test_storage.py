@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filt
 
 
 def refused(asked: str, *command: object, **how) -> subprocess.CompletedProcess:
-    filtered = [sys.executable, "-m", "tests.faults.refused_calls", asked, *map(str, command)]
+    filtered = [sys.executable, refused_calls.__file__, asked, *map(str, command)]
     return subprocess.run(filtered, cwd=how.pop("cwd", ROOT), capture_output=True, text=True, timeout=300, **how)
 
 

@@ -71,7 +71,7 @@ def test_a_payload_that_trust_code_lets_run_is_counted_as_executed(tried):
     )
     refused, trusted = tried(thing)["commands"]
     assert (refused["status"], refused["executed"]) == (64, 0)
-    assert trusted["executed"] >= 2  # the mark that it left, and the code that the hook saw
+    assert trusted["executed"] >= 1  # by the mark that it left
 
 
 def test_a_native_library_that_writes_elsewhere_is_seen_in_the_folders(tried):

@@ -25,6 +25,11 @@ def spoil(folder, value: float) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def ran(warm, words, folder, **environment):
+    ended = warm.run(*words, folder=folder, **environment)
+    return ended.status, ended.output
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     "command", [CHAT, CHAT + " --greedy", "evals {} samples", "evals {} bpb --text in/train.jsonl"]
@@ -32,7 +37,7 @@ def spoil(folder, value: float) -> None:
 def test_weights_that_are_no_numbers_are_named_before_anything_is_computed(command, value, whole, warm, tmp_path):
     Case(tmp_path, whole)
     spoil(tmp_path / "model", value)
-    status, output = warm.run(command.format("model").split(), tmp_path)
+    status, output = ran(warm, command.format("model").split(), tmp_path)
     assert (status, "Traceback" in output) == (65, False), output
     assert "ln_f.weight holds a NaN or an infinity, so the model computes nothing" in output
 
@@ -97,10 +102,10 @@ def test_a_folder_of_lm_eval_tasks_is_code_and_needs_trust(whole, warm, tmp_path
     case.put("tasks/t.yaml", "task: t\ndoc_to_text: !function evil.f\n")
     case.put("tasks/evil.py", "import os\nopen(os.environ['MARK'], 'a').write('x')\n")
     words = ["evals", "model", "lm_eval:t", "--include-path", "tasks"]
-    status, output = warm.run(words, tmp_path, MARK=str(tmp_path / "MARK"))
+    status, output = ran(warm, words, tmp_path, MARK=str(tmp_path / "MARK"))
     assert (status, (tmp_path / "MARK").exists()) == (64, False), output
     assert "--include-path tasks: the task files of lm_eval are code" in output
-    _, output = warm.run([*words, "--trust-code"], tmp_path, MARK=str(tmp_path / "MARK"))
+    _, output = ran(warm, [*words, "--trust-code"], tmp_path, MARK=str(tmp_path / "MARK"))
     assert "running your code: tasks of lm_eval from tasks" in output
 
 
@@ -108,7 +113,7 @@ def test_a_recipe_of_a_run_decides_no_place_that_evals_writes_to(whole, warm, tm
     case = Case(tmp_path, whole)
     run = case.run(data={"cache_dir": str(tmp_path / "elsewhere"), "validation": [{"files": str(tmp_path / "in" / "valid.jsonl")}]})  # fmt: skip
     case.put("elsewhere/notes.txt", "mine")
-    status, output = warm.run(["evals", run, "bpb"], tmp_path, TANDEM_CACHE=str(tmp_path / "own"))
+    status, output = ran(warm, ["evals", run, "bpb"], tmp_path, TANDEM_CACHE=str(tmp_path / "own"))
     assert status == 0, output
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["notes.txt"]
     assert any((tmp_path / "own").iterdir())

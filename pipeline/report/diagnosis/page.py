@@ -17,7 +17,8 @@ agree with one another, the run itself, its learning rate, losses, gradient norm
   rests on these numbers cannot be relied on.
 - **unknown**: the numbers that the rule needs were not logged, or are too few to judge. Nothing is guessed.
 
-The thresholds were fixed before the runs that were made sick on purpose to try them; `docs/log.md` tells what came out. Levels
+The thresholds were fixed before the runs that were made sick on purpose to try them, but for three that were set on what real runs
+show (a growing gradient norm, bits per byte against the loss, a loss that rises at its end); `docs/log.md` tells what came out. Levels
 are medians, and noise is measured from the differences of neighbouring values, so that a few wild values move neither. The
 first logged value of a start, which holds compilation, is in no time. The rules read the series of `metrics.jsonl`, recipe,
 manifest and checkpoints; imported runs may lack any of these.
