@@ -84,5 +84,8 @@ def test_what_a_run_holds_stays_where_it_is(tmp_path, cache, text_files, chat_fi
         f"{steps} steps: {most['rss'][0] / 2**20:.1f} MiB, growth {100 * growth:.2f} %, slope {1000 * slope / 1024:.1f} KiB per 1000 steps, {counts}"
     )
     assert growth < 0.01
-    for name in COUNTS:
-        assert most[name][1] <= most[name][0], name
+    for (
+        name
+    ) in COUNTS:  # late their middle: while a checkpoint is written and the oldest not yet removed there are more
+        before, after = most[name][0], statistics.median_high(note[name] for note in late)
+        assert after <= before, name

@@ -169,13 +169,15 @@ def test_a_run_where_nothing_can_be_renamed_ends_before_step_1_with_status_73(ru
 
 
 MOVING = """
-import os, shutil
+import glob, os, shutil, time
 from transformers import TrainerCallback
 
 class Moving(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 7:
             run = os.environ["MOVED"]
+            while glob.glob(run + "/checkpoints/.tmp-*"):  # being written beside the training
+                time.sleep(0.05)
             shutil.rmtree(run) if os.environ["HOW"] == "removed" else os.rename(run, run + "-renamed")
 """
 
