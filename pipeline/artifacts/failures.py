@@ -39,8 +39,19 @@ def record_failures_in(run: RunDirectory) -> None:
     """
     global _current_run
     _current_run = run
+    threading.excepthook = _thread_failed
     if path := os.environ.get("TANDEM_STATUS"):
         Path(f"{path}.run").write_text(str(run.path.resolve()))
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    """Print what a thread raised, unless the run's directory has moved: the run ends for that, and TensorBoard's thread meets it first."""
+    if isinstance(args.exc_value, OSError) and _current_run is not None:
+        try:
+            raise_if_moved(_current_run.path)
+        except CannotWriteError:
+            return
+    threading.__excepthook__(args)
 
 
 def exit_with_status(main: Callable[[list[str]], int | None]) -> NoReturn:
