@@ -1,4 +1,4 @@
-"""What a score was measured on and how: its parts, and the id that is their hash.
+"""The protocol of a score: the parts that say on what and how it was measured, and the id that is their hash.
 
 Two scores compare only when their ids are equal. The parts stand beside the id wherever a score is kept (evals.json,
 run_manifest.json), so that a reader can say which of them differs.

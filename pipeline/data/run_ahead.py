@@ -25,19 +25,24 @@ def run_ahead(folder: Path) -> int:
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:
-        try:
-            carry_out(folder, task)
-        except BaseException as error:
-            raise of_panic(error) or error from None
+        carry_out(folder, task)
     except TandemError as error:
-        write_json(folder / "failure.json", {"class": type(error).__name__, "message": str(error)})
-        return error.status
+        return _failed(folder, error)
     except OSError as error:
         message = f"{error.filename or folder}: {error.strerror}, so the shards cannot be written. Free some space or move data.cache_dir; then run the same command again."
         name = "DiskFullError" if error.errno in (28, 122) else "CannotWriteError"
         write_json(folder / "failure.json", {"class": name, "message": message})
         return 74
+    except BaseException as error:
+        if panic := of_panic(error):
+            return _failed(folder, panic)
+        raise
     return 0
+
+
+def _failed(folder: Path, error: TandemError) -> int:
+    write_json(folder / "failure.json", {"class": type(error).__name__, "message": str(error)})
+    return error.status
 
 
 def _end_with(parent: int) -> None:

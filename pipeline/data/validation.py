@@ -47,7 +47,7 @@ class ValidationRows:
 
     @property
     def keeps_text(self) -> bool:
-        """Whether so much of the text is kept that there are bits per byte of it."""
+        """Return whether so much of the text is kept that there are bits per byte of it."""
         return self.coverage >= LEAST_COVERAGE
 
     def protocol(self, name: str, *, scored_bytes: int | None, dtype: str) -> Protocol:

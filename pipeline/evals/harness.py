@@ -224,7 +224,7 @@ def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
 
 
 def _hashes(samples: list[dict[str, Any]]) -> list[str]:
-    """What the harness itself tells items and their answers by, each once: of several filters an item has several samples."""
+    """Return the harness's own hashes of items and answers, each once: of several filters an item has several samples."""
     return sorted({f"{sample.get('doc_hash')} {sample.get('target_hash')}" for sample in samples})
 
 

@@ -1,4 +1,4 @@
-"""How sure a figure is: 95 % intervals of shares and of means over tasks, and Student's t for few repeats.
+"""Uncertainty of scores: 95 % intervals of shares and of means over tasks, and Student's t for few repeats.
 
 What they cover in simulation stands in docs/log.md; `python -m benchmarks.coverage` makes that table.
 """

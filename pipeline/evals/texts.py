@@ -18,7 +18,7 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class FilePart:
-    """How much of a file is scored: documents or conversations, and of text its bytes. complete: all of it; false where a limit
+    """The part of a file that is scored: documents or conversations, and of text its bytes. complete: all of it; false where a limit
     came before its end. of_bytes: size of the file."""
 
     label: str

@@ -1,4 +1,4 @@
-"""How fast this processor multiplies matrices, by dtype: measured once and kept, since flags do not tell.
+"""Measured speed of matrix products on this processor by dtype, kept in the cache: flags do not tell it.
 
 An EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors emulate the type
 and lose by it (docs/log.md). The measurement takes some 50 ms on one thread.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
 from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import CannotWriteError
 from pipeline.hardware import cpu
 
 WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
@@ -60,7 +61,7 @@ def product_rates() -> ProductRates | None:
     rates = kept_rates()
     if rates is None and importlib.util.find_spec("torch") is not None:
         rates = measure()
-        with suppress(OSError):
+        with suppress(OSError, CannotWriteError):
             write_sealed_json(_place(), asdict(rates))
     return rates
 
@@ -69,7 +70,7 @@ def kept_rates() -> ProductRates | None:
     """Return what was measured on such a processor with this torch, without torch; None when nothing was."""
     try:
         return ProductRates(**read_sealed_json(_place()))
-    except (OSError, ValueError, TypeError, PackageNotFoundError):
+    except (OSError, ValueError, TypeError, PackageNotFoundError, CannotWriteError):
         return None
 
 

@@ -65,7 +65,7 @@ def _odd_answer(what: str, error: BaseException) -> ServiceError:
 
 
 def _is_of_library(error: BaseException) -> bool:
-    """Whether it was raised below a call of huggingface_hub: by its reading of an answer."""
+    """Return whether it was raised below a call of huggingface_hub: by its reading of an answer."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     # hub_client.py is called by the library, to bound what it reads.
     last_of_ours = max(n for n, name in enumerate(modules) if name.startswith("pipeline.") and "hub_client" not in name)

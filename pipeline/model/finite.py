@@ -1,4 +1,4 @@
-"""Whether tensors hold finite numbers only, in memory and in a model's files."""
+"""Checks that tensors hold finite numbers only, in memory and in a model's files."""
 
 from collections import defaultdict
 from collections.abc import Mapping

@@ -13,8 +13,9 @@ from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.show import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hub.beside import Publishing
+from pipeline.preflight.durations import remember
 from pipeline.preflight.opening import OpenRun
-from pipeline.preflight.record import remember_run
+from pipeline.preflight.record import plan_of
 from pipeline.preflight.settling import memory_hint
 from pipeline.recipe import Recipe
 from pipeline.training.finish import mark_finished, write_finished_model
@@ -42,8 +43,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         if hint := memory_hint(recipe, trainer):
             print(f"note: {hint}")
         print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
-        _report(directory)
-        remember_run(recipe, run, trainer)
+        _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
@@ -91,18 +91,22 @@ def _python() -> str:
     return shlex.quote(os.path.relpath(sys.executable))
 
 
-def _report(directory: RunDirectory) -> None:
-    """Write the report. What it stumbles over is told: the run is whole without it."""
+def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
+    """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
     from pipeline.report.run_data import read_run
     from pipeline.report.single import write_report
 
+    directory = run.directory
     try:
-        write_report(read_run(str(directory.path)))
+        data = read_run(str(directory.path))
+        write_report(data)
+        if run.step == 0:  # one that was stopped and went on tells nothing of a start
+            remember(plan_of(recipe, run, trainer), data)
     except Exception:
         traceback.print_exc()
         path = shlex.quote(str(directory.path))
         print(
-            f"{directory.report}: the report could not be written, for the reason above; nothing else of the run depends on it. "
+            f"{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
             f"To try again: {_python()} -m pipeline.report {path}",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""How long a run takes: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
+"""Expected duration of a run: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
 
 Every finished run leaves a line in the cache with what its steps, start, evaluations and saves took. One share of the peak
 for all devices and models would be wrong for most: published runs reach 15 to 55 % of it, narrow models far less.
@@ -19,23 +19,20 @@ from pipeline.recipe import Recipe
 
 if TYPE_CHECKING:
     from pipeline.preflight.plan import Plan
+    from pipeline.report.run_data import RunData
 
 # Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between kernels.
 GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
 # A processor's peak is the measured rate of square products of one thread, times its threads.
 CPU_MFU = (0.06, 0.70)
 PROBED = 1.15  # a run's mean step against the median of a probe of the same steps
-OTHER_MODEL, A_DOUBLING = (
-    1.25,
-    1.15,
-)  # a step of another model by a finished run's rate, and for each doubling of its FLOPs
+# A step of another model by a finished run's rate, and for each doubling of its FLOPs.
+OTHER_MODEL, A_DOUBLING = 1.25, 1.15
 FARTHEST = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
 SAVE_BYTES_S = (5e9, 1e9, 2e8)
-START_S = {
-    "cpu": (6.0, 25.0, 120.0),
-    "other": (15.0, 60.0, 300.0),
-}  # imports, model, compilation; report and model at the end
+# Imports, model, compilation; report and model at the end.
+START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
 KEPT_RUNS = 200
@@ -191,23 +188,25 @@ def finished_runs(recipe: Recipe) -> list[FinishedRun]:
         return []
 
 
-def remember(
-    plan: "Plan", *, run: str, step_s: float, rest_s: float, save_s: float | None, eval_s: float | None
-) -> None:
+def remember(plan: "Plan", data: "RunData") -> None:
     """Keep what a finished run took, for the plans to come; a cache that cannot be written is left as it is."""
-    flops = _step_flops(plan)
-    if flops is None:
+    from pipeline.report.outcome import mean_step_s
+
+    flops, step_s = _step_flops(plan), mean_step_s(data)
+    if flops is None or step_s is None or not data.running:
         return
-    scored = plan.evaluation_tokens.value * step_s / plan.batch_tokens
+    _, began, last = data.running[-1]
+    scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
+    trained_s = plan.evaluation_tokens.value * step_s / plan.batch_tokens  # on as many tokens as one scoring has
     found = FinishedRun(
-        run=run,
+        run=data.name,
         time=time.time(),
         machine=_machine(plan),
         flops=flops,
         step_s=step_s,
-        rest_s=rest_s,
-        save_s=save_s,
-        scored_token_share=None if eval_s is None else eval_s / scored,
+        rest_s=max(1.0, last - began - step_s * data.step() - sum(scored) - sum(saved)),
+        save_s=sum(saved) / len(saved) if saved else None,
+        scored_token_share=sum(scored) / len(scored) / trained_s if scored else None,
     )
     runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
     with suppress(OSError):

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.hardware.device import device_info
-from pipeline.preflight.durations import remember
 from pipeline.preflight.opening import OpenRun
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.recipe import Recipe
@@ -45,28 +44,6 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
     scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")
     scored_bytes = sum(scored.values()) if scored else None
     return make_plan(settled, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
-
-
-def remember_run(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
-    """Keep what the finished run took, for plans to come; nothing of one that was stopped and went on."""
-    from pipeline.report.outcome import mean_step_s
-    from pipeline.report.run_data import read_run
-
-    data = read_run(str(run.directory.path))
-    step_s = mean_step_s(data)
-    if run.step or step_s is None or not data.running:
-        return
-    _, began, last = data.running[-1]
-    scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
-    rest_s = last - began - step_s * data.step() - sum(scored) - sum(saved)
-    remember(
-        plan_of(recipe, run, trainer),
-        run=run.directory.name,
-        step_s=step_s,
-        rest_s=max(1.0, rest_s),
-        save_s=sum(saved) / len(saved) if saved else None,
-        eval_s=sum(scored) / len(scored) if scored else None,
-    )
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

@@ -35,10 +35,8 @@ class StepMeter:
         self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
         self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
         self.isolated_flops = isolated_flops
-        self._keys, self._positions = (
-            dict.fromkeys(windows, 0),
-            0,
-        )  # of this rank's isolated rows since the last reading
+        # Of this rank's isolated rows since the last reading.
+        self._keys, self._positions = dict.fromkeys(windows, 0), 0
         self.total_s = 0.0
         self.targets = 0  # trained on so far, over all ranks and attempts
         self.loss_ema, self.logged = 0.0, 0

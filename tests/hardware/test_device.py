@@ -1,5 +1,6 @@
 """The machine as it is, and what `auto` means on it."""
 
+import pwd
 import shutil
 import sys
 import types
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipeline.artifacts.cache import cache_dir
+from pipeline.artifacts.errors import CannotWriteError
 from pipeline.hardware import cpu, device, products
 
 
@@ -88,6 +91,18 @@ def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_t
     assert products.product_rates() == measured
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
     assert products.kept_rates() is None
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_user_without_a_home_measures_at_every_start_and_is_told_where_else_data_may_lie(monkeypatch, tmp_path):
+    monkeypatch.delenv("TANDEM_CACHE")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
+    assert products.kept_rates() is None
+    assert products.product_rates().float32 > 1e7
+    assert cache_dir(str(tmp_path)) == tmp_path
+    with pytest.raises(CannotWriteError, match="no home folder"):
+        cache_dir()
 
 
 @pytest.mark.usefixtures("unmeasured")
