@@ -20,14 +20,16 @@ def next_tokens(
     """Each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
 
     Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
-    and seed give the same token on any device. Two waits for the device, however many rows. Raises DataError for logits that are no numbers.
+    and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for logits that are no numbers.
     """
     if temperature == 0:
-        likeliest_B = logits_BV.max(-1)
-        _refuse_nonfinite(likeliest_B.values)
-        return likeliest_B.indices.tolist()
+        likeliest_B = logits_BV.argmax(-1)
+        finite_B = logits_BV.gather(-1, likeliest_B[:, None])[:, 0].isfinite()
+        ids, finite = torch.stack([likeliest_B, finite_B.to(likeliest_B.dtype)]).tolist()
+        _refuse_nonfinite(all(finite))
+        return ids
     logits_BV = logits_BV.float().cpu() / temperature
-    _refuse_nonfinite(logits_BV.max(-1).values)
+    _refuse_nonfinite(bool(logits_BV.amax(-1).isfinite().all()))
     if top_k is not None and top_k < logits_BV.shape[-1]:
         logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
     if top_p is not None and top_p < 1:
@@ -44,9 +46,9 @@ def next_tokens(
     ]
 
 
-def _refuse_nonfinite(largest_B: torch.Tensor) -> None:
-    """Raise DataError where a row's largest logit is NaN, which it is where any is, or infinite: there is nothing to choose by."""
-    if not largest_B.isfinite().all():
+def _refuse_nonfinite(finite: bool) -> None:
+    """Raise DataError unless each row's largest logit is finite: it is NaN where any is, and there is nothing to choose by."""
+    if not finite:
         raise DataError(
             "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another checkpoint, or compute in float32."
         )
