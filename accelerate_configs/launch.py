@@ -24,11 +24,11 @@ import psutil
 CONFIGS = Path(__file__).parent
 sys.path[0] = str(CONFIGS.parent)
 
-from pipeline.artifacts.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
-from pipeline.artifacts.checkpoints import by_step, step_of  # noqa: E402
-from pipeline.artifacts.rows import read_rows  # noqa: E402
-from pipeline.artifacts.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
-from pipeline.hardware.visible import visible_gpus  # noqa: E402
+from pipeline.hardware.device import visible_gpus  # noqa: E402
+from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
+from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
+from pipeline.run_dir.rows import read_rows  # noqa: E402
+from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS

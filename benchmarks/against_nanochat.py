@@ -168,8 +168,7 @@ def tokenizer_for_peer(model: Path, folder: Path) -> None:
     import tiktoken
     from transformers import AutoTokenizer
 
-    from pipeline.tokenizer.byte_lengths import byte_lengths
-    from pipeline.tokenizer.tiktoken_twin import TiktokenTwin
+    from pipeline.tokenizer.encode import TiktokenTwin, byte_lengths
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     twin = TiktokenTwin.of(tokenizer.backend_tokenizer)

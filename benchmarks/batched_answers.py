@@ -12,8 +12,8 @@ from common import DEVICE, arguments, in_turns, show
 
 from pipeline.generation.texts import continuations
 from pipeline.model.build import build_model
-from pipeline.recipe.presets import MODERN
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.recipe.sizes import MODERN
+from pipeline.tokenizer.load import train_bpe
 
 
 def main() -> None:

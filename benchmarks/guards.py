@@ -15,12 +15,12 @@ from collections import defaultdict
 from common import ROOT, arguments, compared, show
 
 from pipeline import pretrain
+from pipeline.callbacks.alarms import Stragglers
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.callbacks.stragglers import Stragglers
 from pipeline.monitor import heartbeat
+from pipeline.training.checkpoint import CheckpointSaver
 from pipeline.training.guard import StepGuard
-from pipeline.training.own_time import OwnTime
-from pipeline.training.saver import CheckpointSaver
+from pipeline.training.metrics import OwnTime
 from pipeline.training.trainer import TandemTrainer
 
 GUARDS = {

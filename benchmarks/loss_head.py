@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from common import DEVICE, arguments, in_turns, show
 
-from pipeline.model.loss_tandem import summed_cross_entropy
+from pipeline.model.modeling_tandem import summed_cross_entropy
 
 SOFTCAP = 15.0
 

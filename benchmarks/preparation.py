@@ -19,8 +19,8 @@ from pathlib import Path
 
 from common import ROOT, arguments, in_turns, show
 
-from pipeline.artifacts.atomic import read_json
 from pipeline.data.prepare import prepare_now
+from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train

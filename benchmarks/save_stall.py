@@ -14,11 +14,9 @@ from pathlib import Path
 import torch
 from common import DEVICE, arguments, compared, seconds, show
 
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.build import build_model
-from pipeline.training.checkpoint import ModelFiles
-from pipeline.training.optimizer_state import optimizer_tensors
-from pipeline.training.saver import CheckpointSaver
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, optimizer_tensors
 
 
 class NoTokenizer:

@@ -44,8 +44,8 @@ def measured(rows: list[dict], steps: int) -> dict[str, float]:
 
 def train(options: argparse.Namespace, folder: Path) -> list[dict]:
     """The rows of metrics.jsonl of a run of so many steps."""
-    from pipeline.artifacts.rows import read_rows
     from pipeline.pretrain import main as pretrain
+    from pipeline.run_dir.rows import read_rows
 
     fixed = [
         f"run.directory={folder}",

@@ -6,10 +6,10 @@ from pathlib import Path
 if not __package__:  # started as a file: `pipeline/` stands first on the path and would hide libraries
     sys.path[0] = str(Path(__file__).parents[1])
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.failures import exit_with_status
-from pipeline.artifacts.signals import Signals
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import help_text, read_recipe
+from pipeline.run_dir.failures import exit_with_status
+from pipeline.run_dir.signals import Signals
 
 
 def main(argv: list[str]) -> int:
@@ -24,21 +24,18 @@ def main(argv: list[str]) -> int:
 
     # Only now: a mistake in the recipe is told before torch is imported.
     from pipeline.callbacks.default import add_callbacks
-    from pipeline.hub.beside import Publishing
     from pipeline.preflight.checks import check_before_training
-    from pipeline.preflight.closing import finish_run
-    from pipeline.preflight.inputs import keep_revisions, record_inputs
-    from pipeline.preflight.opening import evaluation_is_due, open_run
-    from pipeline.preflight.preparing import open_rows
-    from pipeline.preflight.record import record_plan
-    from pipeline.preflight.settling import settle_micro_batch
-    from pipeline.preflight.shape import say_shape
-    from pipeline.preflight.starting import start_process
-    from pipeline.sources.hub_client import limit_silence
+    from pipeline.run.batch_size import settle_micro_batch
+    from pipeline.run.data import keep_revisions, open_rows, record_inputs
+    from pipeline.run.finish import finish_run, record_plan, say_shape
+    from pipeline.run.open_run import evaluation_is_due, open_run
+    from pipeline.run.publishing import Publishing
+    from pipeline.run.start import start_process
+    from pipeline.sources.hub_files import limit_silence
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
-    from pipeline.training.agreement import store_of_ranks
     from pipeline.training.build import build_from_recipe, build_trainer
+    from pipeline.training.distributed import store_of_ranks
 
     processes = start_process(recipe)
     limit_silence()

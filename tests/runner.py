@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import yaml
 
-from pipeline.artifacts.checkpoint_writer import take_lock
-from pipeline.artifacts.manifest import unknown_keys
-from pipeline.artifacts.rows import last_attempts, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.manifest import unknown_keys
+from pipeline.run_dir.rows import last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.warm_commands import WarmCommands
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None
 def check_manifest(directory: Path) -> None:
     """Whatever a run came to, its manifest is as documented."""
     manifest = RunDirectory(directory).read_manifest()
-    assert not unknown_keys(manifest), f"document in pipeline/artifacts/manifest.py: {unknown_keys(manifest)}"
+    assert not unknown_keys(manifest), f"document in pipeline/run_dir/manifest.py: {unknown_keys(manifest)}"
 
 
 def _as_from_a_terminal() -> None:

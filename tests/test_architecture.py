@@ -105,10 +105,10 @@ def test_test_files_have_names_of_their_own():
     assert not twice, f"rename: {twice}"
 
 
-# What runs code that a file names or holds, or could: each place stands behind the gate (artifacts/user_code.py) or reads only
+# What runs code that a file names or holds, or could: each place stands behind the gate (process/user_code.py) or reads only
 # what this program wrote. A new one belongs behind the gate first, then here.
 RUNS_CODE = {
-    "import_module": {"artifacts/user_code.py"},
+    "import_module": {"process/user_code.py"},
     "exec_module": set(),
     "__import__": set(),
     "eval": set(),
@@ -120,7 +120,7 @@ RUNS_CODE = {
     "load_dataset_builder": {"sources/splits.py"},  # of a folder without its Python files: datasets 4 runs none
     "load_from_disk": set(),
     "pickle.load": set(),
-    "pickle.loads": {"data/run_ahead.py"},  # what the parent process sent down a pipe
+    "pickle.loads": {"data/prepare.py"},  # what the parent process sent down a pipe
     "pickle.Unpickler": set(),
     "torch.load": set(),
     "joblib.load": set(),
@@ -130,17 +130,17 @@ RUNS_CODE = {
     "yaml.full_load": set(),
     "jinja2.Environment": {"report/page.py"},  # our own page
     "jinja2.Template": set(),
-    "render_jinja_template": {"tokenizer/own_template.py"},  # bounded, in a sandbox
-    "apply_chat_template": {"tokenizer/chat.py", "evals/chat/letters.py"},
+    "render_jinja_template": {"tokenizer/chat.py"},  # bounded, in a sandbox
+    "apply_chat_template": {"tokenizer/chat.py", "evals/chat/score.py"},
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"model/build.py", "preflight/plan.py"},
-    "AutoModelForCausalLM.from_pretrained": {"hub/stranger.py"},
-    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/gguf_file.py", "hub/stranger.py", "tokenizer/judgement.py", "tokenizer/ready.py", "tokenizer/reload.py"},
+    "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
+    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/load.py"},
     "model_class.from_pretrained": {"model/build.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.
-DECIDES_TRUST = {"model/build.py", "evals/subject.py", "hub/stranger.py"}
+DECIDES_TRUST = {"model/build.py", "evals/subject.py", "hub/isolated_load_test.py"}
 
 
 def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:

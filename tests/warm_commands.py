@@ -142,7 +142,7 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
 
         watch(**asked["watch"])
 
-    from pipeline.artifacts.failures import exit_with_status
+    from pipeline.run_dir.failures import exit_with_status
 
     exit_with_status(importlib.import_module(MODULES[name]).main)
     os._exit(99)  # never: an entry leaves the process itself

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.rows import append_row, last_attempts, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.evals.benchmarks import append_entry, entry_of, in_precision
+from pipeline.evals.command import progress_bar
 from pipeline.evals.contamination import Findings, record_findings
-from pipeline.evals.progress import progress_bar
-from pipeline.evals.record import append_entry, entry_of, in_precision
 from pipeline.evals.together import LeftEarly, OtherRankFailed
-from pipeline.training.agreement import on_rank_0
+from pipeline.run_dir.rows import append_row, last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.distributed import on_rank_0
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.rng import preserved_rng
 from pipeline.training.trainer import TandemTrainer

@@ -6,26 +6,21 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.signals import Signals
-from pipeline.artifacts.user_code import guarded, import_attribute
+from pipeline.callbacks.alarms import Spikes, Stragglers
 from pipeline.callbacks.benchmarks import Benchmarks
-from pipeline.callbacks.console import Console
-from pipeline.callbacks.garbage import GarbageBetweenSteps
 from pipeline.callbacks.hang_watch import HangWatch
-from pipeline.callbacks.machine import Machine
-from pipeline.callbacks.metrics_file import MetricsFile
+from pipeline.callbacks.log import Console, MetricsFile
+from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
-from pipeline.callbacks.spikes import Spikes
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.callbacks.stragglers import Stragglers
-from pipeline.callbacks.tensorboard_writer import TensorBoard
-from pipeline.callbacks.trackio_run import TrackioRun
-from pipeline.callbacks.wandb_run import WandbRun
+from pipeline.callbacks.trackers import TensorBoard, TrackioRun, WandbRun
 from pipeline.evals.benchmarks import benchmarks_of
 from pipeline.generation.texts import complete
+from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.signals import Signals
 from pipeline.training.trainer import TandemTrainer
 
 

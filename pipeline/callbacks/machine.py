@@ -1,5 +1,6 @@
 """The machine's numbers in the logged row: GPUs from a process that samples them, the host's own, and energy."""
 
+import gc
 import os
 import socket
 import time
@@ -7,11 +8,46 @@ import time
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.monitor.beside import GpuMonitor
-from pipeline.monitor.energy import kwh
-from pipeline.monitor.host import HostSampler
+from pipeline.monitor.gpu import HostSampler
+from pipeline.monitor.sampler import GpuMonitor
+from pipeline.monitor.samples import kwh
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
+
+# Python's search for reference cycles, which takes up to half a second, between steps instead of within them.
+
+EVERY_STEPS = 1000  # where a run saves and evaluates rarely
+
+
+class GarbageBetweenSteps(TrainerCallback):
+    """After the first step everything that lives is taken out of later searches; from then on they are made after saves and
+    evaluations, which wait for the disk or the device anyway, and every EVERY_STEPS steps."""
+
+    def __init__(self) -> None:
+        self.frozen = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if not self.frozen:
+            self.frozen = True
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        elif state.global_step % EVERY_STEPS == 0:
+            gc.collect()
+
+    def on_save(self, args, state, control, **kwargs):
+        if self.frozen:
+            gc.collect()
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        if self.frozen:
+            gc.collect()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.frozen = False
+        gc.unfreeze()
+        gc.enable()
+
 
 HOST_EVERY_S = 1.0  # reading the counters takes most of a millisecond; rows logged more often go without
 

@@ -6,8 +6,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import TrainerCallback
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.training.meter import StepMeter
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.metrics import StepMeter
 
 
 class ProfileSteps(TrainerCallback):

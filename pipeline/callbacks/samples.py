@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from pipeline.artifacts.rows import append_row, counts, last_attempts, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.evals.together import LeftEarly
+from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.fp8 import without_fp8
-from pipeline.training.meter import StepMeter
+from pipeline.training.metrics import StepMeter
 from pipeline.training.rng import preserved_rng
 
 

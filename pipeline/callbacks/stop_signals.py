@@ -7,8 +7,8 @@ import torch
 from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.artifacts.signals import Signals
 from pipeline.evals.together import LeftEarly
+from pipeline.run_dir.signals import Signals
 
 Item = TypeVar("Item")
 

@@ -24,10 +24,10 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.artifacts.checkpoint_writer import take_lock
-from pipeline.artifacts.rows import counts
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe.located_yaml import load_mapping
+from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.rows import counts
+from pipeline.run_dir.run_directory import RunDirectory
 
 POLL_S = 1.0
 BATCH_ROWS = 1000

@@ -14,8 +14,8 @@ from contextlib import ExitStack, closing
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.artifacts.errors import InputMissingError, ServiceError, TandemError
 from pipeline.chat.conversation import Conversation, Sampling, Speaker
+from pipeline.process.errors import InputMissingError, ServiceError, TandemError
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
 POLICY = (

@@ -7,9 +7,9 @@ with a model's own code (5.23; --trust-remote-code changes nothing). Here it fin
 import argparse
 from pathlib import Path
 
-from pipeline.artifacts.errors import InputMissingError
-from pipeline.artifacts.failures import exit_with_status
 from pipeline.evals.subject import Subject
+from pipeline.process.errors import InputMissingError
+from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 def _refuse_unservable(subject: Subject) -> None:
     """Raise what a chat with the model would: every request would end in an error otherwise. What is fetched later is not looked at."""
     from pipeline.evals.subject import load, refuse_nonfinite_model, trusts_model_code
-    from pipeline.model.finite import first_nonfinite_of_files
+    from pipeline.model.build import first_nonfinite_of_files
 
     folder = Path(subject.path)
     if folder.is_dir():

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 
 LINE_EVERY_S = 1.0
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
-        from pipeline.data.run_ahead import run_ahead
+        from pipeline.data.prepare import run_ahead
 
         return run_ahead(Path(arguments.ahead))
     if arguments.recipe is None:
@@ -81,7 +81,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
     resolve_start(recipe)
     if not recipe.data.batch_tokens:
-        from pipeline.recipe.batch import with_batch_tokens
+        from pipeline.recipe.resolve import with_batch_tokens
 
         world_size = int(os.environ.get("NPROC", 1))
         recipe.data.batch_tokens = with_batch_tokens(recipe, world_size)
@@ -91,10 +91,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.prepare import prepare_now
-    from pipeline.data.prune import prune
+    from pipeline.data.prepare import prepare_now, prune
+    from pipeline.data.preview import shown_rows, table, warning_lines
     from pipeline.data.rows import TrainingRows
-    from pipeline.data.show import shown_rows, table, warning_lines
     from pipeline.data.validation import ValidationRows
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
-from pipeline.artifacts.errors import DamagedFileError, DataError
-from pipeline.data.conversations import count_conversation, fit_conversation, new_counts
-from pipeline.data.sequence_writer import rendered_talks
+from pipeline.data.packing import count_conversation, fit_conversation, new_counts
+from pipeline.data.shard_writer import rendered_talks
 from pipeline.data.stream import Stream
+from pipeline.process.errors import DamagedFileError, DataError
+from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.tokenizer.chat import render
 
 MUCH = 0.01  # Of the conversations, or of the rows of the files.

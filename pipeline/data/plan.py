@@ -8,17 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.errors import RecipeError
-from pipeline.data.mixture import Mixture, Part
-from pipeline.data.sequence import Sequence
 from pipeline.data.shards import FORMAT
-from pipeline.data.stream import Stream
-from pipeline.recipe.batch import horizon_steps, isolates_documents, with_batch_tokens
+from pipeline.data.stream import Mixture, Part, Sequence, Stream
+from pipeline.process.errors import RecipeError
+from pipeline.process.storage import cache_dir
+from pipeline.recipe.resolve import horizon_steps, isolates_documents, with_batch_tokens
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.byte_lengths import is_byte_level
-from pipeline.tokenizer.chat import own_template
-from pipeline.tokenizer.own_template import RENDERING_VERSION
+from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
+from pipeline.tokenizer.encode import is_byte_level
 from pipeline.tokenizer.specials import document_start
 
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe

@@ -1,31 +1,206 @@
-"""Preparation that runs ahead of training in a child process, and how the ranks wait for it.
+"""Shards prepared once and shared: by the first process that needs them, ahead of the step, and pruned."""
 
-One process calls `start_preparation`; what `description()` gives is broadcast, and the other ranks `attach`.
-There are two kinds of locks, which the kernel drops when their holder dies: the preparation's own, by which waiting ranks
-see that it lives, and one per sequence, so that two runs never write the same shards.
-"""
-
+import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import errors
-from pipeline.artifacts.atomic import read_json, remove_file
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.locks import file_lock, is_stand_in, lock
-from pipeline.artifacts.retries import retries_in
-from pipeline.data.plan import digest, folders_of, make_plan
-from pipeline.data.prune import note_user
-from pipeline.data.shards import damaged_seals
-from pipeline.data.work import Workshop, damaged_shards, next_shard, streams_of
+from pipeline.data.decontamination import Watchlist, look_again, seen_path
+from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream, sequence_folder
+from pipeline.data.shard_writer import SequenceWriter
+from pipeline.data.shards import damaged_seals, is_damaged, shard_path
+from pipeline.data.stream import Stream
 from pipeline.monitor.heartbeat import beat
+from pipeline.process import errors
+from pipeline.process.errors import DataError, TandemError, of_panic
+from pipeline.process.retries import keep_retries_in, retries_in
+from pipeline.process.storage import file_lock, folder_bytes, is_stand_in, lock, read_json, remove_file, write_json
+
+# The order in which shards are made: what the run reads first is made first.
+
+
+def streams_of(plan: dict) -> dict[str, Stream]:
+    return {role: stream for role in ROLES if (stream := open_stream(plan, role)) is not None}
+
+
+def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:
+    """(role, source) of the shard to make next; None when all that the run needs is sealed."""
+    for role, stream in streams.items():
+        source = stream.missing()
+        if source is not None:
+            return role, source
+    return None
+
+
+Made = tuple[str, int, Stream]  # role, source, stream of a shard that was just made
+GoOn = Callable[[], bool]
+
+
+class Workshop:
+    """Writers for the sequences of a plan. sources: (train, validation); the caller holds the plan's locks."""
+
+    def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list]):
+        self.plan, self.tokenizer = plan, tokenizer
+        self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
+        self.streams = streams_of(plan)
+        self.writers: dict[Path, SequenceWriter] = {}
+        self.watchlist = Watchlist.load(plan["watchlist"]) if plan["watchlist"] else None
+
+    def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
+        about = self.plan[role]["sequences"][source]
+        return SequenceWriter(
+            sequence_folder(self.plan, about),
+            source=self.sources[role][source],
+            tokenizer=self.tokenizer,
+            settings=about["settings"],
+            num_proc=self.plan["num_proc"],
+            from_shard=from_shard,
+            watchlist=self.watchlist
+            if role == "train" and from_shard is None
+            else None,  # looked at when it was sealed
+        )
+
+    def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:
+        """Make every shard that the plan needs and lacks, yielding after each; go_on is asked in between."""
+        while go_on() and (work := next_shard(self.streams)) is not None:
+            role, source = work
+            self.extend(role, source)
+            yield role, source, self.streams[role]
+
+    def extend(self, role: str, source: int) -> None:
+        """Seal the next shard of a source, or its end."""
+        folder = self.streams[role].sequences[source].folder
+        if folder not in self.writers:
+            self.writers[folder] = self.writer(role, source)
+        self.writers[folder].extend()
+        for stream in self.streams.values():
+            stream.refresh()
+
+    def repair(self, *, verify: bool) -> Iterator[Made]:
+        """Make again the sealed shards whose file is missing or of another size than sealed; with verify, content."""
+        for role, source, number in damaged_shards(self.plan, self.streams, verify=verify):
+            self.make_again(role, source, number)
+            yield role, source, self.streams[role]
+
+    def look_again(self) -> Iterator[Made]:
+        """Look for the watch-list in the text of training shards that were sealed without it, which reads their sources."""
+        if self.watchlist is None:
+            return
+        stream = self.streams["train"]
+        for source, number in unchecked_shards(stream, self.watchlist.id):
+            folder, read_from = stream.sequences[source].folder, self.sources["train"][source]
+            look_again(folder, number, source=read_from, watchlist=self.watchlist)
+            yield "train", source, stream
+
+    def make_again(self, role: str, source: int, number: int) -> None:
+        writer = self.writer(role, source, from_shard=number)
+        while writer.number <= number:
+            writer.extend()
+
+
+def unchecked_shards(stream: Stream, watchlist_id: str) -> list[tuple[int, int]]:
+    """(source, shard) of the sealed training shards that the run needs and whose text was not held against the watch-list."""
+    return [
+        (source, number)
+        for source, sequence in enumerate(stream.sequences)
+        for number in range(stream.shards_needed(source))
+        if not seen_path(sequence.folder, number, watchlist_id).exists()
+    ]
+
+
+def damaged_shards(plan: dict, streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
+    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed.
+
+    With data.keep_shards a missing file is no damage: used shards are deleted.
+    """
+    return [
+        (role, source, number)
+        for role, stream in streams.items()
+        for source, sequence in enumerate(stream.sequences)
+        for number in range(stream.shards_needed(source))
+        if is_damaged(sequence.folder, number, verify=verify)
+        and not (plan["keep_shards"] and role == "train" and not shard_path(sequence.folder, number).exists())
+    ]
+
+
+# Deleting prepared shards that nothing needs any more.
+
+USERS = "users"
+# Shards of which nobody noted the users are kept for so long after they were last written or read.
+KEPT_DAYS = 30.0
+
+
+def note_user(plan: dict, run: Path | None) -> None:
+    """Say that a run directory reads the shards of a plan; None: they were prepared for none yet."""
+    line = "" if run is None else json.dumps(str(run.absolute())) + "\n"
+    for folder in folders_of(plan):
+        with suppress(OSError):  # a cache that this user may only read is pruned by another one
+            folder.mkdir(parents=True, exist_ok=True)
+            users = folder / USERS
+            if not users.exists() and any(folder.glob("shard-*.json")):
+                (folder / ".lock").touch()  # by an earlier version: its time tells that they are used
+                continue
+            with open(users, "a+", encoding="utf-8") as file:
+                file.seek(0)
+                if line not in file.read():
+                    file.write(line)
+
+
+def unused_folders(plan: dict, *, runs: Path) -> list[Path]:
+    """Shard folders of the cache that neither this plan nor a run uses, whichever folder the run lies in."""
+    kept = {s["key"] for role in ROLES if plan[role] for s in plan[role]["sequences"]}
+    manifests = [path.read_text(errors="replace") for path in runs.glob("*/run_manifest.json")]
+    shards = Path(plan["cache_dir"]) / "shards"
+    folders = sorted(path for path in shards.glob("*") if path.is_dir()) if shards.is_dir() else []
+    return [
+        f
+        for f in folders
+        if f.name not in kept and not any(f.name in manifest for manifest in manifests) and not _is_used(f)
+    ]
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether a run may read these shards: one that is there, or whose disk may only be away."""
+    try:
+        lines = (folder / USERS).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+        return time.time() - newest < KEPT_DAYS * 86400
+    except (OSError, UnicodeDecodeError):
+        return True
+    return any(map(_may_be_there, lines))
+
+
+def _may_be_there(line: str) -> bool:
+    try:
+        run = Path(json.loads(line))
+        return (run / "run_manifest.json").exists() or not run.parent.exists()
+    except (ValueError, TypeError, RecursionError, OSError):
+        return True  # a damaged line was a run
+
+
+def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
+    """(folders, bytes) deleted. A folder that some process is writing is left alone."""
+    count = freed = 0
+    for folder in unused_folders(plan, runs=runs):
+        with file_lock(folder / ".lock", blocking=False) as held:
+            if held:
+                freed += folder_bytes(folder)
+                shutil.rmtree(folder, ignore_errors=True)  # NFS keeps what is open in some process
+                count += 1
+    return count, freed
+
+
+# Preparation that runs ahead of training in a child process, and how the ranks wait for it.
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
@@ -222,3 +397,135 @@ def short_count(count: float) -> str:
         if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
             return f"{count / size:,.1f}{unit}"
     return f"{count:.0f}"
+
+
+# data.keep_shards: token shards that come and go with the reader, for disks that cannot hold a run's data.
+
+WINDOW_POLL_S = 0.2
+
+
+def note_used(folder: Path, rows: int) -> None:
+    """Say that the first `rows` global rows are used."""
+    write_json(folder / "used.json", {"rows": rows})
+
+
+def used_rows(folder: Path) -> int:
+    path = folder / "used.json"
+    return read_json(path)["rows"] if path.exists() else 0
+
+
+def shard_of(stream: Stream, source: int, k: int) -> tuple[int, int]:
+    """(shard, first k after it) of a source's running row number k."""
+    sequence = stream.sequences[source]
+    row = k if sequence.end is None else k % sequence.rows
+    shard = row // sequence.shard_rows
+    end = (shard + 1) * sequence.shard_rows
+    if sequence.end is not None:
+        end = min(end, sequence.rows)
+    return shard, k - row + end
+
+
+def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
+    """Delete the shards that lie more than `keep` shards behind the first `rows` global rows, in the order of use."""
+    for source, k in enumerate(stream.mixture.used(rows)):
+        sequence = stream.sequences[source]
+        current, _ = shard_of(stream, source, k)
+        count = max(1, len(sequence.seals))
+        if sequence.end is None:
+            behind = list(range(max(0, current - keep)))
+        else:  # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
+            behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
+        for number in behind:
+            remove_file(shard_path(sequence.folder, number))
+
+
+def prepare_sliding(workshop: Workshop, folder: Path, *, from_row: int) -> None:
+    """Make the training shards from a global row on in the order of use, at most keep_shards ahead of the reader."""
+    keep = workshop.plan["keep_shards"]
+    note_used(folder, from_row)
+    for role, stream in workshop.streams.items():
+        while role != "train" and (source := stream.missing()) is not None:
+            workshop.extend(role, source)
+    stream = workshop.streams["train"]
+    while (source := stream.undecided()) is not None:
+        workshop.extend("train", source)
+    nexts = list(stream.mixture.used(from_row))
+    while True:
+        uses = [(at, s) for s, k in enumerate(nexts) if (at := stream.mixture.first_use(s, k)) is not None]
+        if not uses:
+            return
+        _, source = min(uses)
+        sequence = stream.sequences[source]
+        while nexts[source] > stream.mixture.used(used_rows(folder))[source] + keep * sequence.shard_rows:
+            time.sleep(WINDOW_POLL_S)
+        shard, after = shard_of(stream, source, nexts[source])
+        if shard >= len(sequence.seals):
+            workshop.extend("train", source)
+            if shard >= len(sequence.seals):  # It ended there: the next rows are its first again, or another source's.
+                continue
+        elif not shard_path(sequence.folder, shard).exists():
+            workshop.make_again("train", source, shard)
+        nexts[source] = after
+
+
+# The child process that prepares while training reads: takes its task from stdin, leaves a failure as failure.json.
+
+
+def run_ahead(folder: Path) -> int:
+    """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
+    content = sys.stdin.buffer.read()
+    _end_with(os.getppid())
+    os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    task = pickle.loads(content)
+    keep_retries_in(folder / RETRIES)
+    try:
+        carry_out(folder, task)
+    except TandemError as error:
+        return _failed(folder, error)
+    except OSError as error:
+        message = f"{error.filename or folder}: {error.strerror}, so the shards cannot be written. Free some space or move data.cache_dir; then run the same command again."
+        name = "DiskFullError" if error.errno in (28, 122) else "CannotWriteError"
+        write_json(folder / "failure.json", {"class": name, "message": message})
+        return 74
+    except BaseException as error:
+        if panic := of_panic(error):
+            return _failed(folder, panic)
+        raise
+    return 0
+
+
+def _failed(folder: Path, error: TandemError) -> int:
+    write_json(folder / "failure.json", {"class": type(error).__name__, "message": str(error)})
+    return error.status
+
+
+def _end_with(parent: int) -> None:
+    """End when the training has ended: shards are whole or absent, so any moment will do."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def carry_out(folder: Path, task: dict[str, Any]) -> None:
+    from pipeline.sources.open import open_sources
+
+    recipe, plan, tokenizer = task["recipe"], task["plan"], task["tokenizer"]
+    sources = open_sources(recipe, kind=plan["kind"])
+    found = make_plan(recipe, tokenizer, sources=sources)
+    for role in ROLES:
+        if (found[role] or {}).get("sequences") != (plan[role] or {}).get("sequences"):
+            raise DataError(
+                f"{recipe.path or 'recipe'}: the {role} sources are not what they were when the run started a moment ago. "
+                "Leave the files as they are while a run reads them, and run the same command again."
+            )
+    with locks(plan):
+        workshop = Workshop(plan, tokenizer, sources=sources)
+        if plan["keep_shards"]:
+            prepare_sliding(workshop, folder, from_row=task["from_step"] * plan["rows_per_step"])
+        else:
+            for _ in workshop.prepare():
+                pass

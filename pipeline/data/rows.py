@@ -1,18 +1,177 @@
-"""The training rows of a run, by step: a pure function of (seed, step), the same for any number of processes."""
+"""Rows of training: batches, what was consumed, and the position that a checkpoint keeps."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts.errors import DataError
-from pipeline.data.batches import RowReader, rows_of_micro_batch
-from pipeline.data.consumed import Consumed, ConsumedCounter
+import numpy as np
+
 from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
+from pipeline.data.packing import documents_begun
 from pipeline.data.plan import open_stream
-from pipeline.data.prepare import Preparation
-from pipeline.data.shards import shard_path
-from pipeline.data.sliding import delete_used, note_used
+from pipeline.data.prepare import Preparation, delete_used, note_used
+from pipeline.data.shards import Shard, shard_path
 from pipeline.data.stream import RowPlace, Stream
-from pipeline.sources.bad_rows import grouped
+from pipeline.process.errors import DataError
+from pipeline.sources.verify import grouped
+
+# Rows out of memory maps into the tensors of a training batch.
+
+IGNORED = -100
+
+
+class RowReader:
+    """Copies rows into batches. T = row_tokens, B = rows of the batch.
+
+    isolated: position_ids restart where a document or conversation begins, which is how the model keeps them apart.
+    """
+
+    def __init__(self, *, row_tokens: int, bos: int, pad: int, isolated: bool):
+        self.row_tokens, self.bos, self.pad, self.isolated = row_tokens, bos, pad, isolated
+
+    def batch(self, rows: list[tuple[Shard, int] | None]) -> dict:
+        """input_ids, labels, shift_labels (B, T) int64, position_ids (B, T) int64 when isolated.
+
+        labels and shift_labels are one tensor: row[1:], -100 where nothing is trained. None is a filler of weight 0.
+        target_bytes (B, T) int64, bytes of text under each target and -1 under a special one, where the shards hold them.
+        """
+        import torch
+
+        T = self.row_tokens
+        input_ids_BT = np.empty((len(rows), T), np.int64)
+        labels_BT = np.empty((len(rows), T), np.int64)
+        starts_BT = np.zeros((len(rows), T), bool) if self.isolated else None
+        has_bytes = any(place is not None and place[0].target_bytes is not None for place in rows)
+        bytes_BT = np.full((len(rows), T), -1, np.int64) if has_bytes else None
+        for shard, at, numbers in _by_shard(rows):
+            if shard is None:
+                input_ids_BT[at], labels_BT[at] = self.pad, IGNORED
+                continue
+            ids = shard.input_ids[numbers]
+            input_ids_BT[at], labels_BT[at] = ids[:, :-1], ids[:, 1:]
+            if bytes_BT is not None and shard.target_bytes is not None:
+                bytes_BT[at] = shard.target_bytes[numbers][:, 1:]
+            if shard.trained is not None and shard.starts is not None:
+                labels_BT[at] = np.where(bits(shard.trained[numbers], T + 1)[:, 1:], ids[:, 1:], np.int64(IGNORED))
+                if starts_BT is not None:
+                    starts_BT[at] = bits(shard.starts[numbers], T + 1)[:, :-1]
+                continue
+            if starts_BT is not None:
+                # Text holds no control token, so a BOS is always the start of a piece.
+                starts_BT[at] = ids[:, :-1] == self.bos
+            used = shard.used[numbers]
+            for n in np.flatnonzero(used <= T):
+                i, end = at[n], int(used[n])
+                labels_BT[i, end - 1 :] = IGNORED
+                if starts_BT is not None:
+                    starts_BT[i, end:] = False
+                    starts_BT[i, end : end + 1] = True  # the padding is a segment too
+        labels = torch.from_numpy(labels_BT)
+        batch = {"input_ids": torch.from_numpy(input_ids_BT), "labels": labels, "shift_labels": labels}
+        if bytes_BT is not None:
+            batch["target_bytes"] = torch.from_numpy(bytes_BT)
+        if starts_BT is not None:
+            batch["position_ids"] = torch.from_numpy(positions(starts_BT))
+        return batch
+
+
+def _by_shard(rows: list[tuple[Shard, int] | None]) -> list[tuple[Shard | None, list[int], list[int]]]:
+    """The rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of None."""
+    found: dict[int, tuple[Shard | None, list[int], list[int]]] = {}
+    for i, place in enumerate(rows):
+        shard, number = place or (None, 0)
+        _, at, numbers = found.setdefault(id(shard), (shard, [], []))
+        at.append(i)
+        numbers.append(number)
+    return list(found.values())
+
+
+def bits(packed: np.ndarray, count: int) -> np.ndarray:
+    """(..., count) bool out of (..., bytes)."""
+    return np.unpackbits(packed, axis=-1, count=count).view(bool)
+
+
+def positions(starts_BT: np.ndarray) -> np.ndarray:
+    """(B, T) int64 positions that begin again at 0 at every start; a row begins at 0."""
+    at = np.arange(starts_BT.shape[1], dtype=np.int64)
+    return at - np.maximum.accumulate(np.where(starts_BT, at, 0), axis=1)
+
+
+def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: int, total: int) -> list[int | None]:
+    """Numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
+    first = (micro_step * world_size + rank) * rows
+    return [i if i < total else None for i in range(first, first + rows)]
+
+
+# What a run has trained on of each source: a pure function of the rows used, so that a resume needs no state for
+# it.
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """Of one source, over its epochs.
+
+    samples: rows. tokens: trained targets. padded: positions behind the text of a row. documents: as documents_begun counts,
+    None where shards were sealed before they counted them. bad_rows: unreadable ones in what was read, each counted once.
+    """
+
+    samples: int
+    tokens: int
+    padded: int
+    documents: int | None
+    bad_rows: int
+
+
+class ConsumedCounter:
+    """Sums over the first rows of a run, by source: whole shards by their seals, the one that is being read row by row, once."""
+
+    def __init__(self, stream: Stream, *, bos: int):
+        self.stream, self.bos = stream, bos
+        self._current: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # source -> (epoch, shard), its running sums
+
+    def consumed(self, rows: int) -> list[Consumed | None]:
+        """Of the first `rows` rows, which must be sealed; None for a source whose current shard is deleted (data.keep_shards)."""
+        return [self._of(source, k) for source, k in enumerate(self.stream.mixture.used(rows))]
+
+    def _of(self, source: int, k: int) -> Consumed | None:
+        sequence = self.stream.sequences[source]
+        epoch, row = (0, k) if k <= sequence.rows else divmod(k, sequence.rows)
+        number, row = divmod(row, sequence.shard_rows)
+        sums = sequence.sums[number] + epoch * sequence.sums[-1]
+        if row:
+            if not sequence.is_there(number):
+                return None
+            sums = sums + self._running_sums(source, epoch, number)[row - 1]
+        tokens, padded, documents = sums.tolist()
+        shards_read = len(sequence.seals) if epoch else number + (row > 0)
+        return Consumed(
+            samples=k,
+            tokens=tokens,
+            padded=padded,
+            documents=documents if sequence.counts_documents else None,
+            bad_rows=sequence.num_bad_rows(shards_read),
+        )
+
+    def _running_sums(self, source: int, epoch: int, number: int) -> np.ndarray:
+        """(rows, 3) targets, padding and documents of the shard's first rows, in the order of this epoch."""
+        at = epoch, number
+        if source not in self._current or self._current[source][0] != at:
+            counts = row_counts(self.stream.sequences[source].shard(number), bos=self.bos)
+            if self.stream.seed is not None:
+                counts = counts[self.stream.order(source, epoch, number)]
+            self._current[source] = at, counts.cumsum(0)
+        return self._current[source][1]
+
+
+def row_counts(shard: Shard, *, bos: int) -> np.ndarray:
+    """(rows, 3) int64 targets, padding and documents of each row."""
+    width = shard.input_ids.shape[1]
+    starts = None if shard.starts is None else bits(shard.starts, width)
+    documents = documents_begun(shard.input_ids, shard.used, starts, bos=bos)
+    return np.stack([shard.targets, width - shard.used, documents], axis=1).astype(np.int64)
+
+
+# The training rows of a run, by step: a pure function of (seed, step), the same for any number of processes.
 
 KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's rows, targets and origins in turn
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import read_sealed_json, sha256_file, write_bytes, write_sealed_json
-from pipeline.artifacts.errors import DamagedFileError, DataError
-from pipeline.artifacts.retries import read_again
 from pipeline.data.packing import PackedRows
+from pipeline.process.errors import DamagedFileError, DataError
+from pipeline.process.retries import read_again
+from pipeline.process.storage import read_sealed_json, sha256_file, write_bytes, write_sealed_json
 
 FORMAT = 1  # part of every key: raise it when the same inputs give other bytes
 

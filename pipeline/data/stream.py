@@ -1,12 +1,264 @@
-"""Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, which row is which."""
+"""The order of rows: shards of a source, a mixture of sources, and the position in it."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipeline.data.mixture import Mixture
-from pipeline.data.sequence import Sequence
-from pipeline.data.shards import Shard
+from pipeline.data.shards import Shard, end_path, open_shard, read_end, read_seal, seal_path, shard_path
+
+# A source's sealed shards as readers see them: they only ever grow at the end, until the source is used up.
+
+OPEN_SHARDS = 8  # kept mapped; the rows of a step lie in one or two shards of a source
+
+
+class Sequence:
+    """Shards of one cache key. `rows` counts what is sealed so far, `end` is None until all there is is sealed.
+
+    sums: for each n up to the number of seals, targets, padding and documents of the first n shards; without documents where
+    not counts_documents, as of shards sealed by an earlier version.
+    """
+
+    def __init__(self, folder: str | Path, *, shard_rows: int):
+        self.folder, self.shard_rows = Path(folder), shard_rows
+        self.seals: list[dict] = []
+        self.rows = 0
+        self.sums = [np.zeros(3, np.int64)]
+        self.counts_documents = True
+        self._bad_rows = [0]
+        self.end: dict | None = None
+        self._open: dict[int, Shard] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Look for new seals; whether there were any."""
+        before = len(self.seals), self.end
+        if self.end is not None:
+            return False
+        # The end first: shards sealed between the two looks are then counted, never missed.
+        end = read_end(self.folder) if end_path(self.folder).exists() else None
+        while seal_path(self.folder, len(self.seals)).exists():
+            seal = read_seal(self.folder, len(self.seals))
+            self.seals.append(seal)
+            self.rows += seal["rows"]
+            self.sums.append(self.sums[-1] + [seal["targets"], seal["padded"], seal.get("documents", 0)])
+            self.counts_documents &= "documents" in seal
+            self._bad_rows.append(self._bad_rows[-1] + len(seal["bad_rows"]))
+        # A seal that is missing before the end is to be made again: without it rows would be left out in silence.
+        self.end = end if end and len(self.seals) >= end["shards"] else None
+        return before != (len(self.seals), self.end)
+
+    def shard(self, number: int) -> Shard:
+        """The shard, verified against its seal when it is opened."""
+        if number not in self._open:
+            while len(self._open) >= OPEN_SHARDS:
+                del self._open[next(iter(self._open))]
+            self._open[number] = open_shard(self.folder, number)
+        return self._open[number]
+
+    def is_there(self, number: int) -> bool:
+        """Whether a sealed shard's file is: with data.keep_shards it comes and goes."""
+        return number in self._open or shard_path(self.folder, number).exists()
+
+    def num_bad_rows(self, shards: int) -> int:
+        """How many bad_rows(shards) names."""
+        behind_the_last = len(self.end["bad_rows"]) if self.end and shards >= len(self.seals) else 0
+        return self._bad_rows[shards] + behind_the_last
+
+    def bad_rows(self, shards: int) -> list[str]:
+        """The unreadable rows named in the first `shards` seals."""
+        seals = [*self.seals[:shards], *([self.end] if self.end and shards >= len(self.seals) else [])]
+        return [line for seal in seals for line in seal["bad_rows"]]
+
+    def totals(self, shards: int | None = None) -> dict[str, Any]:
+        """Sums over the first `shards` seals (all sealed): shards rows positions targets padded bytes bad_rows, and what was
+        read of the source by then: documents text_tokens text_bytes cropped_tokens split_documents ..."""
+        seals = self.seals[:shards]
+        sums = {name: sum(seal[name] for seal in seals) for name in ("rows", "positions", "targets", "padded", "bytes")}
+        last = self.end if self.end and len(seals) == len(self.seals) else (seals or [{"read": {}}])[-1]
+        return {"shards": len(seals), **sums, "bad_rows": len(self.bad_rows(len(seals))), **last["read"]}
+
+
+# Which row of which source is global row i: arithmetic alone, so a resume is a seek and every rank agrees.
+
+PATTERN_SLOTS = 4096  # shares are exact to 1/8192 of the rows
+LARGEST_PATTERN = 1 << 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source's place in a mixture: a weight or a number of epochs."""
+
+    weight: float | None = 1.0
+    epochs: float | None = None
+    at_end: str = "repeat"
+
+
+def apportion(weights: list[float], slots: int) -> list[int]:
+    """Whole slots by weight that sum to `slots`: largest remainder, the first of equals."""
+    total = sum(weights)
+    exact = [weight * slots / total for weight in weights]
+    counts = [int(x) for x in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda s: (counts[s] - exact[s], s))
+    for s in by_remainder[: slots - sum(counts)]:
+        counts[s] += 1
+    return counts
+
+
+def spread(counts: list[int]) -> np.ndarray:
+    """(sum of counts,) source of each slot: the j-th of n slots of a source lies nearest (j + 1/2) / n of the way."""
+    sources = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    times = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n] or [np.zeros(0)])
+    return sources[np.argsort(times, kind="stable")]
+
+
+class Segment:
+    """Global rows from `start` on, by one pattern; bases: rows that each source had given before."""
+
+    def __init__(self, start: int, bases: list[int], counts: list[int]):
+        self.start, self.bases, self.counts = start, np.array(bases, np.int64), np.array(counts, np.int64)
+        self.order = spread(counts)
+        self.slots = [np.flatnonzero(self.order == s) for s in range(len(counts))]
+        self.rank = np.empty(len(self.order), np.int64)
+        for slots in self.slots:
+            self.rank[slots] = np.arange(len(slots))
+
+    def locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) sources and (n,) their row numbers k (which run on over epochs)."""
+        block, slot = np.divmod(rows - self.start, len(self.order))
+        sources = self.order[slot]
+        return sources, self.bases[sources] + block * self.counts[sources] + self.rank[slot]
+
+    def used(self, row: int) -> list[int]:
+        """Rows of each source among the global rows before `row`."""
+        block, slot = divmod(row - self.start, len(self.order))
+        return [
+            int(base + block * count + np.searchsorted(slots, slot))
+            for base, count, slots in zip(self.bases, self.counts, self.slots, strict=True)
+        ]
+
+    def first_use(self, source: int, k: int) -> int | None:
+        """The global row at which a source's row k stands; None when the source has no slot."""
+        if not self.counts[source]:
+            return None
+        block, rank = divmod(max(0, k - int(self.bases[source])), int(self.counts[source]))
+        return self.start + block * len(self.order) + int(self.slots[source][rank])
+
+
+class Mixture:
+    """The order of the rows of a run, as far as it is known.
+
+    total_rows: length of the run, None when `epochs` (of all sources) sets it. `learn` takes in which sources are fully
+    prepared; until `ready`, nothing is known, because some source's length decides the order or the end.
+    """
+
+    def __init__(self, parts: list[Part], *, total_rows: int | None = None, epochs: float | None = None):
+        assert (total_rows is None) != (epochs is None)
+        self.parts, self.horizon, self.epochs = parts, total_rows, epochs
+        self.ends: list[int | None] = [None] * len(parts)
+        self.segments: list[Segment] = []
+        self.total_rows: int | None = None
+        self._build()
+
+    def must_be_counted(self, source: int) -> bool:
+        """Whether the source must be prepared to its end before the first row is known."""
+        return self.epochs is not None or self.parts[source].epochs is not None
+
+    @property
+    def ready(self) -> bool:
+        return self.total_rows is not None
+
+    def learn(self, ends: list[int | None]) -> None:
+        """ends: rows of each source that is fully prepared, else None."""
+        if ends != self.ends:
+            self.ends = list(ends)
+            self._build()
+
+    def _build(self) -> None:
+        self.segments, self.total_rows = [], None
+        if any(self.must_be_counted(s) and end is None for s, end in enumerate(self.ends)):
+            return
+        fixed = [None if p.epochs is None else round(p.epochs * (self.ends[s] or 0)) for s, p in enumerate(self.parts)]
+        if self.horizon is not None:
+            total = self.horizon
+        else:
+            assert self.epochs is not None
+            rows = [self.ends[s] or 0 if n is None else n for s, n in enumerate(fixed)]
+            total = round(self.epochs * sum(rows))
+            fixed = [None if n is None else round(self.epochs * n) for n in fixed]
+        alive = [s for s in range(len(self.parts)) if self.ends[s] != 0]
+        segment = self._segment(0, [0] * len(self.parts), fixed, alive, total)
+        while segment is not None:
+            self.segments.append(segment)
+            cut, gone = total, None
+            for s in alive:
+                end, part = self.ends[s], self.parts[s]
+                if part.epochs is None and end is not None and part.at_end != "repeat":
+                    at = segment.first_use(s, end)
+                    if at is not None and at < cut:
+                        cut, gone = at, s
+            if gone is None or self.parts[gone].at_end == "stop":
+                total = cut
+                break
+            alive = [s for s in alive if s != gone]
+            bases = segment.used(cut)
+            segment = self._segment(cut, bases, fixed, alive, total)
+            if segment is None:
+                total = cut
+        self.total_rows = total if self.segments else 0
+
+    def _segment(
+        self, start: int, bases: list[int], fixed: list[int | None], alive: list[int], total: int
+    ) -> Segment | None:
+        """The pattern from `start` on; None when no source is left to fill it."""
+        weights = [(self.parts[s].weight or 0.0) if s in alive and fixed[s] is None else 0.0 for s in range(len(fixed))]
+        if not any(n is not None for n in fixed):
+            if not any(weights):
+                return None
+            slots = 1 if sum(w > 0 for w in weights) == 1 else PATTERN_SLOTS
+            counts = apportion(weights, slots)
+            while any(w > 0 and not n for w, n in zip(weights, counts, strict=True)) and slots < LARGEST_PATTERN:
+                slots *= 2
+                counts = apportion(weights, slots)
+            return Segment(start, bases, counts)
+        counts = [0 if n is None else n - base for n, base in zip(fixed, bases, strict=True)]
+        room = total - start - sum(counts)
+        if any(weights) and room > 0:
+            shares = apportion(weights, room)
+            counts = [a + b for a, b in zip(counts, shares, strict=True)]
+        return Segment(start, bases, counts) if sum(counts) else None
+
+    def locate(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(count,) sources and (count,) row numbers k of the global rows first ... first + count - 1."""
+        rows = np.arange(first, first + count, dtype=np.int64)
+        sources, ks = np.empty(count, np.int64), np.empty(count, np.int64)
+        starts = [segment.start for segment in self.segments] + [first + count]
+        for segment, end in zip(self.segments, starts[1:], strict=True):
+            here = (rows >= segment.start) & (rows < end)
+            if here.any():
+                sources[here], ks[here] = segment.locate(rows[here])
+        return sources, ks
+
+    def used(self, row: int) -> list[int]:
+        """Rows of each source among the global rows before `row`."""
+        if not self.segments:  # No source has a row.
+            return [0] * len(self.parts)
+        return next(s for s in reversed(self.segments) if s.start <= row).used(row)
+
+    def first_use(self, source: int, k: int) -> int | None:
+        """The global row at which row k of a source is first needed; None when that lies after the run."""
+        if self.total_rows is None:
+            return None
+        for segment, end in zip(self.segments, [s.start for s in self.segments[1:]] + [self.total_rows], strict=True):
+            at = segment.first_use(source, k)
+            if at is not None and at < end:
+                return at
+        return None
+
+
+# Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, which row is
+# which.
 
 
 @dataclass(frozen=True)

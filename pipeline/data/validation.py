@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.protocol import Protocol, digest
-from pipeline.data.batches import RowReader, bits, rows_of_micro_batch
 from pipeline.data.losses import losses_of, nothing_left
 from pipeline.data.plan import VALIDATION_BUFFER, open_stream
 from pipeline.data.prepare import Preparation
+from pipeline.data.rows import RowReader, bits, rows_of_micro_batch
 from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream
-from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.process.errors import DataError
+from pipeline.run_dir.protocol import Protocol, digest
 from pipeline.tokenizer.coverage import LEAST_COVERAGE, coverage, keeps_every_text
+from pipeline.tokenizer.encode import byte_lengths, is_byte_level
 
 RULE = 1  # raise it when the same files, tokenizer and window give other validation rows, or another figure of them
 LOOKED_AT_BYTES = 1_000_000  # of each source, for the share of it that the tokenizer keeps

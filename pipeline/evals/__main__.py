@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.cache import cache_of_run
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.failures import exit_with_status
 from pipeline.evals.command import BUILT_IN, read_arguments
 from pipeline.evals.subject import Subject, find_subject
+from pipeline.process.errors import DataError
+from pipeline.process.storage import cache_of_run
+from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     asked = Asked(arguments, subject)
     asked.open_inputs()  # before the model: what is wrong with them is told at once
 
-    from pipeline.evals.record import entry_of
+    from pipeline.evals.benchmarks import entry_of
     from pipeline.evals.subject import load
     from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
@@ -78,15 +78,15 @@ class Asked:
     def open_inputs(self) -> None:
         """Everything but the model; raises what is wrong with it."""
         if "bpb" in self.tasks:
-            from pipeline.evals.figures import require_text
+            from pipeline.evals.texts import require_text
 
             require_text(self.subject, self.arguments)
         if "lm_eval" in self.tasks:
             from pipeline.evals.harness import require_harness
 
             if self.arguments.include_path:
-                from pipeline.artifacts.user_code import allow_task_folder
                 from pipeline.evals.command import code_of_command
+                from pipeline.process.user_code import allow_task_folder
 
                 code = code_of_command(self.arguments)
                 allow_task_folder(self.arguments.include_path, code=code, where="command line: --include-path")
@@ -103,7 +103,7 @@ class Asked:
             path = self.arguments.bundle or self._of_recipe("core").get("bundle")
             self.bundle = open_bundle(path, wanted=self.tasks["core"], cache=cache).only(self.tasks["core"])
         if "chat" in self.tasks:
-            from pipeline.evals.chat.command import open_chat
+            from pipeline.evals.chat.score import open_chat
 
             settings = self._of_recipe("chat")
             self.chat = open_chat(self.tasks["chat"], self.arguments, settings=settings, cache=cache)
@@ -112,9 +112,8 @@ class Asked:
 
     def _search_text(self) -> None:
         """Before the ranks join and the model is loaded: it can take long."""
-        from pipeline.artifacts.errors import RecipeError
-        from pipeline.evals.search_text import search_text
-        from pipeline.evals.watched import watched_bundle, watched_chat
+        from pipeline.evals.contamination import search_text, watched_bundle, watched_chat
+        from pipeline.process.errors import RecipeError
 
         if self.subject.run is None:
             raise RecipeError(
@@ -134,12 +133,12 @@ class Asked:
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
         """Fills results and samples, which are printed as they come."""
-        from pipeline.evals.record import in_precision
+        from pipeline.evals.benchmarks import in_precision
 
         if "chat" in self.tasks:
             self.chat.require_ready(tokenizer)
         if "bpb" in self.tasks:
-            from pipeline.evals.figures import bpb_results, print_figures
+            from pipeline.evals.texts import bpb_results, print_figures
 
             figures = bpb_results(self.subject, model, tokenizer, self.arguments, **where)
             print_figures(figures)
@@ -172,8 +171,8 @@ class Asked:
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""
-        from pipeline.artifacts.atomic import write_json
-        from pipeline.evals.record import append_entry
+        from pipeline.evals.benchmarks import append_entry
+        from pipeline.process.storage import write_json
 
         if self.subject.run is not None:
             append_entry(self.subject.run, entry)
@@ -183,9 +182,8 @@ class Asked:
             print(f"recorded in {self.arguments.output}")
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
-        from pipeline.evals.core.results import closing_lines, core_results, heading, task_line
-        from pipeline.evals.core.score import score_core
-        from pipeline.evals.progress import progress_bar
+        from pipeline.evals.command import progress_bar
+        from pipeline.evals.core.score import closing_lines, core_results, heading, score_core, task_line
 
         print(heading())
         score = score_core(
@@ -234,7 +232,7 @@ class Asked:
         return self.arguments.as_chat or self.subject.stage == "sft"
 
     def _samples(self, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
-        from pipeline.evals.samples import sample_texts
+        from pipeline.evals.texts import sample_texts
 
         samples = sample_texts(
             model,

@@ -1,16 +1,99 @@
-"""report/contamination.json: which evaluation items stand in a run's training text; and the scores without them."""
+"""Contamination of benchmarks: which items stand in what was trained on."""
 
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.artifacts.locks import file_lock
-from pipeline.artifacts.parents import parents_of
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.data.contamination import Seen, flags_of, without_contaminated
-from pipeline.data.watchlist import id_of_file
-from pipeline.evals.watched import watched_tasks
+import pipeline.model.build  # noqa: F401 - transformers warns of a tokenizer beside a model that it does not know
+from pipeline.data.decontamination import Seen, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.data.prepare import prepare_now
+from pipeline.evals.chat.tasks import ChatItem, LoadedTask
+from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask
+from pipeline.evals.subject import find_subject
+from pipeline.process.errors import DataError, InputMissingError, TandemError
+from pipeline.process.storage import cache_dir, cache_of_run, file_lock, read_json, write_json
+from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
+from pipeline.recipe import Recipe, read_recipe
+from pipeline.run_dir.run_directory import RunDirectory, parents_of
+from pipeline.sources.open import open_sources, use_held_out, use_revisions
+from pipeline.tokenizer.load import open_tokenizer
+
+# What a run read, found again from its own files.
+
+
+def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe, tuple[list[Any], list[Any]]]:
+    """The run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the
+    files held out, that it began with.
+
+    trust_code: whether a format that the recipe names as module:attr is run; nobody named this recipe, and it may be somebody
+    else's. Raises what the recipe and the sources raise when something is no longer there.
+    """
+    recipe = read_recipe([str(run.recipe)], stage=None)
+    why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
+    folder = recipe.run.code_folder if trust_code else None
+    recipe.code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
+    recipe.data.cache_dir = str(cache_of_run(recipe.data.cache_dir))
+    inputs = run.read_manifest().get("inputs") or {}
+    use_revisions(recipe, inputs)
+    use_held_out(recipe, inputs)
+    return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+
+
+# What is looked for in training text: each evaluation item as its question and right answer, without examples or
+# wording.
+
+
+def core_texts(task: CoreTask, items: list[dict]) -> list[str]:
+    """The text of each item, in the order given: the question and the right option, or the text and how it goes on."""
+    return [_core_text(task, item) for item in items]
+
+
+def _core_text(task: CoreTask, item: dict) -> str:
+    if task.kind == "multiple_choice":
+        # The bundle's wording, without which a short question could only be found where somebody copied the file.
+        return f"{item['query'].removeprefix('Question: ')} {item['choices'][item['gold']]}"
+    if task.kind == "schema":
+        return f"{item['context_options'][item['gold']]} {item['continuation']}"
+    return f"{item['context']} {item['continuation']}"
+
+
+def chat_texts(loaded: LoadedTask) -> list[str]:
+    """The text of each of the task's items, in their order: the question and the right answer, of letters the choice's text."""
+    return [_chat_text(item) for item in loaded.items]
+
+
+def _chat_text(item: ChatItem) -> str:
+    if item.letters:
+        return f"{item.row['question']} {item.row['choice']}"
+    asked = "\n".join(message.get("content") or "" for message in item.messages)
+    # A program's answer begins with what was asked.
+    return item.answer if item.answer.startswith(asked) else f"{asked}\n{item.answer}"
+
+
+def watched_bundle(bundle: Bundle) -> dict[str, list[str]]:
+    """The texts of every item of every task that the bundle has, in the order of its file, by the name of the metric."""
+    scored = [task for task in TASKS if task.name not in bundle.missing]
+    return {f"core/{task.name}": core_texts(task, bundle.items[task.file]) for task in scored}
+
+
+def watched_chat(tasks: list[LoadedTask]) -> dict[str, list[str]]:
+    """The texts of every item of every task, in the order of asking, by the name of the metric."""
+    return {f"chat/{loaded.task.name}": chat_texts(loaded) for loaded in tasks}
+
+
+def watched_tasks(benchmarks: list[Any]) -> dict[str, list[str]]:
+    """The texts of all items of all benchmarks, by the name of the task's metric."""
+    return {name: texts for benchmark in benchmarks for name, texts in benchmark.watched_texts().items()}
+
+
+def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path | None:
+    """The file of what a run's training text is searched for; None when it is not scored on anything."""
+    return Watchlist.of(watched_tasks(benchmarks)).save(cache / "watchlists") if benchmarks else None
+
+
+# report/contamination.json: which evaluation items stand in a run's training text; and the scores without them.
 
 Findings = dict[str, Any]  # as Seen.findings gives them
 
@@ -131,3 +214,74 @@ def search_notes(tasks: list[dict[str, Any]]) -> list[str]:
     if missing:
         notes.append(f"not looked through: that of {', '.join(missing)}, which this model comes from")
     return notes
+
+
+# `python -m pipeline.evals RUN core chat --search-text`: look for the items in text that runs trained on before.
+
+LINE_EVERY_S = 10.0
+
+
+def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: bool = False) -> Findings:
+    """Look for the tasks' items in all text that the run trains on, and in that of the runs it comes from; recorded in
+    report/contamination.json.
+
+    tasks: the texts of a task's items by the name of its metric. Shards whose text was looked through for these items before
+    are not read again; those that are gone are prepared again. A parent whose text cannot be read is named in the findings.
+    Raises InputMissingError and DataError when the run's own text is not there or has changed.
+    """
+    watchlist = Watchlist.of(tasks)
+    seen, text_of = [_seen(run, watchlist, trust_code=trust_code)], {run.path.resolve(): run.name}
+    parents, not_searched = parents_of(run)
+    while parents:
+        parent = parents.pop(0)
+        if parent.path.resolve() in text_of:
+            continue
+        try:
+            further, absent = parents_of(parent)
+            parents += further
+            not_searched += absent
+            seen.append(_seen(parent, watchlist, trust_code=trust_code))
+            text_of[parent.path.resolve()] = parent.name
+        except TandemError as error:
+            print(f"contamination: the text of {parent.name} is not searched. {error}", file=sys.stderr, flush=True)
+            not_searched.append(parent.name)
+    found = Seen.together(seen).findings(tasks, text_of=list(text_of.values()), not_searched=not_searched)
+    return keep_findings(run, found)
+
+
+def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
+    """What the run's text holds, by its recipe and the inputs that its manifest names."""
+    inputs = run.read_manifest().get("inputs") or {}
+    if not (inputs and run.recipe.exists()):
+        raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")
+    recipe, sources = own_sources(run, trust_code=trust_code)
+    recipe.data.batch_tokens = inputs["batch_tokens"]  # it may follow from the number of processes, which were others
+    _refuse_changed(run, sources[0], inputs["sources"])
+    folder = find_subject(str(run.path)).path
+    tokenizer = open_tokenizer(folder, revision=None, beside=None, where=folder)
+    path = watchlist.save(cache_dir(recipe.data.cache_dir) / "watchlists")
+    plan = prepare_now(recipe, tokenizer, sources=sources, watchlist=path, report=_lines(run.name)).plan
+    return Seen.by_run(plan, id_of_file(path))
+
+
+def _refuse_changed(run: RunDirectory, sources: list[Any], recorded: list[dict[str, Any]]) -> None:
+    before = {source["name"]: source["fingerprint"] for source in recorded}
+    now = {source.name: source.describe()["fingerprint"] for source in sources}
+    if changed := sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)):
+        raise DataError(
+            f"{run.path}: the files of {', '.join(changed)} are not those that the run trained on, so searching them would tell nothing. "
+            "Put them back as they were."
+        )
+
+
+def _lines(name: str) -> Callable[..., None]:
+    """A line now and then while text is read."""
+    said = time.monotonic()
+
+    def report(role: str, source: int, stream: Any) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_EVERY_S:
+            said = time.monotonic()
+            print(f"contamination: searching the text of {name}, source {source + 1}", file=sys.stderr, flush=True)
+
+    return report

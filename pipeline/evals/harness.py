@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
-from pipeline.artifacts.protocol import Protocol, digest
 from pipeline.evals.intervals import interval_of_error
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
+from pipeline.run_dir.protocol import Protocol, digest
 
 PREFIX = "lm_eval"
 RULE = 1  # raise it when the same prompts under the same window are put to the model in another way

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from pipeline.artifacts.errors import DataError
 from pipeline.generation.stream import positions
+from pipeline.process.errors import DataError
 from pipeline.tokenizer.encode import encode_documents
 
 

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json, refuse_endless_files
-from pipeline.artifacts.checkpoints import SEAL, by_step, problems, read_seal, step_of
-from pipeline.artifacts.errors import DataError, InputMissingError, TandemError
-from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
-from pipeline.artifacts.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
+from pipeline.process.errors import DataError, InputMissingError, TandemError
+from pipeline.process.storage import read_json, refuse_endless_files
+from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
+from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
+from pipeline.run_dir.run_directory import RunDirectory, find_run, latest_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """A model to load. path: folder or Hub id; run: the run it belongs to; step: its optimizer step, when known. trust_code: whether
-    code that came with it is run (artifacts/user_code.py)."""
+    code that came with it is run (process/user_code.py)."""
 
     path: str
     trust_code: bool = False
@@ -116,11 +116,11 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     DataError when they do not belong together."""
     import torch
 
-    from pipeline.model.finite import first_nonfinite
-    from pipeline.tokenizer.ready import open_tokenizer
+    from pipeline.model.build import first_nonfinite
+    from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
-        from pipeline.sources.hub_client import limit_silence
+        from pipeline.sources.hub_files import limit_silence
 
         limit_silence()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import CodeFolder, import_attribute
 from pipeline.monitor.heartbeat import beat
+from pipeline.process.errors import RecipeError
+from pipeline.process.user_code import CodeFolder, import_attribute
 
 Task = Callable[[Any, Any], dict[str, float]]
 

@@ -1,17 +1,33 @@
-"""Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them."""
+"""Bits per byte of texts, documents and conversations: `python -m pipeline.evals RUN bpb`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import chain
+import argparse
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.errors import DataError, InputMissingError
-from pipeline.recipe.schema import Source
+import numpy as np
+import torch
+
+from pipeline.data.packing import fit_conversation
+from pipeline.evals.bpb import IGNORED, bits_per_byte, by_source
+from pipeline.evals.subject import Subject
+from pipeline.generation.texts import complete
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.recipe.schema import Samples, Source
+from pipeline.run_dir.protocol import Protocol, digest
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import looked_at_rows, recognise
+from pipeline.tokenizer.chat import render, render_batch
+from pipeline.tokenizer.coverage import coverage, require_coverage
+from pipeline.tokenizer.encode import byte_lengths, encode_documents, is_byte_level, span_byte_lengths
+from pipeline.tokenizer.specials import document_start
+
+# Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 
 SHOWN = 10
 
@@ -101,3 +117,357 @@ def _items(
             f"{option}: {', '.join(map(str, map(Path, patterns)))} hold no text, so nothing can be scored."
         )
     return items, parts
+
+
+# A run's own validation rows, found again from its recipe: the same protocol, hence the same ids, as in training.
+
+
+def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
+    """The ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is trained on.
+
+    Raises what the recipe and the sources raise when the text is no longer there or was changed.
+    """
+    from pipeline.data.plan import make_plan
+    from pipeline.data.prepare import Preparation, Workshop, locks
+    from pipeline.data.validation import ValidationRows, held_out_coverage
+    from pipeline.evals.contamination import own_sources
+    from pipeline.process.errors import InputMissingError
+
+    if not run.recipe.exists():
+        raise InputMissingError(
+            f"{run.recipe}: missing, so the run's validation text is unknown. Name text with --text."
+        )
+    recipe, sources = own_sources(run, trust_code=trust_code)
+    plan = {**make_plan(recipe, tokenizer, sources=sources), "train": None}
+    with locks(plan):
+        for _ in Workshop(plan, tokenizer, sources=sources).prepare():
+            pass
+    rows = ValidationRows.open(Preparation(plan))
+    rows.coverage = held_out_coverage(tokenizer, sources[1])
+    return rows
+
+
+# Whole documents as batches to score: each byte is a target exactly once, whatever the tokenizer.
+
+DOCUMENTS_RULE = 1  # raise it when the same texts under the same window give another figure
+
+
+def documents_protocol(
+    texts: Iterable[str], *, window: int, scored_bytes: int, coverage: float, dtype: str
+) -> Protocol:
+    """Return the protocol of these documents in this order, the same for any tokenizer that keeps the text and any rows of a
+    batch. scored_bytes, coverage: under this tokenizer."""
+    return Protocol(
+        {
+            "score": "documents",
+            "texts": digest([digest(text) for text in texts]),
+            "bytes": scored_bytes,
+            "window": window,
+            "stride": "window",
+            "bos": "each piece",
+            "dtype": dtype,
+            "coverage": coverage,
+            "rule": DOCUMENTS_RULE,
+        }
+    )
+
+
+def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of up to `rows` pieces of at most `window` targets, longest first, with `target_bytes`.
+
+    A document longer than the window is cut, and every piece begins with BOS as in training, so that no text token is
+    lost as a first input. Raises DataError when the tokenizer has no token to begin with.
+    """
+    start = document_start(tokenizer)
+    if start is None:
+        raise DataError(
+            "the tokenizer has neither a BOS nor an EOS token, so the first token of a text cannot be scored. Set bos_token in its tokenizer_config.json."
+        )
+    pieces = [
+        (ids[first : first + window], lengths[first : first + window])
+        for ids, lengths in _encoded(tokenizer, texts)
+        for first in range(0, len(ids), window)
+    ]
+    pieces.sort(key=lambda piece: -len(piece[0]))  # Rows of a batch are about equally long: little padding.
+    for first in range(0, len(pieces), rows):
+        yield _batch(pieces[first : first + rows], start)
+
+
+def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Ids of each text and the bytes under each of them; control strings in a text are text."""
+    if is_byte_level(tokenizer):
+        lengths_V = byte_lengths(tokenizer)
+        for ids in encode_documents(tokenizer, texts):
+            yield ids.astype(np.int64), lengths_V[ids].astype(np.int64)
+    else:
+        for text in texts:
+            spans = span_byte_lengths(tokenizer, text)
+            yield np.array(spans[0], np.int64), np.array(spans[1], np.int64)
+
+
+def _batch(pieces: list[tuple[np.ndarray, np.ndarray]], start: int) -> dict[str, torch.Tensor]:
+    width = len(pieces[0][0])
+    input_ids_BT = np.full((len(pieces), width), start, np.int64)
+    labels_BT = np.full((len(pieces), width), IGNORED, np.int64)
+    bytes_BT = np.full((len(pieces), width), -1, np.int64)
+    for row, (ids, lengths) in enumerate(pieces):
+        input_ids_BT[row, 1 : len(ids)] = ids[:-1]
+        labels_BT[row, : len(ids)] = ids
+        bytes_BT[row, : len(ids)] = lengths
+    arrays = {"input_ids": input_ids_BT, "shift_labels": labels_BT, "target_bytes": bytes_BT}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+# What the assistant says, scored on held-out conversations: the same text for a base model and for what SFT made of
+# it.
+
+CONVERSATIONS_RULE = 1  # raise it when the same conversations under the same window give another figure
+
+
+def conversations_protocol(
+    tokenizer, conversations: list[list[dict]], *, window: int, scored_bytes: int, coverage: float, dtype: str
+) -> Protocol:
+    """Return the protocol of what the assistant says, with the template that puts the conversations before the model.
+
+    A shorter window cuts long conversations, which is another text: its scored_bytes are fewer.
+    """
+    return Protocol(
+        {
+            "score": "assistant",
+            "texts": digest([digest(messages) for messages in conversations]),
+            "bytes": scored_bytes,
+            "window": window,
+            "stride": "each conversation",
+            "bos": "as the template",
+            "template": digest(str(tokenizer.chat_template)),
+            "dtype": dtype,
+            "coverage": coverage,
+            "rule": CONVERSATIONS_RULE,
+        }
+    )
+
+
+def conversation_batches(
+    tokenizer, conversations: list[list[dict]], *, window: int, rows: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
+
+    A conversation longer than the window is cut at its last whole turn that fits, else left out, as in training. Raises
+    DataError when the tokenizer has no chat template or no conversation fits.
+    """
+    if not tokenizer.chat_template:
+        raise DataError(
+            "the tokenizer has no chat template, so conversations cannot be put before the model. Score text with --text."
+        )
+    fitted, outcomes = [], set()
+    for messages, rendered in zip(conversations, render_batch(tokenizer, conversations), strict=True):
+        ids, trained, outcome = fit_conversation(
+            messages, rendered, lambda m: render(tokenizer, m), capacity=window + 1, overflow="cut"
+        )
+        outcomes.add(outcome)
+        if ids is not None:
+            fitted.append((np.array(ids, np.int64), np.array(trained, bool)))
+    if outcomes == {"no_target"}:
+        raise DataError(
+            f"nothing in the {len(conversations)} conversations is the assistant's by the tokenizer's chat template, which marks it with "
+            "{% generation %} ... {% endgeneration %}, so no answer can be scored. Mark it there, or score text with --text."
+        )
+    if not fitted:
+        raise DataError(
+            f"none of the {len(conversations)} conversations has an answer within {window} tokens, so nothing can be scored. Give shorter ones."
+        )
+    fitted.sort(key=lambda pair: -len(pair[0]))
+    for first in range(0, len(fitted), rows):
+        some = fitted[first : first + rows]
+        width = len(some[0][0]) - 1
+        input_ids_BT = np.zeros((len(some), width), np.int64)
+        labels_BT = np.full((len(some), width), IGNORED, np.int64)
+        for row, (ids, trained) in enumerate(some):
+            input_ids_BT[row, : len(ids) - 1] = ids[:-1]
+            labels_BT[row, : len(ids) - 1] = np.where(trained[1:], ids[1:], IGNORED)
+        yield {"input_ids": torch.from_numpy(input_ids_BT), "shift_labels": torch.from_numpy(labels_BT)}
+
+
+# Continuations of fixed prompts: the likeliest ones, and sampled ones that show the spread.
+
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
+
+
+def sample_texts(
+    model, tokenizer, *, chat: bool, prompts: list[str] | None = None, max_new_tokens: int = 64
+) -> list[dict[str, Any]]:
+    """Rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the recipe's."""
+    prompts = prompts or Samples().prompts
+    rows = []
+    for settings in (GREEDY, SAMPLED):
+        texts = complete(model, tokenizer, prompts, chat=chat, max_new_tokens=max_new_tokens, seed=0, **settings)
+        rows += [
+            {"prompt": prompt, "text": text, "chat": chat, **settings}
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+    return rows
+
+
+# The bits-per-byte figures that `python -m pipeline.evals` was asked for.
+
+WINDOW = 2048  # Targets of a piece, unless the model or the command says less.
+
+
+def require_text(subject: Subject, arguments: argparse.Namespace) -> None:
+    """Raises RecipeError when there is no text to score: none is named and the subject is no run."""
+    if subject.run is None and not (arguments.text or arguments.chat):
+        raise RecipeError(
+            f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."
+        )
+
+
+def bpb_results(
+    subject: Subject,
+    model,
+    tokenizer,
+    arguments: argparse.Namespace,
+    *,
+    device: str,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[dict[str, Any]]:
+    """Every bits-per-byte figure that was asked for: of --text and --chat, else of the run's own validation.
+
+    Computed in --dtype, else a run's own validation in what the run was trained in, any other text in float32.
+    """
+    rows = arguments.batch_rows
+    figures: list[Figure] = []
+    if arguments.text or arguments.chat:
+        dtype = arguments.dtype or "float32"
+        window = _window(model, arguments.window)
+        if arguments.text:
+            figures.append(_of_texts(tokenizer, arguments, window=window, dtype=dtype))
+        if arguments.chat:
+            figures.append(_of_conversations(tokenizer, arguments, window=window, dtype=dtype))
+    elif subject.run is not None:
+        dtype = arguments.dtype or dtype_of_run(subject.run)
+        figures = _of_validation(subject.run, subject.stage, tokenizer, dtype=dtype, trust_code=subject.trust_code)
+
+    results: list[dict[str, Any]] = []
+    for name, protocol, lengths, batches, more in figures:
+        names = more.pop("sources", [])
+        mine = islice(batches(rows), rank, None, world_size)
+        autocast_dtype = None if dtype == "float32" else getattr(torch, dtype)
+        score = bits_per_byte(model, mine, lengths, device=device, autocast_dtype=autocast_dtype, sources=len(names))
+        scored_on = protocol(score.bytes)
+        results.append(
+            {
+                "name": name,
+                "value": score.bpb,
+                **scored_on.row(),
+                "loss": score.loss,
+                "bytes": score.bytes,
+                "tokens": score.tokens,
+                "dtype": dtype,
+                **more,
+            }
+        )
+        results += [
+            {"name": of_source, "value": bpb, **scored_on.having(source=of_source.rpartition("/")[2]).row()}
+            for of_source, bpb in by_source(name, score, names).items()
+        ]
+    return results
+
+
+# Name, protocol by the bytes scored, bytes per id, batches of that many rows, more to record.
+Figure = tuple[str, Callable[[int], Protocol], Any, Callable[[int], Any], dict[str, Any]]
+
+
+def _of_texts(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: str) -> Figure:
+    texts, files = read_texts(arguments.text, max_bytes=arguments.max_bytes)
+    kept = coverage(tokenizer, texts)
+    require_coverage(kept, where="--text")
+    for line in lines_of_files(files, limit=f"--max-bytes {arguments.max_bytes}"):
+        print(line)
+    return (
+        "text/bpb_documents",
+        lambda scored: documents_protocol(texts, window=window, scored_bytes=scored, coverage=kept, dtype=dtype),
+        None,
+        lambda rows: document_batches(tokenizer, texts, window=window, rows=rows),
+        {"window": window, "documents": len(texts), "files": [asdict(file) for file in files]},
+    )
+
+
+def _of_conversations(tokenizer, arguments: argparse.Namespace, *, window: int, dtype: str) -> Figure:
+    conversations, files = read_conversations(arguments.chat, max_conversations=arguments.max_conversations)
+    kept = coverage(tokenizer, (str(m.get("content") or "") for messages in conversations for m in messages))
+    require_coverage(kept, where="--chat")
+    for line in lines_of_files(files, limit=f"--max-conversations {arguments.max_conversations}"):
+        print(line)
+    return (
+        "text/assistant_bpb",
+        lambda scored: conversations_protocol(
+            tokenizer, conversations, window=window, scored_bytes=scored, coverage=kept, dtype=dtype
+        ),
+        _byte_lengths(tokenizer),
+        lambda rows: conversation_batches(tokenizer, conversations, window=window, rows=rows),
+        {"window": window, "conversations": len(conversations), "files": [asdict(file) for file in files]},
+    )
+
+
+def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, dtype: str, trust_code: bool) -> list[Figure]:
+    held_out = held_out_rows(run, tokenizer, trust_code=trust_code)
+    require_coverage(held_out.coverage, where=f"{run.path}: its validation text")
+    is_chat = stage == "sft"
+    # Rows of text carry their targets' bytes where ids have no fixed ones.
+    lengths = _byte_lengths(tokenizer) if is_chat or is_byte_level(tokenizer) else None
+    name = "sft/assistant_bpb" if is_chat else "val/bpb"
+    figures: list[Figure] = [
+        (
+            name,
+            lambda scored: held_out.protocol(name, scored_bytes=scored, dtype=dtype),
+            lengths,
+            lambda rows: held_out.batches(rows=rows),
+            {"sources": held_out.sources},
+        )
+    ]
+    if held_out.has_documents:
+        figures.append(
+            (
+                "val/bpb_documents",
+                lambda scored: held_out.protocol("val/bpb_documents", scored_bytes=scored, dtype=dtype),
+                lengths,
+                lambda rows: held_out.document_batches(rows=rows),
+                {"sources": held_out.sources},
+            )
+        )
+    return figures
+
+
+def dtype_of_run(run: RunDirectory) -> str:
+    """Return what the run computes its own validation in. Under float8 that is bfloat16: only its steps multiply in less."""
+    dtype = (run.read_manifest().get("shape") or {}).get("dtype") or "float32"
+    return "bfloat16" if dtype == "float8" else str(dtype)
+
+
+def _byte_lengths(tokenizer) -> Any:
+
+    try:
+        return byte_lengths(tokenizer)
+    except ValueError as error:
+        raise DataError(f"{tokenizer.name_or_path}: {error}. Score plain text instead: --text FILE.") from None
+
+
+def _window(model, asked: int | None) -> int:
+    positions = getattr(model.config, "max_position_embeddings", None) or WINDOW
+    if asked is not None and asked > positions:
+        raise RecipeError(
+            f"command line: --window {asked} is more than the model's {positions} positions. Give at most {positions}."
+        )
+    return asked or min(positions, WINDOW)
+
+
+def print_figures(results: list[dict[str, Any]]) -> None:
+    """Print a line for each figure, then one for each protocol: what it is made of."""
+    print(f"{'metric':<20} {'value':>10} {'loss':>10} {'bytes':>12} {'targets':>12}  protocol")
+    for r in results:
+        counts = f"{r['loss']:>10.6f} {r['bytes']:>12,} {r['tokens']:>12,}" if "loss" in r else " " * 36
+        print(f"{r['name']:<20} {r['value']:>10.6f} {counts}  {r['protocol']}")
+    for id_, protocol in {r["protocol"]: Protocol.of(r) for r in results}.items():
+        print(f"{id_}: {protocol}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 
 
 class OtherRankFailed(RuntimeError):

@@ -1,16 +1,166 @@
-"""Continuations, token by token, from any causal LM of transformers."""
+"""Tokens drawn row by row, with a calculator where the model asks for it."""
 
+import ast
 import inspect
+import operator
+import re
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from pipeline.generation.sampling import generator_of, next_tokens
-from pipeline.generation.tool_calls import ToolCalls
 from pipeline.monitor.heartbeat import beat
+from pipeline.process.errors import DataError
+from pipeline.tokenizer.encode import encode_documents
+from pipeline.tokenizer.specials import tool_marks
+
+# The calculator that a chat model may call: arithmetic, and how often a text holds another.
+
+# Bounds the work, the depth of the tree and, without powers, every result: its digits are at most those written.
+LONGEST = 256  # characters
+
+# All that may be written: numbers, operators, parentheses, quoted texts without escapes, and the one method.
+WRITTEN = re.compile(r"""(?:[0-9.+\-*/% ()]|"[^"\\\n]*"|'[^'\\\n]*'|\.count\()+""")
+THOUSANDS_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+OPERATIONS: dict[type, Callable[..., int | float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def calculate(expression: str) -> str | None:
+    """The value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
+
+    1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters. Nothing
+    is executed, and neither time nor memory depends on what stands there.
+    """
+    expression = expression.strip()
+    if '"' not in expression and "'" not in expression:
+        expression = THOUSANDS_COMMA.sub("", expression)
+    if len(expression) > LONGEST or not WRITTEN.fullmatch(expression):
+        return None
+    try:
+        return str(_value(ast.parse(expression, mode="eval").body))
+    # ValueError: a NUL byte, before Python 3.12. The last two: a parser or a caller that is deep in calls already leaves no room for the tree.
+    except (SyntaxError, ValueError, _NotArithmetic, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+class _NotArithmetic(Exception):
+    pass
+
+
+def _value(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATIONS:
+            return OPERATIONS[type(sign)](_value(operand))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATIONS:
+            return OPERATIONS[type(sign)](_value(left), _value(right))
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
+            args=[ast.Constant(value=str() as part)],
+            keywords=[],
+        ):
+            return text.count(part)
+    raise _NotArithmetic
+
+
+# Tool calls inside an answer: the model writes an expression, the calculator's result is put after it.
+
+
+class ToolCalls:
+    """Reads one answer token by token: `push(token)` gives the tokens that must follow it.
+
+    These are, after the end of a call that has a value, that value between the output marks, as the chat template
+    renders it; else none, and the model goes on by itself. Nothing ever follows where the tokenizer has no tool marks.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.marks = tool_marks(tokenizer)
+        self.call: list[int] | None = None  # The tokens of the call that is being written.
+
+    def push(self, token: int) -> list[int]:
+        if self.marks is None:
+            return []
+        start, end, output_start, output_end = self.marks
+        if token == start:
+            self.call = []
+        elif token == end and self.call is not None:
+            expression = self.tokenizer.decode(self.call, clean_up_tokenization_spaces=False)
+            self.call = None
+            if (value := calculate(expression)) is not None:
+                return [output_start, *encode_documents(self.tokenizer, [value])[0].tolist(), output_end]
+        elif self.call is not None:
+            self.call.append(token)
+        return []
+
+
+# From the logits of one position to a token.
+
+# Letters: B sequences, V vocabulary.
+
+
+def next_tokens(
+    logits_BV: torch.Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generators: Sequence[torch.Generator],
+) -> list[int]:
+    """Each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
+
+    Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
+    and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for logits that are no numbers.
+    """
+    if temperature == 0:
+        likeliest_B = logits_BV.argmax(-1)
+        finite_B = logits_BV.gather(-1, likeliest_B[:, None])[:, 0].isfinite()
+        ids, finite = torch.stack([likeliest_B, finite_B.to(likeliest_B.dtype)]).tolist()
+        _refuse_nonfinite(all(finite))
+        return ids
+    logits_BV = logits_BV.float().cpu() / temperature
+    _refuse_nonfinite(bool(logits_BV.amax(-1).isfinite().all()))
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p is not None and top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(descending=True)
+        share_BV = sorted_BV.softmax(-1)
+        # A token stays while those before it hold less than top_p, so the likeliest one always stays.
+        dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p
+        dropped_BV[:, 0] = False
+        logits_BV = logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
+    shares_BV = logits_BV.softmax(-1)
+    return [
+        int(torch.multinomial(share_V, 1, generator=generator))
+        for share_V, generator in zip(shares_BV, generators, strict=True)
+    ]
+
+
+def _refuse_nonfinite(finite: bool) -> None:
+    """Raise DataError unless each row's largest logit is finite: it is NaN where any is, and there is nothing to choose by."""
+    if not finite:
+        raise DataError(
+            "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another checkpoint, or compute in float32."
+        )
+
+
+def generator_of(seed: int) -> torch.Generator:
+    return torch.Generator(device="cpu").manual_seed(seed)
+
+
+# Continuations, token by token, from any causal LM of transformers.
 
 # Letters: B sequences, T positions, V vocabulary.
 

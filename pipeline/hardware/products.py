@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
-from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.errors import CannotWriteError
 from pipeline.hardware import cpu
+from pipeline.process.errors import CannotWriteError
+from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 
 WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
 REPEATS = 8  # of each dtype in turn; the best counts, which other programs on the machine disturb least

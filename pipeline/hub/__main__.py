@@ -2,7 +2,7 @@
 
 import argparse
 
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)
     if arguments.command == "beside":
-        from pipeline.artifacts.run_directory import RunDirectory
         from pipeline.hub.publisher import publish_beside
+        from pipeline.run_dir.run_directory import RunDirectory
 
         publish_beside(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
 def _write_space(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pipeline.hub.space import write_space
+    from pipeline.hub.export import write_space
     from pipeline.report.run_data import read_run
 
     write_space([read_run(name).run for name in arguments.runs], output=Path(arguments.output))

@@ -5,13 +5,13 @@ import threading
 import time
 import traceback
 
-from pipeline.artifacts.errors import ServiceError, TandemError
-from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.secrets import redacted
 from pipeline.hub.client import bound_waits
 from pipeline.hub.push import publish
+from pipeline.process.errors import ServiceError, TandemError
+from pipeline.process.secrets import redacted
 from pipeline.report.run_data import read_run
+from pipeline.run_dir.hub_queue import MODEL, HubQueue, Item
+from pipeline.run_dir.run_directory import RunDirectory
 
 LOOK_EVERY_S = 1.0
 # Between two rounds of attempts while the Hub is away; it doubles up to the longest.

@@ -1,21 +1,225 @@
 """Publish a model of a run, and look afterwards whether what stands on the Hub is what was sent."""
 
+import shutil
 import tempfile
 import time
+import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipeline.artifacts.atomic import sha256_file
-from pipeline.artifacts.checkpoints import SEAL, read_seal
-from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
-from pipeline.artifacts.hub_queue import MODEL, HubQueue, Item
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.hub.client import bound_waits
-from pipeline.hub.contents import CARD, STATE, collect, write_card
-from pipeline.hub.secrets import refusals
-from pipeline.hub.upload import Upload
+from pipeline.hub.card import model_card
+from pipeline.hub.client import bound_waits, retried
 from pipeline.hub.verification import compare_sums, verify
+from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.secrets import kinds_in, known_secrets
+from pipeline.process.storage import sha256_file, write_text
 from pipeline.report.run_data import RunData, read_run
+from pipeline.run_dir.checkpoints import SEAL, problems, read_seal, sealed_files
+from pipeline.run_dir.hub_queue import MODEL, HubQueue, Item
+from pipeline.run_dir.run_directory import RunDirectory
+
+# What a repository holds: the model at its root, what tells how it came to be, and what going on takes.
+
+STATE = "last-checkpoint"  # as transformers' hub_strategy="checkpoint" names it
+CARD = "README.md"
+
+
+def records(run: RunDirectory) -> list[Path]:
+    """What a run writes beside its model; in the repository they lie at the root, under the same names."""
+    report = [run.report / name for name in ("report.md", "report.html", "curves.png")]
+    return [run.recipe, run.manifest, run.metrics, run.samples, run.evals, run.contamination, *report]
+
+
+def collect(
+    data: RunData, *, model: Path, step: int, repo_id: str, folder: Path, state: Path | None = None
+) -> dict[str, Path]:
+    """What is published, name in the repository -> file: the model, the records of the run, the card made in `folder`, and of
+    `state`, a whole checkpoint, every file under last-checkpoint/."""
+    for whole in (model, *([state] if state else [])):
+        if found := problems(whole):
+            raise DataError(
+                f"{whole}: is damaged ({'; '.join(found)}) and is not pushed. Remove the folder and run the training command again: it writes it anew."
+            )
+    files = dict(sorted(sealed_files(model).items()))
+    if state:
+        files |= {f"{STATE}/{name}": path for name, path in sorted(sealed_files(state).items())}
+    for path in records(data.run):
+        if path.exists():
+            # A copy: a row or a report written meanwhile must not change what was hashed.
+            files[path.name] = Path(shutil.copy2(path, folder / path.name))
+    return files | {CARD: write_card(data, model=model, step=step, repo_id=repo_id, folder=folder)}
+
+
+def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path) -> Path:
+    """README.md in the folder."""
+    write_text(folder / CARD, model_card(data, model=model, step=step, repo_id=repo_id))
+    return folder / CARD
+
+
+def is_of_a_run(name: str) -> bool:
+    """Whether a file of the repository tells of one run only: the next push there removes it, or replaces it."""
+    return name in {CARD, *(path.name for path in records(RunDirectory("")))} or name.startswith(f"{STATE}/")
+
+
+# Nothing secret and nothing executable by loading it leaves this machine: every byte is looked at before an upload.
+
+_CHUNK, _OVERLAP = 16 * 2**20, 4096
+_PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy"}
+
+
+def secrets_in(path: Path, known: dict[str, bytes]) -> list[str]:
+    """One line for each kind of secret in a file; the secret itself is never repeated."""
+    found: set[str] = set()
+    for block in _blocks(path):
+        found |= kinds_in(block)
+        found |= {f"the value of {name}" for name, value in known.items() if value in block}
+    return sorted(found)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The file in overlapping blocks: no secret of up to 4 KiB falls between two."""
+    with open(path, "rb") as file:
+        kept = b""
+        while data := file.read(_CHUNK):
+            yield kept + data
+            kept = data[-_OVERLAP:]
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether loading the file could run code in it: by suffix, by pickle's first bytes, by torch's zip layout."""
+    if path.suffix in _PICKLE_SUFFIXES:
+        return True
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if len(head) > 1 and head[0] == 0x80 and head[1] in (2, 3, 4, 5):
+        return True
+    if head == b"PK\x03\x04" and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(".pkl") for name in archive.namelist())
+    return False
+
+
+def refusals(files: dict[str, Path]) -> list[str]:
+    """Why these files (name in the repository -> path) must not be uploaded; empty when all may."""
+    known = known_secrets()
+    lines = []
+    for name, path in files.items():
+        if is_pickle(path):
+            lines.append(f"{name}: is a pickle, which runs code when it is loaded")
+        lines += [f"{name}: contains {kind}" for kind in secrets_in(path, known)]
+    return lines
+
+
+# One branch of a repository on the Hub that takes commits.
+
+
+class Upload:
+    """A branch of a repository that takes commits. Every request is asked again while the Hub is away."""
+
+    def __init__(self, repo_id: str, *, branch: str, private: bool):
+        from huggingface_hub import HfApi
+
+        self.api, self.repo_id, self.branch, self.private = HfApi(), repo_id, branch, private
+
+    def open(self) -> None:
+        """Create the repository and the branch where they are missing; ServiceError when it is public and must not be."""
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        api = self.api
+        create = lambda: api.create_repo(self.repo_id, private=self.private, exist_ok=True)  # noqa: E731
+        self.repo_id = retried(create, what=f"creating {self.repo_id}").repo_id
+        info = retried(lambda: api.model_info(self.repo_id), what=f"reading {self.repo_id}")
+        if self.private and not info.private:
+            raise ServiceError(
+                f"{self.repo_id}: the repository exists and is public, and the recipe asks for a private one (hub.private), so nothing was "
+                "uploaded. Make it private on the Hub, name another repository, or push with --public."
+            )
+
+        def head() -> tuple[Any, bool]:
+            try:
+                return api.model_info(self.repo_id, revision=self.branch), False
+            except RevisionNotFoundError:
+                api.create_branch(self.repo_id, branch=self.branch, exist_ok=True)
+                return api.model_info(self.repo_id, revision=self.branch), True
+
+        new = False
+        self.head: Any = info
+        if self.branch != "main":
+            self.head, new = retried(head, what=f"reading {self.branch}")
+        # A new branch begins with what main holds, which is another run's.
+        self.ours = (lambda name: name != ".gitattributes") if new else is_of_a_run
+
+    def commit(
+        self, files: dict[str, Path], *, queue: HubQueue, item: Item, message: str, replaces: list[str]
+    ) -> tuple[str, bool]:
+        """One commit with these files, without those of an earlier push that are not among them.
+
+        Gives the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+        from huggingface_hub.errors import BadRequestError
+
+        there = {sibling.rfilename for sibling in self.head.siblings or []}
+        left = {name for name in there - set(files) if name in replaces or self.ours(name)}
+        before = item.before
+
+        def commit() -> tuple[str, bool]:
+            nonlocal before
+            if before is not None and (there := self._made_since(before, files[SEAL])):
+                return there, True
+            if before is None:
+                before = self.head.sha
+                queue.note(item, before=before)
+            # Made anew for each attempt: an operation remembers what it has uploaded.
+            add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in files.items()]
+            remove = [CommitOperationDelete(path_in_repo=name) for name in sorted(left)]
+            try:
+                made = self.api.create_commit(
+                    self.repo_id, operations=[*add, *remove], commit_message=message, revision=self.branch
+                )
+            except ValueError as error:  # the client asks the Hub about the card's metadata before it sends anything
+                if not isinstance(error.__cause__, BadRequestError):
+                    raise ConnectionError(f"an answer that cannot be read: {error}") from None
+                raise DataError(
+                    f"{self.repo_id}: the Hub does not take the card ({' '.join(str(error).split())}). Correct hub.license, hub.language or run.tags."
+                ) from None
+            return made.oid, False
+
+        return retried(commit, what=f"uploading to {self.repo_id}")
+
+    def _made_since(self, before: str, seal: Path) -> str | None:
+        """The newest commit when it is not `before` and holds the model that `seal` seals."""
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import RemoteEntryNotFoundError
+
+        newest = self.api.model_info(self.repo_id, revision=self.branch).sha
+        if newest is None or newest == before:
+            return None
+        with tempfile.TemporaryDirectory(prefix="tandem-push-") as folder:
+            try:
+                theirs = hf_hub_download(self.repo_id, SEAL, revision=newest, local_dir=folder)
+            except RemoteEntryNotFoundError:  # not its base, which is also a Hub that was not reached
+                return None
+            return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
+
+    def tag(self, step: int, commit: str) -> None:
+        """step-<n>, which from_pretrained takes as a revision; on another branch than main <branch>-step-<n>. A later one replaces it."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        name = f"step-{step}" if self.branch == "main" else f"{self.branch}-step-{step}"
+
+        def tag() -> None:
+            try:
+                self.api.create_tag(self.repo_id, tag=name, revision=commit)
+            except HfHubHTTPError as error:
+                if getattr(error.response, "status_code", None) != 409:
+                    raise
+                self.api.delete_tag(self.repo_id, tag=name)
+                self.api.create_tag(self.repo_id, tag=name, revision=commit)
+
+        retried(tag, what=f"tagging {name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from pipeline.artifacts.atomic import read_json, sha256_file
-from pipeline.artifacts.errors import ServiceError
-from pipeline.artifacts.user_code import CodeFolder
-from pipeline.hub.retries import retried
+from pipeline.hub.client import retried
+from pipeline.process.errors import ServiceError
+from pipeline.process.storage import read_json, sha256_file
+from pipeline.process.user_code import CodeFolder
 
 # Of logits in fp32 between the class of this program and that of a stranger.
 CLOSE = 1e-4
@@ -97,12 +97,12 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
     from safetensors.torch import load_file
 
     from pipeline.evals.subject import open_model
-    from pipeline.hub import stranger
-    from pipeline.tokenizer.ready import open_tokenizer
+    from pipeline.hub import isolated_load_test
+    from pipeline.tokenizer.load import open_tokenizer
 
     output = folder / ".stranger.safetensors"
     # -P: the script's folder, which lies in this package, is not searched for imports.
-    command = [sys.executable, "-P", str(stranger.__file__), str(folder), str(output)]
+    command = [sys.executable, "-P", str(isolated_load_test.__file__), str(folder), str(output)]
     done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
@@ -111,7 +111,7 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
         )
     theirs = load_file(output)
     ids_T = torch.tensor(
-        open_tokenizer(str(model), revision=None, beside=None, where=str(model))(stranger.TEXT).input_ids
+        open_tokenizer(str(model), revision=None, beside=None, where=str(model))(isolated_load_test.TEXT).input_ids
     )
     ids_T = ids_T[: len(theirs["ids"])]
     ours = open_model(str(model), code=CodeFolder(None), dtype=torch.float32).eval()

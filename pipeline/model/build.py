@@ -1,18 +1,54 @@
 """Models from a recipe's fields, and from folders or the Hub."""
 
 import difflib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .configuration_tandem import TandemConfig
+from .export import native_class, tandem_config, to_native_name
 from .modeling_tandem import TandemForCausalLM, TandemModel
-from .native import native_class, tandem_config, to_native_name
+
+# Checks that tensors hold finite numbers only, in memory and in a model's files.
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the first name whose tensor holds a NaN or an infinity; of a sharded tensor this rank's part is looked at.
+
+    The host waits once for each device, not for each tensor.
+    """
+    by_device: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        part = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+        if part.is_floating_point() and part.numel():
+            by_device[part.device][name] = part
+    bad = set()
+    for parts in by_device.values():
+        # The smallest and the largest value: both are NaN where one is, and nothing of the tensor's size is made.
+        finite = torch.stack([torch.stack(part.aminmax()).isfinite().all() for part in parts.values()]).tolist()
+        bad |= {name for name, is_finite in zip(parts, finite, strict=True) if not is_finite}
+    return next((name for name in tensors if name in bad), None)
+
+
+def first_nonfinite_of_files(folder: Path) -> str | None:
+    """Return the first name of a tensor in the folder's safetensors files that holds a NaN or an infinity; one is in memory at a time."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  # no mapping
+                if first_nonfinite({name: tensors.get_tensor(name)}):
+                    return name
+    return None
+
 
 AutoConfig.register("tandem", TandemConfig, exist_ok=True)
 AutoModel.register(TandemConfig, TandemModel, exist_ok=True)

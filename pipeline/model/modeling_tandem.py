@@ -1,22 +1,535 @@
 """The Tandem model: GPT-2 with TandemConfig's options. Shapes: B batch, T token, D width, V vocabulary."""
 
+import copy
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import initialization as init
+from transformers.activations import ACT2FN
 from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMixin
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    and_masks,
+    causal_mask_function,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+    packed_sequence_mask_function,
+    sliding_window_causal_mask_function,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel, slice_logits_to_keep
-from transformers.utils.generic import can_return_tuple
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
+from transformers.pytorch_utils import Conv1D
+from transformers.utils.generic import can_return_tuple, is_flash_attention_requested
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_tandem import SMEAR_CHANNELS, TandemConfig
-from .initialization_tandem import init_module, with_role
-from .layers_tandem import TandemAttention, TandemBlock, make_norm, rotary_angles, rotary_table
-from .loss_tandem import IGNORED, summed_cross_entropy, token_nll
-from .masks_tandem import attention_masks, flash_documents, positions
+from .configuration_tandem import SMEAR_CHANNELS, VALUE_GATE_CHANNELS, TandemConfig
+
+# Initial weights. Every parameter is set here: after to_empty() nothing else would do it.
+
+# What transformers makes itself, when the vocabulary is resized.
+NEW_ROWS = {nn.Embedding: "embedding", nn.Linear: "head"}
+
+
+def with_role(module: Any, role: str) -> Any:
+    """The module, marked with what it is for, which decides its initial weights.
+
+    Marked on the module itself because transformers shows a model's leaves to _init_weights one by one, and passes
+    over those of foreign classes that own no parameters (an attention, a block).
+    """
+    module.init_role = role
+    return module
+
+
+def init_module(module: Any, config) -> None:
+    """Sets the parameters that this module itself owns (not those of its children)."""
+    if role := getattr(module, "init_role", NEW_ROWS.get(type(module))):
+        init_matrix = _init_nanochat if config.initialization == "nanochat" else _init_gpt2
+        init_matrix(module.weight, role, config)
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        init.ones_(module.weight)
+        init.zeros_(module.bias)
+    else:
+        _init_scalars(module, config)
+
+
+def _init_gpt2(weight, role: str, config) -> None:
+    """Normal, with the outputs into the residual stream divided by the root of their number (GPT-2 paper)."""
+    std = config.initializer_range
+    init.normal_(weight, mean=0.0, std=std / math.sqrt(2 * config.n_layer) if role == "output" else std)
+
+
+def _init_nanochat(weight, role: str, config) -> None:
+    """nanochat's: blocks begin as the identity, the head near zero, the embedding wide."""
+    bound = math.sqrt(3 / config.n_embd)  # of a uniform distribution with standard deviation 1 / sqrt(n_embd)
+    if role == "output":
+        init.zeros_(weight)
+    elif role == "embedding" and not config.tie_word_embeddings:
+        init.normal_(weight, mean=0.0, std=0.8)
+    elif role in ("embedding", "position"):  # nanochat has neither a tied nor a position embedding: GPT-2's
+        init.normal_(weight, mean=0.0, std=config.initializer_range)
+    elif role == "head":
+        init.normal_(weight, mean=0.0, std=0.001)
+    elif role == "gate":
+        init.uniform_(weight, 0.0, 0.02)
+    elif role == "hidden":
+        init.uniform_(weight, -0.4 * bound, 0.4 * bound)
+    else:
+        init.uniform_(weight, -bound, bound)
+
+
+def _init_scalars(module, config) -> None:
+    """The model's own scalars, alike under both initializations: the options are defined by where they begin."""
+    own = dict(module.named_parameters(recurse=False))
+    depth_L = torch.arange(config.n_layer, dtype=torch.float32) / max(config.n_layer - 1, 1)
+    if "resid_lambdas" in own:
+        init.copy_(own["resid_lambdas"], 1.15 - 0.10 * depth_L)
+    if "x0_lambdas" in own:
+        init.copy_(own["x0_lambdas"], 0.20 - 0.15 * depth_L)
+    if "backout_lambda" in own:
+        init.constant_(own["backout_lambda"], 0.2)
+    if "smear_lambda" in own:
+        init.zeros_(own["smear_lambda"])
+
+
+# Attention masks of full and sliding layers, and none at all where causality is the whole mask.
+
+BLOCK = 128  # tokens a side of what FlexAttention computes or skips, its own default
+
+
+def attention_masks(config, inputs_embeds, attention_mask=None, position_ids=None, past_key_values=None) -> dict:
+    """The mask of each kind of layer, {"full_attention": ..., "sliding_attention": ...}, as the attention function takes it.
+
+    position_ids without attention_mask and cache are rows of packed documents: a position that does not continue the
+    one before begins a document, and documents do not see each other.
+    """
+    if isinstance(attention_mask, dict):
+        return attention_mask  # made before by generate, for a static cache
+    grows = attention_mask is not None or past_key_values is not None
+    config = _with_kernel_for(config, inputs_embeds, grows=grows)
+    kinds = {("full_attention" if window is None else "sliding_attention"): window for window in config.windows}
+    if grows:
+        given = {"config": config, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask}
+        return {
+            kind: (create_causal_mask if window is None else create_sliding_window_causal_mask)(
+                **given, past_key_values=past_key_values
+            )
+            for kind, window in kinds.items()
+        }
+    documents_BT = None if position_ids is None else _documents(position_ids, inputs_embeds.shape[0])
+    return {kind: _row_mask(config, inputs_embeds, window, documents_BT) for kind, window in kinds.items()}
+
+
+def _documents(position_ids, batch_size: int):
+    """The number of the document that each position belongs to, (B, T)."""
+    position_ids = position_ids.expand(batch_size, -1)
+    return (position_ids.diff(dim=-1, prepend=position_ids[:, :1] - 1) != 1).cumsum(-1)
+
+
+def _row_mask(config, inputs_embeds, window: int | None, documents_BT):
+    implementation = config._attn_implementation
+    batch_size, length = inputs_embeds.shape[:2]
+    window = window if window is not None and window < length else None
+    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS._global_mapping:
+        return None
+    # transformers builds this mask whenever it is traced, and an explicit mask rules out the causal kernels.
+    if implementation in ("sdpa", "flex_attention") and window is None and documents_BT is None:
+        return None
+    if implementation == "flex_attention":
+        list_blocks = _window_blocks if documents_BT is None else _blocks
+        blocks = list_blocks(window, length, inputs_embeds.device, documents_BT)
+        given = {"BLOCK_SIZE": (BLOCK, BLOCK), "mask_mod": _visible(window, documents_BT)}
+        return BlockMask((length, length), *blocks, **given)
+    return ALL_MASK_ATTENTION_FUNCTIONS[implementation](
+        batch_size=batch_size,
+        q_length=length,
+        kv_length=length,
+        q_offset=0,
+        kv_offset=0,
+        mask_function=_visible(window, documents_BT),
+        attention_mask=None,
+        allow_is_causal_skip=False,
+        dtype=inputs_embeds.dtype,
+        config=config,
+        use_vmap=False,
+        device=inputs_embeds.device,
+    )
+
+
+def _visible(window: int | None, documents_BT=None):
+    """The function of (row, head, query, key) that says whether the query sees the key."""
+    visible = causal_mask_function if window is None else sliding_window_causal_mask_function(window)
+    return visible if documents_BT is None else and_masks(visible, packed_sequence_mask_function(documents_BT))
+
+
+def _blocks(window: int | None, length: int, device, documents_BT=None) -> tuple:
+    """Which blocks FlexAttention computes under the mask and which without it, in the order of BlockMask's arguments.
+
+    Told from the first and last token of each block, since documents are numbered upwards along a row: no mask of T x T is
+    made, as create_block_mask would.
+    """
+    first_N = torch.arange(0, length, BLOCK, device=device)
+    last_N = first_N + (BLOCK - 1)
+    first_query, last_query = first_N[None, :, None], last_N[None, :, None]
+    some = first_N <= last_query
+    every = (last_N <= first_query) & (last_query < length)  # queries past the row's end are left to the mask
+    if window is not None:
+        some = some & (first_query - last_N < window)
+        every = every & (last_query - first_N < window)
+    if documents_BT is not None:
+        begins_BN, ends_BN = documents_BT[:, first_N], documents_BT[:, last_N.clamp(max=length - 1)]
+        some = some & (ends_BN[:, None, :] >= begins_BN[:, :, None])
+        every = every & (begins_BN[:, None, :] == ends_BN[:, :, None])
+    masked, whole = (some & ~every)[:, None], every[:, None]
+    return *_listed(masked), *_listed(whole), *_listed(masked.mT), *_listed(whole.mT)
+
+
+@torch.compiler.assume_constant_result
+def _window_blocks(window: int, length: int, device, documents_BT: None) -> tuple:
+    """The blocks of a window alone: the same in every row and at every step, so a compiled graph holds them as constants."""
+    return _blocks(window, length, device)
+
+
+def _listed(blocks_B1NN):
+    """How many blocks each row of blocks has, (B, 1, N), and their numbers before all others, (B, 1, N, N); int32."""
+    blocks_B1NN = blocks_B1NN.int().contiguous()
+    order = blocks_B1NN.argsort(dim=-1, descending=True, stable=True)
+    return blocks_B1NN.sum(-1, dtype=torch.int32), order.to(torch.int32, memory_format=torch.contiguous_format)
+
+
+def _with_kernel_for(config, inputs_embeds, *, grows: bool):
+    """The config that masks are made by: with sdpa where the kernel that it names does not serve.
+
+    FlexAttention would be compiled anew for each length of a row that grows (generation); flash kernels take no float32.
+    """
+    flex = config._attn_implementation == "flex_attention"
+    if not (grows if flex else in_float32(inputs_embeds) and is_flash_attention_requested(config)):
+        return config
+    config = copy.copy(config)
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def in_float32(states) -> bool:
+    """Whether a projection of these states is in float32."""
+    return states.dtype == torch.float32 and not torch.is_autocast_enabled(states.device.type)
+
+
+def flash_documents(config, inputs_embeds, position_ids) -> dict:
+    """Where the documents of a batch begin, as the flash kernels of transformers are told it; for other attention nothing.
+
+    Without it they take position_ids to their word in a batch of one row only, and in a larger one documents see each
+    other. The number of documents is read from the device: the one host sync of such a forward.
+    """
+    if not is_flash_attention_requested(config):
+        return {}
+    batch_size, length = inputs_embeds.shape[:2]
+    documents_BT = _documents(position_ids, batch_size)
+    begins_BT = documents_BT.diff(dim=-1, prepend=documents_BT[:, :1] - 1) != 0
+    begins = torch.nn.functional.pad(begins_BT.flatten().nonzero()[:, 0], (0, 1), value=batch_size * length).int()
+    return {"cu_seq_lens_q": begins, "cu_seq_lens_k": begins, "max_length_q": length, "max_length_k": length}
+
+
+def positions(attention_mask, past_length, length: int, device) -> torch.Tensor:
+    """Position of each token, (B or 1, T): its number among the row's unmasked tokens, so that left padding shifts nothing."""
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 2:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -length:]
+    return (torch.arange(length, device=device) + past_length)[None]
+
+
+# Cross-entropy of the next token that never holds the logits of a whole batch in fp32.
+
+# Elements of the logits held at a time: on a CPU 32 MiB in fp32, which stay in its caches from pass to pass, elsewhere 128 MiB.
+CHUNK_ELEMENTS = {"cpu": 2**23}
+OTHER_CHUNK_ELEMENTS = 2**25
+SAFE_EXPONENT = 60.0  # exp of it, times any vocabulary, is far from the largest fp32
+IGNORED = -100  # the label of a position without a target, as everywhere in transformers
+
+
+def chunk_rows(num_rows: int, vocab_size: int, device: str) -> int:
+    """Rows of one chunk: the fewest chunks of equal size within the elements of the kind of device."""
+    chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS.get(device, OTHER_CHUNK_ELEMENTS)))
+    return max(1, -(-num_rows // chunks))
+
+
+def exponentials(hidden_ND, weight_VD, target_N1, softcap: float | None):
+    """Of a chunk: exp of its logits but for a factor a row, their sums (N, 1), nats (N, 1), and logits / softcap or None.
+
+    fp32; the product itself is in hidden_ND's dtype. In place wherever it can be.
+    """
+    logits = (hidden_ND @ weight_VD.t()).float()
+    capped = None
+    if softcap is not None:
+        capped = logits.div_(softcap).tanh_()
+        logits = capped * softcap
+    of_target = logits.gather(1, target_N1)
+    if softcap is None or softcap > SAFE_EXPONENT:  # else the cap bounds the exponent: a pass less
+        largest = logits.amax(-1, keepdim=True)
+        logits, of_target = logits.sub_(largest), of_target - largest
+    exponential = logits.exp_()
+    sums = exponential.sum(-1, keepdim=True)
+    return exponential, sums, sums.log() - of_target, capped
+
+
+def token_nll(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
+    """Nats of each label: (N,) float32, 0 where the label is -100. Without gradients."""
+    dtype = _compute_dtype(hidden_ND)
+    hidden_ND, weight_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], hidden_ND.device.type)
+    parts = []
+    for hidden, labels in zip(hidden_ND.split(rows), labels_N.split(rows), strict=True):
+        _, _, nats, _ = exponentials(hidden, weight_VD, labels.clamp(min=0)[:, None], softcap)
+        parts.append(nats.squeeze(1).masked_fill(labels == IGNORED, 0.0))
+    return torch.cat(parts)
+
+
+def summed_cross_entropy(hidden_ND, weight_VD, labels_N, *, softcap: float | None = None):
+    """Sum of the labels' nats, float32, exact over all chunks; differentiable in hidden_ND and weight_VD. Beside it the nats
+    themselves, as token_nll gives them.
+
+    Under autocast the products are in its dtype, everything from the logits on is float32.
+    """
+    if not torch.is_grad_enabled():
+        nats_N = token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap)
+        return nats_N.sum(), nats_N
+    return _SummedCrossEntropy.apply(hidden_ND, weight_VD, labels_N, softcap, _compute_dtype(hidden_ND))
+
+
+def _compute_dtype(tensor) -> torch.dtype:
+    device = tensor.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
+def loss_and_gradients(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the dtypes of these;
+    dtype: of the products.
+
+    Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.
+    """
+    weight = weight_VD.to(dtype)
+    total = torch.zeros((), dtype=torch.float32, device=weight.device)
+    parts: list[torch.Tensor] = []
+    hidden_gradients: list[torch.Tensor] = []
+    weight_gradient = torch.zeros_like(weight_VD, dtype=torch.float32)
+    rows = chunk_rows(hidden_ND.shape[0], weight_VD.shape[0], weight.device.type)
+    for hidden, labels in zip(hidden_ND.to(dtype).split(rows), labels_N.split(rows), strict=True):
+        ignored = (labels == IGNORED)[:, None]
+        target = labels.clamp(min=0)[:, None]
+        gradient, sums, nats, capped = exponentials(hidden, weight, target, softcap)
+        nats = nats.masked_fill(ignored, 0.0)
+        parts.append(nats.squeeze(1))
+        total = total + nats.sum()
+        counted = torch.ones_like(sums).masked_fill(ignored, 0.0)
+        gradient.mul_(counted / sums).scatter_add_(1, target, -counted)
+        if capped is not None:
+            one = torch.ones((), dtype=torch.float32, device=weight.device)
+            gradient.mul_(torch.addcmul(one, capped, capped, value=-1.0, out=capped))
+        del capped  # what follows holds the gradient in dtype only
+        gradient = gradient.to(dtype)
+        hidden_gradients.append((gradient @ weight).to(hidden_ND.dtype))
+        if dtype == torch.float32:
+            torch.addmm(weight_gradient, gradient.t(), hidden, out=weight_gradient)
+        else:
+            weight_gradient += gradient.t() @ hidden
+    return total, torch.cat(parts), torch.cat(hidden_gradients), weight_gradient.to(weight_VD.dtype)
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """The gradients are computed in forward, while a chunk's logits are at hand; backward only scales them."""
+
+    @staticmethod
+    def forward(ctx, hidden_ND, weight_VD, labels_N, softcap, dtype):
+        total, nats_N, hidden_gradient_ND, weight_gradient_VD = loss_and_gradients(
+            hidden_ND, weight_VD, labels_N, softcap, dtype
+        )
+        ctx.save_for_backward(hidden_gradient_ND, weight_gradient_VD)
+        ctx.mark_non_differentiable(nats_N)
+        return total, nats_N
+
+    @staticmethod
+    def backward(ctx, loss_gradient, _):
+        hidden_gradient_ND, weight_gradient_VD = ctx.saved_tensors
+        scale = loss_gradient.to(torch.float32)
+        return (
+            (hidden_gradient_ND * scale).to(hidden_gradient_ND.dtype),
+            (weight_gradient_VD * scale).to(weight_gradient_VD.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+# Norm, attention, MLP and block. Shapes: B batch, T token, D width, H heads, K width of a head.
+
+
+class TandemRMSNorm(nn.Module):
+    """RMSNorm without parameters, in the dtype of its input (autocast would leave it in fp32)."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.shape, self.eps = (width,), eps
+
+    def forward(self, x):
+        return F.rms_norm(x, self.shape, eps=self.eps).to(x.dtype)
+
+
+def make_norm(config, width: int) -> nn.Module:
+    if config.normalization == "rms_norm":
+        return TandemRMSNorm(width, config.layer_norm_epsilon)
+    return nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+
+
+def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Module:
+    """GPT-2's biased (in, out) matrix, or a plain (out, in) one."""
+    return with_role(
+        Conv1D(width_out, width_in) if config.use_bias else nn.Linear(width_in, width_out, bias=False), role
+    )
+
+
+@torch.compiler.assume_constant_result
+def rotary_table(config, device):
+    """rotary_angles of positions 0 to n_positions - 1; a compiled graph holds them as constants."""
+    # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and layer.
+    return rotary_angles(config, torch.arange(config.n_positions, device=device)[None])
+
+
+def rotary_angles(config, position_ids):
+    """Cosine and sine of RoPE, fp32, (B or 1, 1, T, K / 2)."""
+    # Computed at every forward: a buffer outside the checkpoint would hold garbage after from_pretrained.
+    channels = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=position_ids.device)
+    frequencies = 1.0 / (config.rope_theta ** (channels / config.head_dim))
+    angles = position_ids[:, None, :, None].float() * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BHTK, rotary):
+    """RoPE over the pairs (i, i + K / 2), turned by minus the angle as nanochat's weights expect; fp32."""
+    cosine, sine = rotary
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return torch.cat([first * cosine + second * sine, second * cosine - first * sine], dim=-1)
+
+
+def eager_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """Attention spelt out, (B, H, T, K) to (B, T, H, K), and its weights."""
+    key = repeat_kv(key, module.num_key_value_groups)
+    value = repeat_kv(value, module.num_key_value_groups)
+    weights = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        weights = weights + attention_mask
+    weights = F.softmax(weights, dim=-1, dtype=torch.float32).to(value.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+class TandemAttention(nn.Module):
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.n_head // config.n_kv_head
+        self.is_causal = True
+        self.sliding_window = config.windows[layer_idx]
+        self.scaling = self.head_dim**-0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scaling /= layer_idx + 1
+        if config.qk_norm:
+            self.scaling *= config.qk_norm_scale**2  # of queries and of keys, in one place that costs nothing
+            self.qk_norm = TandemRMSNorm(self.head_dim, config.layer_norm_epsilon)
+        width, kv_width = config.n_embd, config.n_kv_head * self.head_dim
+        if config.use_bias:
+            self.widths = [width, kv_width, kv_width]
+            self.c_attn = make_projection(config, width, width + 2 * kv_width, "input")
+        else:
+            self.c_q = make_projection(config, width, width, "input")
+            self.c_k = make_projection(config, width, kv_width, "input")
+            self.c_v = make_projection(config, width, kv_width, "input")
+        self.c_proj = make_projection(config, width, width, "output")
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+        if config.has_value_embedding(layer_idx):
+            self.value_embedding = with_role(nn.Embedding(config.padded_vocab_size, kv_width), "value_embedding")
+            self.value_gate = with_role(nn.Linear(VALUE_GATE_CHANNELS, config.n_kv_head, bias=False), "gate")
+
+    def forward(self, x_BTD, input_ids, rotary, attention_mask, past_key_values=None, **kwargs):
+        if self.config.use_bias:
+            projections = self.c_attn(x_BTD).split(self.widths, dim=-1)
+        else:
+            projections = self.c_q(x_BTD), self.c_k(x_BTD), self.c_v(x_BTD)
+        query, key, value = (p.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for p in projections)
+        if self.config.has_value_embedding(self.layer_idx):
+            gate = 3 * torch.sigmoid(self.value_gate(x_BTD[..., :VALUE_GATE_CHANNELS]))  # (B, T, KV heads), 0 to 3
+            embedded = self.value_embedding(input_ids).unflatten(-1, (-1, self.head_dim))
+            value = value + (gate.unsqueeze(-1) * embedded.to(gate.dtype)).transpose(1, 2).to(value.dtype)
+        if rotary is not None:
+            query, key = rotate(query, rotary), rotate(key, rotary)
+        if self.config.qk_norm:
+            query, key = self.qk_norm(query), self.qk_norm(key)
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        output, weights = self.attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attn_pdrop if self.training else 0.0,
+            **kwargs,
+        )
+        # An engine with attention of its own may give (T, H * K), as vLLM does.
+        return self.resid_dropout(self.c_proj(output.reshape(*x_BTD.shape[:-1], -1))), weights
+
+    def attend(self, query, key, value, attention_mask, **kwargs):
+        """The attention function that the config names on (B, H, T, K): (B, T, H, K), and weights or None."""
+        implementation = self.config._attn_implementation
+        # Full causality, which sdpa computes faster, or a mask that was made for sdpa.
+        skips_nothing = implementation == "flex_attention" and not isinstance(attention_mask, BlockMask)
+        if skips_nothing or (value.dtype == torch.float32 and is_flash_attention_requested(self.config)):
+            implementation = "sdpa"
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        given = {"scaling": self.scaling, "sliding_window": self.sliding_window}
+        return attention(self, query, key, value, attention_mask, **given, **kwargs)
+
+
+class TandemMLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        inner = config.n_inner if config.n_inner is not None else 4 * config.n_embd
+        self.c_fc = make_projection(config, config.n_embd, inner, "hidden")
+        self.act = ACT2FN[config.activation_function]
+        self.c_proj = make_projection(config, inner, config.n_embd, "output")
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x_BTD):
+        return self.dropout(self.c_proj(self.act(self.c_fc(x_BTD))))
+
+
+class TandemBlock(GradientCheckpointingLayer):
+    def __init__(self, config, layer_idx: int):
+        super().__init__()
+        self.ln_1 = make_norm(config, config.n_embd)
+        self.attn = TandemAttention(config, layer_idx)
+        self.ln_2 = make_norm(config, config.n_embd)
+        self.mlp = TandemMLP(config)
+
+    def forward(self, x_BTD, embedding_BTD, lambdas, input_ids, rotary, attention_mask, **kwargs):
+        """One layer. lambdas: the scalars of x and of the embedding, or None."""
+        if lambdas is not None:
+            x_BTD = lambdas[0] * x_BTD + lambdas[1] * embedding_BTD
+        attended, _ = self.attn(self.ln_1(x_BTD), input_ids, rotary, attention_mask, **kwargs)
+        x_BTD = x_BTD + attended
+        return x_BTD + self.mlp(self.ln_2(x_BTD))
 
 
 @dataclass

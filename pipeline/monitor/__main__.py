@@ -8,13 +8,11 @@ import time
 from types import FrameType
 from typing import TextIO
 
-from pipeline.artifacts.errors import CannotWriteError
-from pipeline.artifacts.failures import exit_with_status
-from pipeline.monitor.gpu import GpuSampler
-from pipeline.monitor.host import HostSampler
-from pipeline.monitor.pace import HIGHEST_HZ, Pace
-from pipeline.monitor.sampler import HostNow
+from pipeline.monitor.gpu import GpuSampler, HostSampler
+from pipeline.monitor.sampler import HIGHEST_HZ, HostNow, Pace
 from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
+from pipeline.process.errors import CannotWriteError
+from pipeline.run_dir.failures import exit_with_status
 
 
 def write_samples(output: TextIO, *, hz: float, samples: int | None) -> None:

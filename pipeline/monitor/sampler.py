@@ -1,4 +1,4 @@
-"""The process that samples a run's GPUs beside the training; `pipeline/monitor/beside.py` starts it.
+"""The process that samples a run's GPUs beside the training; `pipeline/monitor/sampler.py` starts it.
 
 A process and not a thread: a hundred samples a second of Python would take the interpreter's lock from the training loop.
 No torch here. It ends with the training, also one that is killed: its standard input, a pipe that the training holds, ends
@@ -6,23 +6,146 @@ then. What it has to say stands on its standard error: why there is nothing to s
 """
 
 import argparse
+import mmap
 import os
 import select
 import socket
+import struct
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.monitor.energy import EnergyMeter, energy_of, kwh, longest_bridged_s
-from pipeline.monitor.gpu import GpuSampler
-from pipeline.monitor.host import HostSampler
-from pipeline.monitor.pace import Pace
-from pipeline.monitor.samples import SampleTable, read_gpus
-from pipeline.monitor.totals import TotalsWriter
+from pipeline.monitor.gpu import GpuSampler, HostSampler, is_throttled, why_no_driver
+from pipeline.monitor.samples import EnergyMeter, SampleTable, energy_of, kwh, longest_bridged_s, read_gpus
+
+# What a sampler has added up so far, in memory that the training reads without asking it or waiting for it.
+
+MEANS = ("util_pct", "mem_busy_pct", "power_w", "power_pct", "sm_clock_mhz")
+_NAMES = [*MEANS, *(f"{name} n" for name in MEANS), "throttled", "throttled n", "gpus", "energy_j", "hottest_c"]
+_READING = struct.Struct("<Q")  # which reading the reader waits for; it alone writes this
+_TOTALS = struct.Struct(f"<Q{len(_NAMES)}dQ")
+SIZE = _READING.size + _TOTALS.size
+
+
+class TotalsWriter:
+    """The sampler's side; descriptor: an open file of SIZE bytes that both processes map."""
+
+    def __init__(self, descriptor: int):
+        self.memory = mmap.mmap(descriptor, SIZE)
+        self.totals = dict.fromkeys(_NAMES, 0.0) | {"hottest_c": nan}
+        self.samples = self.reading = 0
+
+    def add(self, gpus: list[dict[str, Any]], *, energy_j: float | None) -> None:
+        """One sample of all GPUs, and the energy of the run up to it."""
+        totals = self.totals
+        reading = _READING.unpack_from(self.memory)[0]
+        if reading != self.reading:
+            self.reading, totals["hottest_c"] = reading, nan
+        for gpu in gpus:
+            for name in MEANS:
+                if name in gpu:
+                    totals[name] += gpu[name]
+                    totals[f"{name} n"] += 1
+            if "throttle" in gpu:
+                totals["throttled"] += is_throttled(gpu["throttle"])
+                totals["throttled n"] += 1
+            if "temp_c" in gpu and not gpu["temp_c"] <= totals["hottest_c"]:  # nor when that is NaN
+                totals["hottest_c"] = gpu["temp_c"]
+        totals["gpus"], totals["energy_j"] = len(gpus), nan if energy_j is None else energy_j
+        self.samples += 1
+        _TOTALS.pack_into(self.memory, _READING.size, self.samples, *totals.values(), self.samples)
+
+
+class TotalsReader:
+    """The training's side."""
+
+    def __init__(self, descriptor: int):
+        self.memory = mmap.mmap(descriptor, SIZE)
+        self.before = dict.fromkeys(_NAMES, 0.0)
+        self.samples = self.reading = 0
+
+    def read(self) -> dict[str, float]:
+        """By the names of docs/metrics.md: means over GPUs and samples since the last reading that had one; energy_j and gpus
+        beside them, without a prefix. Nothing when no sample was taken since."""
+        now = self._whole()
+        if now is None:
+            return {}
+        self.reading += 1
+        _READING.pack_into(self.memory, 0, self.reading)
+        before, self.before = self.before, now
+        numbers = {
+            f"gpu/{name}": (now[name] - before[name]) / told
+            for name in MEANS
+            if (told := now[f"{name} n"] - before[f"{name} n"])
+        }
+        if judged := now["throttled n"] - before["throttled n"]:
+            numbers["gpu/throttled_pct"] = 100 * (now["throttled"] - before["throttled"]) / judged
+        if not isnan(now["hottest_c"]):
+            numbers["gpu/temp_c"] = now["hottest_c"]
+        if not isnan(now["energy_j"]):
+            numbers["energy_j"] = now["energy_j"]
+        return numbers | {"gpus": now["gpus"]}
+
+    def _whole(self) -> dict[str, float] | None:
+        """The totals after a sample that was not read yet. The sample's number stands at both ends: two different ones mean
+        that it was being written; the next reading then has it."""
+        first, *values, last = _TOTALS.unpack(self.memory[_READING.size : SIZE])
+        if first != last or last == self.samples:
+            return None
+        self.samples = last
+        return dict(zip(_NAMES, values, strict=True))
+
+
+# The moments at which to sample, and the rate that was reached.
+
+HIGHEST_HZ = 100.0  # the driver itself renews most numbers less often
+
+
+class Pace:
+    """Every 1/hz seconds; a moment that was missed is not made up for.
+
+    Times are seconds since 1970 that never go back, whatever is done to the system's clock.
+    """
+
+    def __init__(self, hz: float):
+        self.period_s = 1 / hz
+        self._offset_s = time.time() - time.monotonic()
+        self._due_s = time.monotonic()
+        self.samples = 0
+        self._first_s = self._last_s = 0.0
+
+    def skip(self) -> None:
+        """The first sample is one period from now."""
+        self._due_s = time.monotonic() + self.period_s
+
+    def wait_s(self) -> float:
+        """Until the next sample is due."""
+        return max(self._due_s - time.monotonic(), 0.0)
+
+    def mark(self) -> float:
+        """A sample is taken: the time to write beside it."""
+        now = time.monotonic()
+        self._due_s = max(self._due_s + self.period_s, now)
+        self._last_s = now
+        if not self.samples:
+            self._first_s = now
+        self.samples += 1
+        return now + self._offset_s
+
+    def told(self) -> str:
+        """For people: how many samples at which rate."""
+        seconds = self._last_s - self._first_s
+        rate = f" at {(self.samples - 1) / seconds:.2f} Hz" if self.samples > 1 and seconds > 0 else ""
+        return f"{self.samples:,} samples{rate} ({1 / self.period_s:g} Hz asked for)"
+
 
 HOST_EVERY_S = 1.0  # reading the whole machine's counters takes longer than asking a GPU
 
@@ -105,3 +228,56 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+# The training's side of sampling GPUs: start the sampler, read what it has added up, and hear its last words.
+
+LAST_WORDS_S = 10.0  # a driver that hangs must not hold the end of a run
+
+
+class GpuMonitor:
+    """GPUs of this host, sampled into a CSV from a process of its own until `stop` or the end of this one.
+
+    why_none says why there is none; a process that ends early says so in the reading that notices it.
+    """
+
+    def __init__(self, output: Path, *, attempt: int, hz: float, gpus: Sequence[str] = ()):
+        self.process: subprocess.Popen[str] | None = None
+        self.why_none = why_no_driver()
+        if self.why_none:
+            return
+        with tempfile.TemporaryFile() as shared:
+            shared.truncate(SIZE)
+            self.totals = TotalsReader(shared.fileno())
+            command = [sys.executable, str(__file__), str(output), "--attempt", str(attempt), "--hz", str(hz)]
+            self.process = subprocess.Popen(
+                [*command, "--descriptor", str(shared.fileno()), "--gpus", *gpus],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[shared.fileno()],
+                start_new_session=True,  # Ctrl-C at the terminal is the run's; this ends with it
+            )
+
+    def read(self) -> dict[str, float]:
+        """See TotalsReader.read."""
+        if self.process is None:
+            return {}
+        if self.process.poll() is not None:
+            self.stop()
+            return {}
+        return self.totals.read()
+
+    def stop(self) -> None:
+        """End the sampler and print what it says."""
+        if self.process is None:
+            return
+        process, self.process = self.process, None
+        try:
+            words = process.communicate(timeout=LAST_WORDS_S)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            words = process.communicate()[1]
+        if words.strip():
+            print(words.strip(), flush=True)

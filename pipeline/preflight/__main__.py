@@ -5,17 +5,16 @@ import importlib.util
 import os
 from dataclasses import replace
 
-from pipeline.artifacts.cache import cache_dir, can_be_made
-from pipeline.artifacts.errors import RecipeError, TandemError, refuse
-from pipeline.artifacts.failures import exit_with_status
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
-from pipeline.preflight.cadences import cadence_notes
-from pipeline.preflight.plan import Plan, make_plan
-from pipeline.preflight.plan_text import duration_range, plan_table, probe_line, why_unknown
+from pipeline.preflight.checks import cadence_notes
+from pipeline.preflight.plan import Plan, duration_range, make_plan, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
+from pipeline.process.errors import RecipeError, TandemError, refuse
+from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.recipe.start_from import resolve_start, start_folder
+from pipeline.run_dir.failures import exit_with_status
 
 PROBE_S = 10.0
 
@@ -120,7 +119,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     )  # a stage tells them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
     if not planned:
-        from pipeline.preflight.services import service_findings
+        from pipeline.preflight.inputs import service_findings
 
         refused, said = service_findings(recipe)
         problems, notes = problems + refused, notes + said
@@ -144,15 +143,15 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
 def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if not _has_torch():
         return [], []
-    from pipeline.preflight.named_code import named_code_problems
-    from pipeline.preflight.trainer_settings import trainer_problems
+    from pipeline.preflight.checks import trainer_problems
+    from pipeline.preflight.inputs import named_code_problems
 
     return [*trainer_problems(recipe), *named_code_problems(recipe)], []
 
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """What the run will read, as far as it lies on this machine; the Hub is not asked."""
-    from pipeline.preflight.reading import prepared_notes, reading_findings
+    from pipeline.preflight.inputs import prepared_notes, reading_findings
 
     ready = os.path.isdir(recipe.tokenizer.path or "")
     here = {

@@ -1,15 +1,20 @@
 """What can be known before step 1 to be wrong or wasteful, from the recipe, its plan and this machine."""
 
+import json
 import os
 import shutil
 import tempfile
 import tomllib
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
-from pipeline.artifacts.atomic import folder_bytes
-from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.errors import (
+from pipeline.hardware.cpu import has_memory_files
+from pipeline.preflight.attention import kernel_problems
+from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
+from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
+from pipeline.process.errors import (
     CannotWriteError,
     DiskFullError,
     InputMissingError,
@@ -18,17 +23,125 @@ from pipeline.artifacts.errors import (
     TandemError,
     refuse,
 )
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.hardware.cpu import has_memory_files
-from pipeline.preflight.kernels import kernel_problems
-from pipeline.preflight.memory import queued_bytes
-from pipeline.preflight.micro_batch import DEVICE_SHARE
-from pipeline.preflight.plan import Plan, make_plan
-from pipeline.preflight.plan_text import gibibytes, gigabytes
+from pipeline.process.storage import cache_dir, folder_bytes
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.checks import warmup_of
+from pipeline.recipe.located_yaml import show
+from pipeline.recipe.resolve import micro_batch
+from pipeline.recipe.sizes import chosen_sizes
 from pipeline.recipe.start_from import begun_run
-from pipeline.recipe.transformers_config import chosen_sizes
+from pipeline.recipe.supported_arguments import FATES
+from pipeline.run_dir.run_directory import RunDirectory
+
+# What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the
+# way.
+
+LONG_WARMUP = 0.5
+
+
+def cadence_notes(recipe: Recipe, steps: int) -> list[str]:
+    """Sentences on what happens too late, or never, in a run of so many steps. A warm-up longer than it is refused when the
+    recipe is read."""
+    train, notes = recipe.train, []
+    name, warmup = warmup_of(recipe, steps)
+    if warmup > LONG_WARMUP * steps:
+        notes.append(
+            f"{recipe.where(name)}: {warmup} of the run's {steps} steps are warm-up: the rate is at its peak for little of it, and nothing learned there tells "
+            "of a longer run. Shorten the warm-up, or train longer."
+        )
+    if train["save_strategy"] == "no":
+        notes.append(
+            f"{recipe.where('train.save_strategy')}: is no: a run that stops before its end is lost. Remove it to save every train.save_steps steps."
+        )
+    elif train["save_steps"] >= steps:
+        notes.append(
+            f"{recipe.where('train.save_steps')}: is {train['save_steps']}, and the run has {steps} steps: nothing is saved before its end, and one that is "
+            "killed is lost. Lower it to continue such a run."
+        )
+    if train["eval_strategy"] == "no":
+        notes.append(
+            f"{recipe.where('train.eval_strategy')}: is no: validation is scored at the end alone, and what goes wrong before is not seen. "
+            "Remove it to score every train.eval_steps steps."
+        )
+    elif train["eval_steps"] >= steps:
+        notes.append(
+            f"{recipe.where('train.eval_steps')}: is {train['eval_steps']}, and the run has {steps} steps: validation is scored at the end alone. "
+            "Lower it to see how the run goes."
+        )
+    return notes
+
+
+# What transformers makes of `train:`, tried before data are prepared: its arguments, its optimizer and its
+# schedule.
+
+SIDE = 128  # of the matrix that is updated: from 4,096 elements on some optimizers keep their state in 8 bits
+STEPS = 100  # of a run whose length only the data know
+
+
+def trainer_problems(recipe: Recipe) -> list[TandemError]:
+    """Return what transformers refuses of the recipe's `train:`, by the key without which it refuses nothing."""
+    reason = _refusal(recipe)
+    if reason is None:
+        return []
+    given = [name for name in recipe.train if f"train.{name}" in recipe.places]
+    wrong = next((name for name in given if _refusal(_without(recipe, name)) is None), None)
+    if wrong is None:
+        return [
+            RecipeError(
+                f"{recipe.path}: train: is refused by transformers ({reason}). Change the keys that it speaks of."
+            )
+        ]
+    what = f"is {show(recipe.train[wrong])}, which cannot be used here ({reason}). Correct it, or leave it out."
+    return [RecipeError(f"{recipe.where(f'train.{wrong}')}: {what}")]
+
+
+def _without(recipe: Recipe, name: str) -> Recipe:
+    return replace(recipe, train=recipe.train | {name: FATES[name].default})
+
+
+def _refusal(recipe: Recipe) -> str | None:
+    """Return why transformers would not train with these settings, in its words; None when it would."""
+    import torch
+    from safetensors.torch import load, save
+    from transformers import Trainer, get_scheduler
+
+    from pipeline.hardware.device import decide_bf16, device_info
+    from pipeline.training.build import build_arguments
+    from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
+
+    steps = recipe.train.get("max_steps") or STEPS
+    known = replace(recipe, train=recipe.train | {"max_steps": steps})
+    run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    decided: dict[str, Any] = {
+        "bf16": decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))),
+        "torch_compile": False,
+        "use_cpu": device_info().kind == "cpu",
+    }
+    try:
+        args = build_arguments(known, run, **decided)
+        if recipe.optimizer.type != "trainer":
+            return None
+        model = torch.nn.Linear(SIDE, SIDE, bias=False, device=args.device)
+        model.weight.grad = torch.ones_like(model.weight)
+        # These optimizers need no model: those that do are refused (optim_target_modules), or not among recipe/supported_arguments.py's.
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+        optimizer = optimizer_class([{"params": [model.weight], "weight_decay": args.weight_decay}], **settings)
+        schedule = get_scheduler(
+            args.lr_scheduler_type,
+            optimizer=optimizer,
+            num_warmup_steps=args.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,  # type: ignore[arg-type]  # text is for its own command line
+        )
+        optimizer.step()
+        schedule.step()
+        tensors = load(save(optimizer_tensors(optimizer, model)))
+        settings = json.loads(json.dumps(optimizer_settings(optimizer)))
+        load_optimizer_state(optimizer, model, tensors, settings=settings)
+    except Exception as error:  # of transformers, torch, and the packages of optimizers
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return None
+
 
 WASTE_WORTH_A_NOTE = 0.05
 SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: below this nothing is refused
@@ -44,12 +157,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
     """
     from pipeline.hardware.device import device_info
     from pipeline.preflight.attention import attention_line, choose_attention
-    from pipeline.preflight.named_code import named_code_problems
-    from pipeline.preflight.reading import reading_findings
-    from pipeline.preflight.services import service_findings
-    from pipeline.preflight.shared import refuse_unshared
-    from pipeline.preflight.trainer_settings import trainer_problems
-    from pipeline.training.agreement import on_rank_0
+    from pipeline.preflight.inputs import named_code_problems, reading_findings, service_findings
+    from pipeline.training.distributed import on_rank_0, refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
 
@@ -315,7 +424,7 @@ def _disk(plan: Plan) -> list[TandemError]:
 
 
 def _temporary_folder(plan: Plan) -> list[TandemError]:
-    """Room for one checkpoint where the system has no memory for it (training/file_image.py)."""
+    """Room for one checkpoint where the system has no memory for it (training/checkpoint.py)."""
     folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
     if has_memory_files() or needed <= _free(folder):
         return []

@@ -4,31 +4,243 @@ Plain arithmetic without network, GPU or weights; without torch too, unless mode
 is None, and printed as n/a.
 """
 
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.hardware.cpu import can_compile
+from pipeline.hardware.cpu import can_compile, usable_cores
 from pipeline.hardware.device import DeviceInfo
-from pipeline.hardware.products import bfloat16_is_faster
-from pipeline.preflight.durations import Duration, Span, evaluation_tokens, expected_duration
+from pipeline.hardware.products import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
+    FP32,
     Memory,
     checkpoint_bytes,
     checkpoints_on_disk,
     memory_of,
     model_bytes,
+    planned_micro_batch,
     queued_bytes,
     row_bytes,
 )
-from pipeline.preflight.micro_batch import planned_micro_batch
 from pipeline.preflight.probe import Probe, kept
+from pipeline.process.errors import RecipeError
+from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
-from pipeline.recipe.counted_sizes import CountedSizes, SizesUnknownError
-from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
+from pipeline.recipe.resolve import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
-from pipeline.report.fit import Expected, expected_bpb
+from pipeline.report.fit import FARTHEST, Expected, expected_bpb
+
+# Expected duration of a run: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
+
+if TYPE_CHECKING:
+    from pipeline.report.run_data import RunData
+
+# Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between kernels.
+GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
+# A processor's peak is the measured rate of square products of one thread, times its threads.
+CPU_MFU = (0.06, 0.70)
+PROBED = 1.15  # a run's mean step against the median of a probe of the same steps
+# A step of another model by a finished run's rate, and for each doubling of its FLOPs.
+OTHER_MODEL, A_DOUBLING = 1.25, 1.15
+FARTHEST_DOUBLINGS = 6  # doublings: beyond, arithmetic is as good
+FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
+SAVE_BYTES_S = (5e9, 1e9, 2e8)
+# Imports, model, compilation; report and model at the end.
+START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
+BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
+LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
+KEPT_RUNS = 200
+
+
+@dataclass(frozen=True)
+class Span:
+    """A positive quantity: what is expected, and from where to where it may lie."""
+
+    low: float
+    value: float
+    high: float
+
+    @classmethod
+    def around(cls, value: float, factor: float) -> "Span":
+        return cls(value / factor, value, value * factor)
+
+    def __add__(self, other: "Span") -> "Span":
+        return Span(self.low + other.low, self.value + other.value, self.high + other.high)
+
+    def __mul__(self, other: "Span | float") -> "Span":
+        other = other if isinstance(other, Span) else Span(other, other, other)
+        return Span(self.low * other.low, self.value * other.value, self.high * other.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """Seconds of one run without preparing its data: a step, and start and end, all steps, evaluations and saves."""
+
+    step: Span
+    start: Span
+    steps: Span
+    evaluations: Span
+    saves: Span
+    source: str  # "as probed", "by finished runs ...", "by arithmetic ..."
+
+    @property
+    def total(self) -> Span:
+        return self.start + self.steps + self.evaluations + self.saves
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """What a run took on this machine: seconds, and flops, the exact-causal FLOPs of a step in one process."""
+
+    run: str
+    time: float  # when it ended, since 1970
+    machine: list[Any]
+    flops: float
+    step_s: float
+    rest_s: float  # start and end
+    save_s: float | None  # one checkpoint
+    scored_token_share: float | None  # seconds of a scored token over those of a trained one
+
+
+def expected_duration(plan: "Plan") -> Duration | None:
+    """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
+    near = _nearest(plan)
+    step, source = _step(plan, near)
+    if plan.steps is None or step is None:
+        return None
+    train, forward = plan.recipe.train, Span(*FORWARD)
+    if near is not None and near.scored_token_share:
+        forward = Span.around(near.scored_token_share, OTHER_MODEL)
+    if near is not None and near.save_s is not None:
+        save = Span.around(near.save_s, 2)
+    else:
+        save = Span(*(1 / rate for rate in SAVE_BYTES_S)) * (plan.checkpoint_bytes or 0)
+    rest = Span(*START_S["cpu" if plan.device.kind == "cpu" else "other"])
+    if near is not None:
+        rest = Span.around(near.rest_s, 1.5)
+    elif plan.probe is not None:
+        rest += Span.around(plan.probe.first_step_s, PROBED)
+    saved = 0 if train["save_strategy"] == "no" else max(1, plan.steps // train["save_steps"])
+    a_token = step * (1 / plan.batch_tokens)  # of all processes, which share the scoring too
+    return Duration(
+        step=step,
+        start=rest,
+        steps=step * plan.steps,
+        evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
+        saves=save * saved,
+        source=source,
+    )
+
+
+def evaluations_of(recipe: Recipe, steps: int) -> int:
+    """Return how often bits per byte are scored: before the first step, every train.eval_steps, and at the end."""
+    every = recipe.train["eval_steps"] if recipe.train["eval_strategy"] != "no" else steps
+    return int(recipe.evals.bpb.at_start) + math.ceil(steps / every)
+
+
+def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> Span:
+    """Return the tokens of one scoring of bits per byte: by the bytes that are scored where they are known, else up to the
+    recipe's limits."""
+    if scored_bytes is not None:
+        return Span.around(scored_bytes / BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR)
+    least = LEAST_VALIDATION / BYTES_A_TOKEN
+    rows, documents = recipe.evals.bpb.tokens, recipe.evals.bpb.document_bytes / BYTES_A_TOKEN
+    low, high = min(rows, least) + min(documents, least), rows + documents
+    return Span(low, math.sqrt(low * high), high)
+
+
+def _step(plan: "Plan", near: FinishedRun | None) -> tuple[Span | None, str]:
+    if plan.probe is not None:
+        return Span.around(plan.probe.step_s, PROBED), "as probed"
+    flops = _step_flops(plan)
+    if flops is None:
+        return None, ""
+    if near is not None:
+        factor = OTHER_MODEL * A_DOUBLING ** abs(math.log2(flops / near.flops))
+        ended = time.strftime("%Y-%m-%d", time.gmtime(near.time))
+        return Span.around(near.step_s * flops / near.flops, factor), f"by run {near.run} of {ended} on this device"
+    if plan.device.kind == "cpu":
+        rates = product_rates()
+        peak = rates and max(1, usable_cores() // plan.processes) * (
+            rates.bfloat16 if plan.compute_format == "bfloat16" else rates.float32
+        )
+        shares = CPU_MFU
+    else:
+        peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+        narrow = min(1.0, (plan.sizes.n_embd if plan.sizes else FULL_WIDTH) / FULL_WIDTH)
+        shares = (max(LEAST_MFU, GPU_MFU[0] * narrow**2), GPU_MFU[1])
+    if not peak:
+        return None, ""
+    low, high = shares
+    step = Span(flops / (high * peak), flops / (math.sqrt(low * high) * peak), flops / (low * peak))
+    return step, f"by arithmetic, {low:.0%} to {high:.0%} of the peak"
+
+
+def _step_flops(plan: "Plan") -> float | None:
+    """Exact-causal FLOPs of a step in one process, rows that only fill up micro-steps included."""
+    flops = None if plan.sizes is None else plan.sizes.flops_per_token("exact_causal")
+    return None if flops is None else flops * plan.batch_tokens / (1 - plan.padding_share) / plan.processes
+
+
+def _machine(plan: "Plan") -> list[Any]:
+    """What a finished run must share with a planned one, so that its speed says something."""
+    optimizer = plan.recipe.optimizer.type
+    if optimizer == "trainer":
+        optimizer = f"trainer {plan.recipe.train.get('optim')}"
+    return [plan.device.name, usable_cores(), plan.processes, plan.compute_format, plan.compiled, optimizer]
+
+
+def _place(recipe: Recipe) -> Path:
+    return cache_dir(recipe.data.cache_dir) / "finished_runs.json"
+
+
+def finished_runs(recipe: Recipe) -> list[FinishedRun]:
+    """Return what the finished runs that used this cache took, oldest first."""
+    try:
+        return [FinishedRun(**run) for run in read_sealed_json(_place(recipe))["runs"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def remember(plan: "Plan", data: "RunData") -> None:
+    """Keep what a finished run took, for the plans to come; a cache that cannot be written is left as it is."""
+    from pipeline.report.outcome import mean_step_s
+
+    flops, step_s = _step_flops(plan), mean_step_s(data)
+    if flops is None or step_s is None or not data.running:
+        return
+    _, began, last = data.running[-1]
+    scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
+    trained_s = plan.evaluation_tokens.value * step_s / plan.batch_tokens  # on as many tokens as one scoring has
+    found = FinishedRun(
+        run=data.name,
+        time=time.time(),
+        machine=_machine(plan),
+        flops=flops,
+        step_s=step_s,
+        rest_s=max(1.0, last - began - step_s * data.step() - sum(scored) - sum(saved)),
+        save_s=sum(saved) / len(saved) if saved else None,
+        scored_token_share=sum(scored) / len(scored) / trained_s if scored else None,
+    )
+    runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
+    with suppress(OSError):
+        write_sealed_json(_place(plan.recipe), {"runs": [asdict(one) for one in runs]})
+
+
+def _nearest(plan: "Plan") -> FinishedRun | None:
+    """Return the finished run of such a machine whose step is nearest in FLOPs, the newest of equals; None where all are far."""
+    flops, machine = _step_flops(plan), _machine(plan)
+    if flops is None:
+        return None
+    runs = [run for run in reversed(finished_runs(plan.recipe)) if run.machine == machine]
+    near = min(runs, key=lambda run: abs(math.log2(run.flops / flops)), default=None)
+    return near if near is not None and abs(math.log2(near.flops / flops)) <= FARTHEST_DOUBLINGS else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,3 +433,235 @@ def _compiled(recipe: Recipe, device: DeviceInfo) -> bool:
     if compiled == "auto":
         return can_compile() if device.kind == "cpu" else device.kind == "cuda"
     return bool(compiled)
+
+
+# Plans as a table: a line for each number, a column for each plan.
+
+UNKNOWN = "n/a"
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
+    """The plans side by side; headings stand above the columns."""
+    rows = [("", headings)] if headings else []
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
+    label_width = max(len(label) for label, _ in rows)
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
+    lines = []
+    for label, cells in rows:
+        if label and all(cell == "" for cell in cells):
+            continue
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
+        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(lines)
+
+
+def why_unknown(plan: Plan) -> list[str]:
+    """The causes of the n/a in a plan's table."""
+    reasons = []
+    if plan.sizes is None:
+        why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
+        reasons.append(f"sizes, since {why}")
+    elif plan.flops is None and plan.sizes.flops_per_token() is None:
+        reasons.append(f"FLOPs, and MFU with them, since {plan.sizes.unknown}")
+    if plan.steps is None:
+        reasons.append(
+            "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
+        )
+    if plan.duration is None and plan.steps is not None:
+        reasons.append(
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
+        )
+    if plan.checkpoint_bytes is None and plan.sizes is not None:
+        reasons.append(
+            f"checkpoint, since the state of this optimizer ({plan.recipe.optimizer.type}) is not known before it runs"
+        )
+    if plan.recipe.run.gpu_hour_cost is None:
+        reasons.append("cost, since run.gpu_hour_cost is not given")
+    return reasons
+
+
+def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
+    text = value(plan)
+    return UNKNOWN if text is None else text
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+def scientific(value: float, digits: int) -> str:
+    """4.775e9, as people write it."""
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
+
+
+def gibibytes(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**28 else f"{count / 2**20:,.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f} h" if seconds >= 600 else f"{seconds / 60:,.1f} min"
+
+
+def _parameters(role: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
+
+
+def _scaling(plan: Plan) -> str | None:
+    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
+
+
+def _model(plan: Plan) -> str | None:
+    sizes = plan.sizes
+    if sizes is None:
+        return None
+    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
+    return f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}"
+
+
+def _device(plan: Plan) -> str:
+    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
+    return (
+        f"{plan.processes} x {kind}"
+        if plan.device.kind != "cpu"
+        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
+    )
+
+
+def _flops(convention: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
+        return None if flops is None else scientific(flops, 3)
+
+    return text
+
+
+def _horizon(plan: Plan) -> str | None:
+    return None if plan.steps is None else f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
+
+
+def _tokens(plan: Plan) -> str | None:
+    if plan.tokens is None:
+        return None
+    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
+    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
+
+
+def _batch(plan: Plan) -> str:
+    auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
+    return f"{plan.processes} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
+
+
+def _memory(part: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        value = getattr(plan.memory, part) if plan.memory else None
+        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
+
+    return text
+
+
+def _device_memory(plan: Plan) -> str | None:
+    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
+
+
+def _checkpoint(plan: Plan) -> str | None:
+    if plan.checkpoint_bytes is None or plan.sizes is None:
+        return None
+    return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
+
+
+def _bytes(name: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
+
+
+def duration_range(span: Span) -> str:
+    """Seconds from where to where, in one unit, and what is expected."""
+    hours = span.value >= 600
+    low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
+    digits = 2 if hours else 1
+    return f"{low:,.{digits}f} to {high:,.{digits}f} {'h' if hours else 'min'}, expected {value:,.{digits}f}"
+
+
+def _duration(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.duration is None else duration_range(getattr(plan.duration, part))
+
+
+def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        span: Span | None = getattr(plan, name)
+        if span is None:
+            return None
+        low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
+        return f"{low} to {high}, expected {value}"
+
+    return text
+
+
+def _probed_memory(plan: Plan) -> str:
+    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
+
+
+def probe_line(plan: Plan) -> str:
+    """What a probe measured, in a sentence."""
+    probe = plan.probe
+    assert probe is not None
+    where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
+    return (
+        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
+        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
+    )
+
+
+def _expected(plan: Plan) -> str:
+    expected = plan.val_bpb
+    if expected is None:
+        return ""
+    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
+    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
+
+
+# A number that can be unknown is None, and printed as n/a.
+LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
+    ("hardware", _device),
+    ("compute format", lambda plan: plan.compute_format),
+    ("model", _model),
+    ("parameters", _parameters("total")),
+    ("  embeddings", _parameters("embeddings")),
+    ("  value embeddings", _parameters("value_embeddings")),
+    ("  head", _parameters("head")),
+    ("  matrices of the blocks", _parameters("matrices")),
+    ("  scalars, norms, biases", _parameters("scalars")),
+    ("scaling parameters (matrices + head)", _scaling),
+    ("FLOPs a token, nanochat's formula", _flops("nanochat")),
+    ("FLOPs a token, exact-causal", _flops("exact_causal")),
+    ("steps", _horizon),
+    ("tokens (row positions)", _tokens),
+    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
+    ("processes x rows x micro-steps", _batch),
+    ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
+    ("memory a process (estimate)", _memory("total")),
+    ("  weights, fp32", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    ("memory a process, as probed", _probed_memory),
+    ("memory of the device", _device_memory),
+    ("checkpoint", _checkpoint),
+    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
+    ("disk for packed rows, at most", _bytes("shards_bytes")),
+    ("time, without preparing data", _duration("total")),
+    ("  in steps", _duration("steps")),
+    ("  start and end", _duration("start")),
+    ("  evaluations of bits per byte", _duration("evaluations")),
+    ("  saves", _duration("saves")),
+    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
+    ("device hours", _range("device_hours", "{:,.1f}")),
+    ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
+    ("final val/bpb, by fitted runs", _expected),
+    ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
+]

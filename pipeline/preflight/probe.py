@@ -1,7 +1,7 @@
 """Steps measured on this machine before the run: seconds a step, and the most memory that a process took.
 
 Child processes make real steps of the recipe's model, at its micro-batch and with its optimizer, on rows of random tokens
-(preflight/probing.py): what a row says does not change its time. The result lies in the cache under all that it depends on.
+(run/probing.py): what a row says does not change its time. The result lies in the cache under all that it depends on.
 There the next plan of such a run finds it, that of the training's own start too, which measures nothing itself.
 """
 
@@ -18,13 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
-from pipeline.artifacts.cache import cache_dir
 from pipeline.hardware.cpu import available_bytes, usable_cores
 from pipeline.hardware.device import DeviceInfo
+from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import KEY, isolates_documents, micro_batch
 from pipeline.recipe.identity import must_match
+from pipeline.recipe.resolve import KEY, isolates_documents, micro_batch
 
 START_S = 180.0  # for imports, the model, and the first step with its compilation
 CPU_SHARE = 0.5  # of a CPU's free memory that a probe may take by arithmetic: more would push others out
@@ -67,7 +66,7 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
             f"a process takes about {needed_bytes / 2**30:.1f} GiB, and its part of half the free memory is {free / 2**30:.1f} GiB"
         )
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launcher, "-m", "pipeline.preflight.probing", str(seconds), *argv]
+    command = [sys.executable, *launcher, "-m", "pipeline.run.probing", str(seconds), *argv]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     limit = START_S + 3 * seconds
     child = subprocess.Popen(

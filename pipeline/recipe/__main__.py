@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.artifacts.atomic import write_text
+from pipeline.process.storage import write_text
 from pipeline.recipe.docs import render
 
 if __name__ == "__main__":

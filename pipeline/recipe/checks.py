@@ -1,14 +1,12 @@
 """What single keys cannot show: values that contradict each other."""
 
-from pipeline.recipe.batch import KEY, is_auto
-from pipeline.recipe.depth import MATRIX_GROUP, group_settings
-from pipeline.recipe.fates import FATES, MOST_STEPS
 from pipeline.recipe.forms import check_forms, check_profile_steps
-from pipeline.recipe.presets import GPT2_NAMES, options_of
-from pipeline.recipe.problems import Problems
-from pipeline.recipe.resolve import GROUPED, horizons, warmup_of
+from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.resolve import GROUPED, KEY, MATRIX_GROUP, group_settings, horizons, is_auto, warmup_of
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
+from pipeline.recipe.sizes import GPT2_NAMES, options_of
 from pipeline.recipe.start_from import becomes_tandem
+from pipeline.recipe.supported_arguments import FATES, MOST_STEPS
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 MOST_APART = 1e9  # weights of sources

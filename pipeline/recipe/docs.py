@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
-from pipeline.recipe.depth import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.fates import FATES, Fate
-from pipeline.recipe.presets import MODERN, TANDEM_OPTIONS
+from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
 from pipeline.recipe.schema import SECTIONS, Recipe
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
+from pipeline.recipe.supported_arguments import FATES, Fate
 from pipeline.recipe.values import expected
 
 INTRODUCTION = """\

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from glob import has_magic
 
-from pipeline.hardware.peaks import parse_hardware
-from pipeline.recipe.problems import Problems, show
+from pipeline.hardware.device import parse_hardware
+from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source
 
 FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled

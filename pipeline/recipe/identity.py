@@ -8,8 +8,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe.fates import FATES
 from pipeline.recipe.schema import Recipe
+from pipeline.recipe.supported_arguments import FATES
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
 KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip

@@ -4,14 +4,16 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from pipeline.process.user_code import CodeFolder
+
 # One key a line: the page is read as a table.
 # fmt: off
 # ruff: noqa: RUF009
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
 
-from pipeline.artifacts.user_code import CodeFolder
 
 
 def key(
@@ -142,7 +144,7 @@ class Model:
 
 @dataclass(kw_only=True)
 class Group:
-    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/depth.py)."""
+    """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/resolve.py)."""
 
     learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
     betas: list[float] | None = key(None, "Adam's two averages.", must_match=True)
@@ -315,3 +317,45 @@ class Recipe:
 
 
 SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"))
+
+
+
+
+# The --help text of the entries: short, because docs/recipes.md says the rest.
+
+EXAMPLES = {
+    "pretrain": "accelerate launch pipeline/pretrain.py recipes/quickstart_pretrain.yaml train.max_steps=100",
+    "sft": "accelerate launch pipeline/sft.py recipes/quickstart_sft.yaml train.num_train_epochs=2",
+}
+WHAT = {"pretrain": "Stage 1: train a model on text.", "sft": "Stage 2: teach a pretrained model to chat."}
+
+
+def help_text(stage: str) -> str:
+    """What the entry of a stage prints for --help."""
+    hints = {f.name: f for f in fields(Recipe)}
+    lines = []
+    for name in SECTIONS:
+        doc = (
+            "transformers.TrainingArguments by their own names."
+            if name == "train"
+            else (hints[name].type.__doc__ or "").split("\n")[0]
+        )
+        lines.append(f"  {name:<11}{doc}")
+    return "\n".join(
+        [
+            f"usage: accelerate launch pipeline/{stage}.py RECIPE.yaml [section.key=value ...]",
+            "",
+            f"{WHAT[stage]} One recipe is one run; the same command again continues it.",
+            "",
+            "sections of a recipe:",
+            *lines,
+            "",
+            "example:",
+            f"  {EXAMPLES[stage]}",
+            "",
+            "Every key with its default: docs/recipes.md. The plan without training: python -m pipeline.preflight RECIPE.yaml",
+            "Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 70 hang or lost rank, 71 out of",
+            "memory, 73 cannot write, 74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a",
+            "checkpoint, 1 our bug.",
+        ]
+    )

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.checkpoints import by_step
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
-from pipeline.artifacts.run_directory import RunDirectory, find_run, latest_run
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.storage import read_json
 from pipeline.recipe.forms import REPOSITORY
-from pipeline.recipe.presets import LLAMA_NAMES, options_of
-from pipeline.recipe.problems import Problems
+from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import Recipe
+from pipeline.recipe.sizes import LLAMA_NAMES, options_of
+from pipeline.run_dir.checkpoints import by_step
+from pipeline.run_dir.run_directory import RunDirectory, find_run, latest_run
 
 # Largest that is read of a config.json; models have at most some hundred layers.
 SIZES = (

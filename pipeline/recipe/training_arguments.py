@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from pipeline.recipe.fates import FATES, REFUSED_OPTIMIZERS, Fate
-from pipeline.recipe.located_yaml import Item
-from pipeline.recipe.names import fate_sentence, unknown_key
-from pipeline.recipe.problems import show
+from pipeline.recipe.located_yaml import Item, show
 from pipeline.recipe.schema import Recipe
-from pipeline.recipe.values import MISSING, Converter
+from pipeline.recipe.supported_arguments import FATES, REFUSED_OPTIMIZERS, Fate
+from pipeline.recipe.values import MISSING, Converter, fate_sentence, unknown_key
 
 DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")
 

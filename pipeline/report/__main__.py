@@ -4,13 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from pipeline.artifacts.failures import exit_with_status
 from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.fit import fit_runs
-from pipeline.report.imports.imported_run import is_imported, lost_lines
-from pipeline.report.imports.logs import read_runs
-from pipeline.report.rows_csv import write_csv
+from pipeline.report.imported_logs import read_runs
+from pipeline.report.imported_run import is_imported, lost_lines
+from pipeline.report.run_data import write_csv
 from pipeline.report.single import report, write_report
+from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:

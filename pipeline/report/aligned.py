@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.report.imports.imported_run import meaning_of
-from pipeline.report.run_data import RunData
-from pipeline.report.tables import number, table
+from pipeline.report.imported_run import meaning_of
+from pipeline.report.run_data import RunData, number, table
 
 POINTS = 8  # rows of a table
 COMPARED_BPB = ("val/bpb_documents", "val/bpb", "sft/assistant_bpb")
-AXES = {
+COMPARED_AXES = {
     "step": "optimizer step",
     "tokens": "tokens (row positions)",
     "time": "minutes in steps",
@@ -88,7 +87,7 @@ def trained_on(data: RunData) -> str | None:
 
 def aligned_text(runs: Sequence[RunData]) -> str:
     """Tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
-    parts = [table_of(runs, x, name) for name in _losses(runs) for x in AXES]
+    parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
     parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
     tokenizers = {((data.manifest.get("inputs") or {}).get("tokenizer") or {}).get("identity") for data in runs}
     if len(tokenizers - {None}) > 1:
@@ -121,8 +120,8 @@ def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
         for i, place in enumerate(places.tolist())
     ]
     names = list(curves)
-    head = [AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    return f"### {name} by {AXES[x]}\n\n" + table(head, rows)
+    head = [COMPARED_AXES[x], *names, *(f"{name} - {names[0]}" for name in names[1:])]
+    return f"### {name} by {COMPARED_AXES[x]}\n\n" + table(head, rows)
 
 
 def _losses(runs: Sequence[RunData]) -> list[str]:

@@ -1,19 +1,477 @@
 """Several runs side by side: what they are, what differs, speed and memory, evaluations, curves on common axes."""
 
+import math
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-from pipeline.artifacts.atomic import write_bytes, write_text
-from pipeline.report.aligned import aligned_text, trained_on
-from pipeline.report.comparison_curves import SECTION, comparison_panels, drawn_text
-from pipeline.report.differences import differences_text, warning
-from pipeline.report.imports.imported_run import lost_lines
-from pipeline.report.ratios import ratios_text
-from pipeline.report.run_data import RunData
-from pipeline.report.scores import score_rows
-from pipeline.report.seed_noise import seed_noise_text
-from pipeline.report.tables import cell, number, table
+import numpy as np
+
+from pipeline.evals.intervals import student_t, two_sided
+from pipeline.process.storage import write_bytes, write_text
+from pipeline.report.aligned import (
+    COMPARED_AXES,
+    COMPARED_BPB,
+    aligned_text,
+    legends,
+    one_protocol,
+    positions,
+    trained_on,
+)
+from pipeline.report.benchmarks import Key, newest_scores, score_rows
+from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
+from pipeline.report.imported_run import is_imported, lost_lines, meaning_of
+from pipeline.report.run_data import RunData, cell, number, table
+
+# Speed, memory and energy of runs as ratios to the first one.
+
+# Medians leave the first logged interval of a run out, which holds compilation; peaks are of the whole run.
+HOW = {
+    "perf/tok_per_s": "median",
+    "perf/tok_per_s_per_gpu": "median",
+    "perf/step_s": "median",
+    "perf/tflops_per_gpu": "median",
+    "perf/mfu_pct": "median",
+    "perf/bf16_mfu_pct": "median",
+    "data/wait_s": "median",
+    "perf/total_s": "last",
+    "mem/allocated_gib": "median",
+    "mem/peak_allocated_gib": "largest",
+    "mem/run_peak_allocated_gib": "largest",
+    "mem/reserved_gib": "largest",
+    "mem/device_used_gib": "largest",
+    "mem/host_rss_gib": "largest",
+    "gpu/power_w": "median",
+    "perf/energy_j_per_token": "last",
+    "perf/energy_kwh": "last",
+}
+
+
+def ratios_text(runs: Sequence[RunData]) -> str:
+    """A table of what at least two runs tell; no ratio where the same name is not the same number. "" when there is none."""
+    rows: list[list[Any]] = []
+    for name, how in HOW.items():
+        values = [summary(data, name) for data in runs]
+        if sum(value is not None for value in values) < 2:
+            continue
+        meanings = [meaning_of(data, name) for data in runs]
+        cells = [
+            f"{number(v)}{' *' if m else ''}" if v is not None else None for v, m in zip(values, meanings, strict=True)
+        ]
+        others = zip(values[1:], meanings[1:], strict=True)
+        rows.append([name, how, *cells, *(_ratio(v, values[0], same=m == meanings[0]) for v, m in others)])
+    if not rows:
+        return ""
+    head = ["", "of the run", *(data.name for data in runs), *(f"{data.name} / {runs[0].name}" for data in runs[1:])]
+    marked = any(cell.endswith(" *") for row in rows for cell in row if isinstance(cell, str))
+    return table(head, rows) + ("\n\\* another number by that name: see the imported logs below.\n" if marked else "")
+
+
+def summary(data: RunData, name: str) -> float | None:
+    """The run's one figure of a metric; None where it has none."""
+    _, values = data.curve(name)
+    if not len(values):
+        return None
+    if HOW[name] == "median":
+        return float(np.median(values[1:] if len(values) > 1 else values))
+    return values.max().item() if HOW[name] == "largest" else values[-1].item()
+
+
+def _ratio(value: float | None, first: float | None, *, same: bool) -> str | None:
+    return f"{value / first:.3f}" if value is not None and first and same else None
+
+
+# What differs between runs: settings, data, code, hardware, in groups; and how many of the major variables do.
+
+# The major variables, and which keys of recipe and facts belong to each; the first group that fits has a key.
+MAJOR = {
+    "seed": ("train.seed",),
+    "batch and horizon": ("data.batch_tokens", "data.row_tokens", "train.gradient_accumulation_steps", "train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops", "fact: steps", "fact: tokens of a step"),
+    "precision and kernels": ("train.bf16", "train.fp16", "train.fp8*", "train.tf32", "train.torch_compile*", "train.full_determinism", "train.gradient_checkpointing*", "model.attn_implementation", "model.embedding_dtype", "fact: dtype", "fact: compiled", "fact: attention"),
+    "hardware": ("fact: device", "fact: processes"),
+    "tokenizer": ("tokenizer.*", "fact: tokenizer"),
+    "data": ("data.sources", "data.validation", "data.packing*", "data.isolate_documents", "data.max_row_overflow", "fact: training files", "fact: validation files"),
+    "model shape": ("model.*", "fact: started from"),
+    "optimizer and rates": ("optimizer.*", "train.learning_rate", "train.weight_decay", "train.adam_*", "train.lr_scheduler*", "train.warmup_*", "train.optim*", "train.max_grad_norm", "train.neftune_noise_alpha"),
+}  # fmt: skip
+CODE = "code"
+OTHER = "other settings"
+# fact: the settings that it decides, where every run tells it.
+DECIDES = {
+    "fact: training files": ("data.sources",),
+    "fact: validation files": ("data.validation",),
+    "fact: tokenizer": ("tokenizer.*",),
+    "fact: steps": ("train.max_steps", "train.num_train_epochs", "run.tokens", "run.tokens_per_param", "run.flops"),
+    "fact: tokens of a step": ("data.batch_tokens", "train.gradient_accumulation_steps"),
+    "fact: dtype": ("train.bf16", "train.fp16"),
+    "fact: compiled": ("train.torch_compile",),
+    "fact: attention": ("model.attn_implementation",),
+    "fact: started from": ("model.start_from",),
+}
+LONGEST = 90  # characters of a value in a table
+NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_folder")
+
+
+def differences_text(runs: Sequence[RunData]) -> str:
+    """What the figures show where one major variable differs or none, and a table for each group in which something does."""
+    told = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
+    parts = [*_verdict(runs), *_unknown(runs)]
+    names = dict.fromkeys(name for values in told for name in values)
+    groups: dict[str, list[list[Any]]] = {}
+    for name in names:
+        values = [values.get(name) for values in told]
+        known = [v for v, data in zip(values, runs, strict=True) if v is not None or not is_imported(data)]
+        if len({repr(value) for value in known}) > 1:
+            groups.setdefault(group_of(name), []).append([name.removeprefix("fact: "), *map(_short, values)])
+    for group in (*MAJOR, CODE, OTHER):
+        if group in groups:
+            parts.append(f"### Differs: {group}\n\n" + table(["", *(data.name for data in runs)], groups[group]))
+    return "\n".join(parts)
+
+
+def differing_majors(one: RunData, other: RunData) -> list[str]:
+    """The major variables in which two runs differ, as far as both tell them."""
+    facts = facts_of(one), facts_of(other)
+    settings = settings_of(one), settings_of(other)
+    both = [name for name in facts[0] if name in facts[1]]
+    decided = [pattern for name in both for pattern in DECIDES.get(name, ())]
+    found = {group_of(name) for name in both if facts[0][name] != facts[1][name]}
+    for name in settings[0].keys() | settings[1].keys():
+        if any(fnmatch(name, pattern) for pattern in decided):
+            continue
+        told = [name in values or not is_imported(data) for values, data in zip(settings, (one, other), strict=True)]
+        if all(told) and settings[0].get(name) != settings[1].get(name):
+            found.add(group_of(name))
+    if {"seed", "tokenizer"} <= found and "data" not in found and _same_tokenizer_settings(*settings):
+        found.remove("tokenizer")  # it was trained on the same text in the order of another seed
+    return [group for group in MAJOR if group in found]
+
+
+def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
+    """Return the runs in groups that differ in nothing but train.seed, each seed once; order of first appearance."""
+    groups: list[list[RunData]] = []
+    for data in runs:
+        for group in groups:
+            if _repeats(group[0], data):
+                if all(_seed_of(data) != _seed_of(other) for other in group):
+                    group.append(data)
+                break
+        else:
+            groups.append([data])
+    return groups
+
+
+def settings_of(data: RunData) -> dict[str, Any]:
+    """The recipe's keys, flat; without the run's names."""
+    return {name: value for name, value in leaves(data.recipe) if name not in NAMES_OF_RUNS}
+
+
+def facts_of(data: RunData) -> dict[str, Any]:
+    """What the manifest tells beside the recipe, of what is a major variable."""
+    inputs, shape = data.manifest.get("inputs") or {}, data.manifest.get("shape") or {}
+    found = {f"fact: {name}": shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
+    found["fact: steps"] = data.max_steps()
+    found["fact: tokens of a step"] = inputs.get("batch_tokens")
+    found["fact: tokenizer"] = (inputs.get("tokenizer") or {}).get("identity")
+    found["fact: started from"] = (inputs.get("start_from") or {}).get("model.safetensors")
+    recipe = data.recipe.get("data") or {}
+    for name, key in (("sources", "training"), ("validation", "validation")):
+        if inputs.get(name):
+            found[f"fact: {key} files"] = [
+                _source(source, spec)
+                for source, spec in zip(inputs[name], _specs(recipe.get(name), len(inputs[name])), strict=True)
+            ]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def code_of(data: RunData) -> dict[str, Any]:
+    """Commit and versions."""
+    found = {f"git.{name}": value for name, value in (data.manifest.get("git") or {}).items()}
+    return found | {f"version.{name}": value for name, value in (data.manifest.get("versions") or {}).items()}
+
+
+def group_of(name: str) -> str:
+    for group, patterns in MAJOR.items():
+        if any(fnmatch(name, pattern) for pattern in patterns):
+            return group
+    return CODE if name.startswith(("git.", "version.")) else OTHER
+
+
+def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names and values of nested dicts."""
+    found: list[tuple[str, Any]] = []
+    for name, entry in value.items():
+        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
+    return found
+
+
+def warning(runs: Sequence[RunData]) -> str:
+    """For the top of the page: that more than one major variable differs; "" where at most one does."""
+    several = {name: majors for name, majors in _majors(runs).items() if len(majors) > 1}
+    if not several:
+        return ""
+    told = "; ".join(f"{cell(name)}: {', '.join(majors)}" for name, majors in several.items())
+    return (
+        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({told}). What the figures show cannot be "
+        "laid to any one of them. Change one at a time, and say in run.note which question the run is to answer.\n"
+    )
+
+
+def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
+    """The major variables in which each run differs from the first, by its name; the seed only where it is the only one.
+
+    Repeats with other seeds measure the noise against which another variable's effect is judged.
+    """
+    by_run = {data.name: differing_majors(runs[0], data) for data in runs[1:]}
+    return {name: [major for major in majors if major != "seed"] or majors for name, majors in by_run.items()}
+
+
+def _repeats(one: RunData, other: RunData) -> bool:
+    if is_imported(one) or is_imported(other) or _seed_of(one) is None or _seed_of(other) is None:
+        return False  # a log does not tell its seed
+    same_code = code_of(one).get("git.commit") == code_of(other).get("git.commit")
+    return same_code and one.stage == other.stage and not set(differing_majors(one, other)) - {"seed"}
+
+
+def _seed_of(data: RunData) -> Any:
+    return (data.recipe.get("train") or {}).get("seed")
+
+
+def _verdict(runs: Sequence[RunData]) -> list[str]:
+    by_run = _majors(runs)
+    if any(len(majors) > 1 for majors in by_run.values()):
+        return []
+    if not any(by_run.values()):
+        return [
+            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are told.\n"
+        ]
+    shown = {name: majors[0] for name, majors in by_run.items() if majors}
+    shown = {name: major for name, major in shown.items() if major != "seed"} or shown
+    told = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
+    line = f"One major variable differs from {cell(runs[0].name)} ({told})"
+    if not any(set(majors) - {"seed"} for majors in by_run.values()):
+        return [f"{line}: how far the figures lie apart is what another seed does.\n"]
+    if all(len(group) > 1 for group in repeats(runs)):
+        return [f"{line}: what the figures show beyond the noise of the seed is its effect.\n"]
+    return [
+        f"{line}. Not every recipe has repeats with other seeds here: one run of each cannot tell the variable's effect from the seed's.\n"
+    ]
+
+
+def _unknown(runs: Sequence[RunData]) -> list[str]:
+    names = [cell(data.name) for data in runs if is_imported(data)]
+    return (
+        [f"Imported: {', '.join(names)}. What their logs do not tell stands as - and counts as equal.\n"]
+        if names
+        else []
+    )
+
+
+def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """Files without their order, which the seed decides, and how much of them is taken."""
+    files = sorted(str(file.get("sha256") or file.get("label")) for file in source.get("files") or [])
+    taken = {name: spec[name] for name in ("weight", "epochs", "at_end") if spec.get(name) is not None}
+    if any(len(file) == 64 for file in files) or not source.get("fingerprint"):
+        return {"files": [file[:16] for file in files], "format": source.get("format"), **taken}
+    return {"fingerprint": source["fingerprint"][:16], **taken}
+
+
+def _specs(specs: Any, count: int) -> list[dict[str, Any]]:
+    return specs if isinstance(specs, list) and len(specs) == count else [{}] * count
+
+
+def _same_tokenizer_settings(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one.get(n) == other.get(n) for n in one.keys() | other.keys() if n.startswith("tokenizer."))
+
+
+def _short(value: Any) -> Any:
+    if value is None:
+        return None
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+# Whether a difference in bits per byte, or in a benchmark's mean, is more than another seed would make.
+
+CHANCE = 0.05  # of calling noise a difference, in a whole table
+
+
+def seed_noise_text(runs: Sequence[RunData]) -> str:
+    """Every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
+    groups = repeats(runs)
+    scores = [[newest_scores(data) for data in group] for group in groups]
+    keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
+    rows: list[list[Any]] = []
+    pairs: list[tuple[Sequence[float], Sequence[float]]] = []
+    for key in keys:
+        values = [[run[key].value for run in group if key in run] for group in scores]
+        having = [(group, found) for group, found in zip(groups, values, strict=True) if found]
+        if len(having) < 2 and (not having or len(having[0][1]) < 2):
+            continue
+        first = having[0][1]
+        for n, (group, found) in enumerate(having):
+            rows.append([_what(key), _names(group), *_spread(found), len(pairs) if n else "the first"])
+            pairs += [(first, found)] if n else []
+    if not rows:
+        return ""
+    judged = sum(max(len(first), len(other)) > 1 for first, other in pairs)
+    for row in rows:
+        row[-1] = verdict(*pairs[row[-1]], comparisons=judged) if isinstance(row[-1], int) else row[-1]
+    text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
+    if judged > 1:
+        text += (
+            f"\n{judged} comparisons stand here, so each is called a difference below p = {CHANCE}/{judged} = {CHANCE / judged:.2g} only: "
+            f"seed noise alone then gives one such call in {CHANCE:.0%} of tables. The p that are printed are of one comparison each.\n"
+        )
+    if pairs and not judged:
+        text += (
+            "\nNone of these runs has a repeat, so whether a difference is more than seed noise cannot be told. "
+            "Run each recipe at least three times with other seeds (train.seed=1, 2, 3) and name all of them here.\n"
+        )
+    return text
+
+
+def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int = 1) -> str:
+    """Return the difference of the means in words: more than seed noise, or what these repeats could have told.
+
+    By Welch's t test where both have repeats; with one value on one side by the spread of the other side's repeats, taken to be
+    the same on both. comparisons: how many are made, by which the chance of a false call is divided (Bonferroni). The smallest
+    difference named is the one that would just have been called; a true one of that size is called about every other time.
+    """
+    difference = mean(other) - mean(first)
+    said = f"{difference:+.6f}"
+    if len(first) < 2 and len(other) < 2:
+        return f"{said}; one run each: cannot be told from seed noise"
+    if len(first) > 1 and len(other) > 1:
+        parts = [stdev(values) ** 2 / len(values) for values in (first, other)]
+        error = math.sqrt(sum(parts))
+        weights = sum(part**2 / (len(v) - 1) for part, v in zip(parts, (first, other), strict=True))
+        freedom = sum(parts) ** 2 / weights if weights else math.inf
+        test = "Welch"
+    else:
+        many = first if len(first) > 1 else other
+        error, freedom = stdev(many) * math.sqrt(1 + 1 / len(many)), len(many) - 1
+        test = "one run against the spread of the other's repeats"
+    if error == 0:
+        return f"{said}; the repeats do not differ at all, so there is no noise to judge it by"
+    t = difference / error
+    chance = two_sided(t, freedom)
+    least = student_t(CHANCE / comparisons, freedom) * error
+    told = "more than seed noise" if chance < CHANCE / comparisons else "cannot be told from seed noise"
+    return (
+        f"{said}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {told}; "
+        f"so many repeats tell differences from {least:.2g} on"
+    )
+
+
+def _names(group: Sequence[RunData]) -> str:
+    return ", ".join(data.name for data in group)
+
+
+def _what(key: Key) -> str:
+    return f"{key[0]} (protocol {key[1]})"
+
+
+def _spread(values: Sequence[float]) -> list[Any]:
+    return [len(values), f"{mean(values):.6f}", f"{stdev(values):.6f}" if len(values) > 1 else None]
+
+
+# Which curves of several runs are drawn over each other: one panel a metric, one look a run, on the axes of
+# aligned.py.
+
+SECTION = "Curves"
+POINTS_OF_ALL = 20_000  # of all curves together: half a megabyte, however many runs there are
+# Title, unit, name, logarithmic. The training loss stands before them, bits per byte under one protocol behind it.
+METRICS = (
+    ("Smoothed training loss", "nats per token", "train/loss_ema", False),
+    ("Gradient norm before clipping", "L2 norm", "optim/grad_norm", True),
+    ("Learning rate of the first parameter group", "", "optim/lr", False),
+    ("Multiplier of all learning rates", "", "optim/lrm", False),
+    ("Throughput", "tokens/s", "perf/tok_per_s", False),
+)
+Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each lies
+
+
+def drawn(runs: Sequence[RunData]) -> Sequence[RunData]:
+    """The runs whose curves can be told apart."""
+    return runs[:LOOKS]
+
+
+def drawn_text(runs: Sequence[RunData]) -> str:
+    """Which runs have no curves; "" where all have."""
+    if len(runs) <= LOOKS:
+        return ""
+    return (
+        f"Drawn are the first {LOOKS} of the {len(runs)} runs, more could not be told apart; the tables hold all.\n\n"
+    )
+
+
+def loss_of_all(runs: Sequence[RunData]) -> str | None:
+    """The training loss that all runs have; None where they have not one of the same name."""
+    return next(
+        (name for name in ("train/loss", "train/loss_ema") if all(data.last(name) is not None for data in runs)), None
+    )
+
+
+def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
+    """The panels of what at least two runs have, or any run of the training loss; and the labels of their x axes."""
+    runs = drawn(runs)
+    loss = loss_of_all(runs)
+    title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
+    kinds: list[tuple[str, str, str | None, bool]] = [(title, "nats per token", loss, False)]
+    kinds += [(name, "bits per byte", name, False) for name in COMPARED_BPB if one_protocol(runs, name)]
+    kinds += [kind for kind in METRICS if kind[2] != loss]
+    having = [[data for data in runs if len(finite(data, _name(data, name))[0]) > 1] for _, _, name, _ in kinds]
+    kinds = [kind for n, kind in enumerate(kinds) if len(having[n]) > 1 or (n == 0 and having[n])]
+    points = min(POINTS, POINTS_OF_ALL // max(len(runs) * len(kinds), 1))
+    placed = [{axis: positions(data, axis) for axis in COMPARED_AXES} for data in runs]
+    unit = _thousands(max((flops[-1] for at in placed if len(flops := at["flops"][1])), default=1.0))
+    for at in placed:
+        at["flops"] = at["flops"][0], at["flops"][1] / 10.0**unit
+    panels = []
+    for title, measured, name, log in kinds:
+        curves = [
+            _curve(data, label, _name(data, name), place, points, placed[place])
+            for place, (label, data) in enumerate(zip(legends(runs), runs, strict=True))
+            if len(finite(data, _name(data, name))[0])
+        ]
+        log = log and all((curve.y > 0).all() for curve in curves)
+        panels.append(Panel(SECTION, title, measured, log, curves, note=_note(runs, name)))
+    return panels, COMPARED_AXES | ({"flops": f"{COMPARED_AXES['flops']}, in 10^{unit}"} if unit else {})
+
+
+def _name(data: RunData, name: str | None) -> str:
+    return name or data.loss_name()
+
+
+def _curve(data: RunData, label: str, name: str, place: int, points: int, placed: Places) -> Curve:
+    """Between two steps that have a place on the axis a point lies between them; before the first and behind the last, nowhere."""
+    steps, values = thin(*finite(data, name), points)
+    x = {
+        axis: np.interp(steps, at, places, left=np.nan, right=np.nan)
+        for axis, (at, places) in placed.items()
+        if len(at)
+    }
+    known = {axis: places for axis, places in x.items() if np.isfinite(places).any()}
+    return Curve(label, known, values, place, style_of(name, len(steps)))
+
+
+def _thousands(most: float) -> int:
+    """The exponent of ten, three by three, in which so many are a number for people."""
+    return int(math.log10(max(most, 1.0)) // 3 * 3)
+
+
+def _note(runs: Sequence[RunData], name: str | None) -> str:
+    """Whose number is another one by that name, and who has none."""
+    names = {data.name: _name(data, name) for data in runs}
+    told = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
+    told += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
+    without = [data.name for data in runs if not len(finite(data, names[data.name])[0])]
+    told += [f"Not told by {', '.join(without)}."] if without else []
+    return " ".join(told)
+
 
 PICTURE = "curves.png"
 NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
@@ -21,8 +479,8 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
-    from pipeline.report.comparison_pictures import comparison_picture  # these two cost a second of imports,
     from pipeline.report.page import page  # which a comparison that is only printed need not pay
+    from pipeline.report.picture import comparison_picture  # these two cost a second of imports,
 
     picture = comparison_picture(runs)
     if picture:

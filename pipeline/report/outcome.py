@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import folder_bytes
-from pipeline.report.run_data import RunData
-from pipeline.report.tables import number, table
+from pipeline.process.storage import folder_bytes
+from pipeline.report.run_data import RunData, number, table
 
 GIB = 2**30
 

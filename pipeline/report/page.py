@@ -11,8 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markupsafe import Markup
 
-from pipeline.report.curves import Curve, Panel
-from pipeline.report.palette import look
+from pipeline.report.curves import Curve, Panel, look
 from pipeline.report.plots import MARKS, bokeh_script, plots_of
 
 PAGE_BYTES = 2_000_000

@@ -13,8 +13,7 @@ from bokeh.models.annotations import Span
 from bokeh.plotting import figure
 from bokeh.resources import Resources
 
-from pipeline.report.curves import Panel
-from pipeline.report.palette import look
+from pipeline.report.curves import Panel, look
 
 INK = "#808080"  # axes and grid: the page's background is light or dark
 MARKS = {"restart": "#7f7f7f", "spike": "#d55e00", "not finite": "#d62728"}

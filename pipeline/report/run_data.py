@@ -1,6 +1,10 @@
 """Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
 
-from collections.abc import Sequence
+import csv
+import datetime
+import io
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,14 +12,367 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.atomic import folder_bytes
-from pipeline.artifacts.checkpoints import SEAL, by_step, step_of
-from pipeline.artifacts.columns import Columns, read_columns
-from pipeline.artifacts.errors import InputMissingError
-from pipeline.artifacts.protocol import Protocol
-from pipeline.artifacts.run_directory import RunDirectory, find_run
-from pipeline.report.benchmark_rows import Benchmark, benchmarks_of, is_benchmark
-from pipeline.report.run_files import read_evals, read_failure, read_manifest, read_recipe, read_samples
+from pipeline.process.errors import InputMissingError
+from pipeline.process.storage import folder_bytes, read_json, write_text
+from pipeline.recipe.located_yaml import load_mapping
+from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
+from pipeline.run_dir.columns import MOST_INTEGER, Columns, read_columns
+from pipeline.run_dir.manifest import documented_part, manifest_problems
+from pipeline.run_dir.protocol import Protocol
+from pipeline.run_dir.rows import counts_beside, read_rows
+from pipeline.run_dir.run_directory import RunDirectory, find_run
+
+# Markdown tables, and numbers for people.
+
+# Control characters but tab and newline, and Unicode's marks of direction.
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table. None becomes a dash; no text inside a cell can break it."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
+
+
+def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """The table without the columns that are None in every row; "" without rows."""
+    kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
+    return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows]) if rows else ""
+
+
+def cell(value: Any) -> str:
+    """The value as text that means itself: neither Markdown nor HTML in it is taken for such."""
+    if value is None:
+        return "-"
+    text = (
+        str(value)
+        .replace("\\", "\\\\")
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace("|", "\\|")
+        .replace("](", "]\\(")
+        .replace("\r", " ")
+        .replace("\n", "<br>")
+    )
+    text = re.sub(r"[*`~]|(?<![A-Za-z0-9_])_", r"\\\g<0>", text)
+    return visible(text, backslash="\\\\")
+
+
+def visible(text: str, *, backslash: str = "\\") -> str:
+    """The text with characters that are not seen shown by their code.
+
+    An untrained byte-level model writes control characters, and marks of direction turn around what stands after them.
+    """
+    return HIDDEN.sub(
+        lambda match: backslash + (f"x{code:02x}" if (code := ord(match[0])) < 256 else f"u{code:04x}"), text
+    )
+
+
+def code(text: str, language: str = "") -> str:
+    """A fenced block whose fence is longer than any in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}\n"
+
+
+def number(value: float | int | None, digits: int = 4) -> str | None:
+    """An integer with thousands marked, another number to `digits` significant digits; None stays None."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.{digits}g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{100 * share:.2f} %"
+
+
+def date(value: Any) -> Any:
+    """Seconds since 1970 as an ISO date in UTC; anything else as it is."""
+    if not isinstance(value, (int, float)):
+        return value
+    return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` of the items, evenly spaced, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+# The files of a run directory as a report may use them: what no run writes (text for a step, a list for a name) is
+# left out.
+
+# Keys of a recipe that a report computes with.
+NUMBERS = ("run.gpu_hour_cost", "monitor.gpu_hz", "train.max_grad_norm", "train.max_steps", "train.seed", "train.save_steps", "train.eval_steps",
+           "train.logging_steps", "train.warmup_steps", "train.learning_rate", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.warmup_steps")  # fmt: skip
+TEXTS = ("run.name", "run.note", "run.stage", "model.start_from", "hub.id", "train.save_strategy", "optimizer.type", "model.type")  # fmt: skip
+OBJECTS = ("optimizer.schedule", "optimizer.groups", "evals.chat", "evals.core")
+
+
+def read_failure(run: RunDirectory) -> dict[str, Any] | None:
+    """failure.json; None where there is none, or it was torn by a crash."""
+    found = read_json_or_none(run.failure)
+    if not found:
+        return None
+    status, facts = found.get("status"), found.get("facts")
+    return {
+        "status": status if is_whole_number(status) else None,
+        "class": str(found.get("class")),
+        "message": str(found.get("message")),
+        "facts": facts if isinstance(facts, dict) else None,
+        **{name: value for name, value in found.items() if name not in ("status", "class", "message", "facts")},
+    }
+
+
+def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
+    """What run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a crash."""
+    manifest = read_json_or_none(run.manifest) or {}
+    problems = manifest_problems(manifest)
+    if problems:
+        manifest = documented_part(manifest)
+    inputs = manifest.get("inputs") or {}
+    for use in ("sources", "validation"):
+        if use in inputs:
+            inputs[use] = [_source(source) for source in inputs[use]]
+    return manifest, problems
+
+
+def _source(source: dict[str, Any]) -> dict[str, Any]:
+    """A source's facts, which sources/ describes and the manifest's own check does not look into."""
+    files = source.get("files")
+    texts = {
+        name: source[name] for name in ("name", "id", "fingerprint", "format") if isinstance(source.get(name), str)
+    }
+    rest = {
+        name: value for name, value in source.items() if name not in ("files", "name", "id", "fingerprint", "format")
+    }
+    return {**texts, **rest, "files": [f for f in files if isinstance(f, dict)] if isinstance(files, list) else []}
+
+
+def read_recipe(run: RunDirectory) -> dict[str, Any]:
+    """recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
+    try:
+        return _documented(load_mapping(run.recipe))
+    except (FileNotFoundError, ValueError):  # its damage is one
+        return {}
+
+
+def _documented(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The sections, without values of another type where a report needs a certain one."""
+    sections: dict[str, Any] = {name: value for name, value in recipe.items() if isinstance(value, dict)}
+    for names, fits in ((OBJECTS, is_object), (NUMBERS, is_number), (TEXTS, is_text)):
+        for dotted in names:
+            *parents, last = dotted.split(".")
+            node: Any = sections
+            for parent in parents:
+                node = node.get(parent) if isinstance(node, dict) else None
+            if isinstance(node, dict) and node.get(last) is not None and not fits(node[last]):
+                del node[last]
+    return sections
+
+
+def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Texts that the model wrote while training, of the attempts that count."""
+    return [
+        row
+        for row in read_rows(run.samples)
+        if is_whole_number(row.get("step"))
+        and is_whole_number(row.get("attempt", 0))
+        and is_text(row.get("prompt"))
+        and is_text(row.get("text"))
+        and all(counts_beside(row, a) for a in attempts if a.get("attempt", 0) > row.get("attempt", 0))
+    ]
+
+
+def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of evals.json, with those of their results that are numbers by name.
+
+    An entry of a model that a later attempt went back behind says nothing about the run's models.
+    """
+    found = (read_json_or_none(run.evals) or {}).get("entries")
+    entries = [_entry(entry) for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return [
+        entry
+        for entry in entries
+        if entry.get("step") is None
+        or all(counts_beside(entry, a) for a in attempts if a.get("time", 0) > entry.get("time", float("inf")))
+    ]
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    kept = {
+        name: value
+        for name, value in entry.items()
+        if {"step": is_whole_number, "time": is_number, "versions": is_object}.get(name, lambda value: True)(value)
+    }
+    for name in ("subject", "command", "device"):
+        if not is_text(kept.get(name, "")):
+            kept[name] = None
+    results, samples = entry.get("results"), entry.get("samples")
+    kept["results"] = [r for r in results if _is_result(r)] if isinstance(results, list) else []
+    kept["samples"] = [s for s in samples if _is_text_by_command(s)] if isinstance(samples, list) else []
+    return kept
+
+
+def _is_result(row: Any) -> bool:
+    if not isinstance(row, dict) or not is_text(row.get("name")) or not is_number(row.get("value")):
+        return False
+    numbers = ("items", "bytes", "low", "high", "stderr", "centered", "tokens", "seconds")
+    if not isinstance(row.get("protocol_parts", {}), dict):
+        return False
+    texts = ("protocol", "dtype")
+    return all(row.get(n) is None or is_number(row[n]) for n in numbers) and all(
+        is_text(row.get(t) or "") for t in texts
+    )
+
+
+def _is_text_by_command(row: Any) -> bool:
+    return isinstance(row, dict) and is_text(row.get("prompt")) and is_text(row.get("text"))
+
+
+def read_json_or_none(path: Path) -> dict[str, Any] | None:
+    """The object in the file; None when it is missing or was torn by a crash."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, float) or is_whole_number(value)
+
+
+def is_whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MOST_INTEGER
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+# The benchmarks in evals.json: which rows are theirs, which entries tell of the same, and which figures compare.
+
+SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
+MEANS = (
+    *(f"{name}/{version}" for name in ("core", "core_partial") for version in ("v1", "v2")),
+    *(f"chat/{name}{part}" for name in ("core", "core_spelling_bee") for part in ("", "_part")),
+)
+
+
+def suite_of(name: str) -> str | None:
+    """core, chat or lm_eval by the name of a result; None for any other."""
+    return SUITES.get(name.partition("/")[0])
+
+
+def is_benchmark(row: dict[str, Any]) -> bool:
+    """A function of one's own may choose such a name too; it has no protocol."""
+    return suite_of(row["name"]) is not None and row.get("protocol") is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """What one entry of evals.json holds of one suite: means over tasks, and tasks (of lm_eval: task and metric)."""
+
+    suite: str
+    entry: dict[str, Any]
+    means: list[dict[str, Any]]
+    tasks: list[dict[str, Any]]
+
+    @property
+    def subject(self) -> str | None:
+        return self.entry.get("subject")
+
+    @property
+    def step(self) -> int | None:
+        return self.entry.get("step")
+
+    @property
+    def age(self) -> tuple[float, float]:
+        """Orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's last."""
+        return (float("inf") if self.step is None else self.step, self.entry.get("time") or 0)
+
+    def protocols(self) -> list[str]:
+        return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
+
+    def protocol_lines(self) -> list[str]:
+        """What the protocol of each task is made of, as a list; that of a mean is made of theirs."""
+        made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
+        return [f"- protocol {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
+
+    @property
+    def first_items(self) -> int | None:
+        """The most items of a task that were to be scored, as protocols say it; None: all."""
+        found = self.part("items")
+        return found if isinstance(found, int) else None
+
+    def part(self, name: str) -> Any:
+        """The part of the first protocol that has it, None where none has."""
+        return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
+
+    def measured(self) -> tuple:
+        """The same for entries that may stand in one series: the tasks and under which protocols."""
+        return self.suite, tuple(sorted((row["name"], row["protocol"]) for row in self.tasks))
+
+    def tasks_of(self, mean: dict[str, Any]) -> list[dict[str, Any]]:
+        """The tasks that the mean is over: those it names, else all."""
+        named = mean.get("tasks")
+        if not isinstance(named, list):
+            return self.tasks
+        return [task for task in self.tasks if task["name"] in named or task_name(task) in named]
+
+    def items_of(self, mean: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
+        """Name and items of each task of the mean: under one protocol too a part of the tasks may have been scored."""
+        return tuple(sorted((task_name(task), task.get("items")) for task in self.tasks_of(mean)))
+
+
+def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
+    """The parts of a row's protocol; of an earlier version's row what its id tells."""
+    if protocol := Protocol.of(row):
+        return protocol.parts
+    found: dict[str, Any] = {"chat": True} if ", chat" in row["protocol"] else {}
+    if "-crop" in row["protocol"]:
+        found["long_prompts"] = "crop"
+    for part, pattern in (("items", r"(?:-|, )first ?(\d+)"), ("max_new_tokens", r"-(\d+)tokens")):
+        if told := re.search(pattern, row["protocol"]):
+            found[part] = int(told[1])
+    return found
+
+
+def task_name(row: dict[str, Any]) -> str:
+    return row["name"].partition("/")[2]
+
+
+def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
+    """Every suite of every entry, oldest first."""
+    found = []
+    for entry in entries:
+        rows = [row for row in entry["results"] if is_benchmark(row)]
+        for suite in dict.fromkeys(SUITES.values()):
+            own = [row for row in rows if suite_of(row["name"]) == suite]
+            means = [row for row in own if row["name"] in MEANS]
+            if own:
+                tasks = [row for row in own if row["name"] not in MEANS]
+                found.append(Benchmark(suite=suite, entry=entry, means=means, tasks=tasks))
+    return sorted(found, key=lambda benchmark: benchmark.age)
+
+
+def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
+    """Those that measured the same together, oldest first; of a subject scored twice the newest."""
+    groups: dict[tuple, dict[tuple, Benchmark]] = {}
+    for benchmark in benchmarks:
+        of_group = groups.setdefault(benchmark.measured(), {})
+        of_group.pop((benchmark.subject, benchmark.step), None)
+        of_group[benchmark.subject, benchmark.step] = benchmark
+    order = list(dict.fromkeys(SUITES.values()))
+    return [list(g.values()) for key, g in sorted(groups.items(), key=lambda pair: order.index(pair[0][0]))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,3 +617,19 @@ def read_run(name: str) -> RunData:
             for folder in by_step(run.checkpoints)
         ],
     )
+
+
+# The rows of runs as one CSV table, a column each metric; read again by `python -m pipeline.report`.
+
+STAMPS = ["step", "attempt", "time", "tokens"]
+
+
+def write_csv(runs: Sequence[RunData], path: Path) -> None:
+    """Rows that count, without events; a number that a row does not have is left empty."""
+    rows = [(data.name, row) for data in runs for row in data.rows if "event" not in row]
+    names = sorted({name for _, row in rows for name in row} - set(STAMPS))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", *STAMPS, *names])
+    writer.writerows([run, *(row.get(name) for name in (*STAMPS, *names))] for run, row in rows)
+    write_text(path, text.getvalue())

@@ -3,22 +3,32 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.artifacts.atomic import write_bytes, write_text
+from pipeline.process.storage import write_bytes, write_text
 from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
-from pipeline.report.energy import energy_text
-from pipeline.report.evaluations import other_results_text
-from pipeline.report.inputs import data_shares_text, tokenizer_text
-from pipeline.report.life import attempts_text, checkpoints_text
-from pipeline.report.manifest_lines import manifest_text
-from pipeline.report.metadata import failure_text, links_text, metadata_text, recipe_text, versions_text
 from pipeline.report.outcome import outcome_text
-from pipeline.report.progress import gradient_norm_text, learning_rate_text, losses_text, system_text
-from pipeline.report.run_data import RunData
-from pipeline.report.samples import samples_text
-from pipeline.report.tables import cell
-from pipeline.report.worth import worth_text
+from pipeline.report.run_data import RunData, cell
+from pipeline.report.sections import (
+    attempts_text,
+    checkpoints_text,
+    data_shares_text,
+    energy_text,
+    failure_text,
+    gradient_norm_text,
+    learning_rate_text,
+    links_text,
+    losses_text,
+    manifest_text,
+    metadata_text,
+    other_results_text,
+    recipe_text,
+    samples_text,
+    system_text,
+    tokenizer_text,
+    versions_text,
+    worth_text,
+)
 
 # In the order in which a run is best read: what it is, then the curves from cause to effect, then the rest.
 # Each function gives Markdown, "" when there is nothing to say.

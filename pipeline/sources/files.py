@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
+from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.sources.raw_rows import is_data, kind_of
 from pipeline.sources.splits import (
     DESCRIPTIONS,

@@ -1,26 +1,185 @@
-"""Files of a Hub dataset: the commit and list are resolved once, the content is fetched when it is reached."""
+"""Datasets of the Hub: files listed, checked at both ends, fetched."""
 
 import functools
 import hashlib
+import io
 import json
 import logging
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
-from pipeline.artifacts.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
-from pipeline.artifacts.retries import note_retry
-from pipeline.artifacts.secrets import redacted
+from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.retries import note_retry
+from pipeline.process.secrets import redacted
+from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import SourceFile, bases_of, local_dataset, refuse_unreadable
-from pipeline.sources.heads import both_ends
-from pipeline.sources.hub_client import limit_silence
+from pipeline.sources.files import Ends, SourceFile, bases_of, local_dataset, refuse_unreadable
+from pipeline.sources.formats import Format
+from pipeline.sources.raw_rows import (
+    BOM,
+    COMPRESSIONS,
+    BrokenArrayError,
+    RawRow,
+    array_elements,
+    begins_array,
+    csv_header,
+    kind_of,
+    parse_json_line,
+)
+from pipeline.sources.signatures import wrong_beginning
 from pipeline.sources.splits import leads_outside, named_files, split_files
+from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
+
+# The HTTP client of huggingface_hub with an end to every wait for a silent Hub, and to what one says: by itself it
+# has none.
+
+# Seconds without a byte, not for a whole transfer: one of hours goes on as long as it moves.
+CONNECT_S, SILENCE_S = 10.0, 60.0
+ANSWER_BYTES = 2**25  # of the Hub's own words, such as a list of files; a file is read to its end
+
+
+def client_that_gives_up() -> Any:
+    """A client whose requests end after that silence, those included that the library sends with timeout=None."""
+    from huggingface_hub.utils._http import default_client_factory
+
+    made = default_client_factory()
+    limits = {"connect": CONNECT_S, "read": SILENCE_S, "write": SILENCE_S, "pool": SILENCE_S}
+
+    def limit(request: Any) -> None:
+        # model_info and its like pass None, which stands above the client's own timeout.
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = limits | {name: s for name, s in asked.items() if s is not None}
+
+    made.event_hooks["request"] = [*made.event_hooks["request"], limit]
+    made.event_hooks["response"] = [*made.event_hooks["response"], _bound_answer]
+    return made
+
+
+def _bound_answer(response: Any) -> None:
+    """Let the reading of an answer of the Hub's API end with ValueError when it is too long."""
+    if not response.url.path.startswith("/api/"):
+        return
+    base: Any = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == "SyncByteStream")
+
+    class Bounded(base):
+        def __init__(self, stream: Any):
+            self.stream = stream
+
+        def __iter__(self) -> Any:
+            size = 0
+            for block in self.stream:
+                size += len(block)
+                if size > ANSWER_BYTES:
+                    raise ValueError(f"{response.url} answers with more than {ANSWER_BYTES >> 20} MiB")
+                yield block
+
+        def close(self) -> None:
+            self.stream.close()
+
+    response.stream = Bounded(response.stream)
+
+
+@cache
+def limit_silence() -> None:
+    """From now on no request of this process waits for a silent Hub for ever."""
+    from huggingface_hub import set_client_factory
+
+    set_client_factory(client_that_gives_up)
+
+
+# Files of a Hub that are not here yet, by their first and last bytes: an error page among them is told before step
+# 1.
+
+FILES_OF_A_SOURCE = 64  # Those that are read first: a large dataset has thousands, and a look costs two requests.
+TIMEOUT_S = 10.0
+
+
+def head_findings(name: str, ends: Ends, form: Format, *, column_key: str) -> Findings:
+    """What a file's first and last bytes betray. name: repository and path, for the message."""
+    head, tail = ends
+    reason = wrong_beginning(name, head)
+    if reason is None and kind_of(name) == "parquet" and tail is not None and tail[-4:] != b"PAR1":
+        reason = "is truncated: a parquet file ends with its footer. Upload it again."
+    if (
+        reason is None
+        and kind_of(name) == "arrow"
+        and tail is not None
+        and head.startswith(b"ARROW1")
+        and tail[-6:] != b"ARROW1"
+    ):
+        reason = "is truncated: an Arrow file ends with its footer. Upload it again."
+    if reason is None and not name.lower().endswith(COMPRESSIONS):
+        try:
+            reason = _text_problem(name, head, form, column_key)
+        except DataError as error:
+            return Findings(problems=[str(error)])
+    return Findings(problems=[f"{name} {reason}"] if reason else [])
+
+
+def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str | None:
+    """Return what the first rows of a file of text lack. Raises DataError where it cannot be read on."""
+    whole, text = len(head) < HEAD_BYTES, head.decode("utf-8-sig", "surrogateescape")
+    if kind_of(name) == "csv":
+        if "\0" in text:
+            return NO_TEXT
+        return csv_problem(csv_header(io.StringIO(text), name), form, column_key) if whole or "\n" in text else None
+    if kind_of(name) != "jsonl":
+        return None
+    if begins_array(io.StringIO(text)):
+        rows: list[RawRow] = []
+        try:
+            for row, value in enumerate(array_elements(io.StringIO(text))):
+                rows.append((0, row, value))
+        except BrokenArrayError as error:
+            if whole or not error.cut_off:
+                raise DataError(error.problem(name)) from error
+        return array_problem(rows, form, column_key) if rows or not whole else NO_ROWS
+    lines = head.removeprefix(BOM).splitlines(keepends=True)
+    lines = lines if whole else lines[:-1]  # the last one goes on behind the head
+    rows = [(0, n, parse_json_line(line)) for n, line in enumerate(lines) if line.strip()]
+    return jsonl_problem(rows, form, column_key, start=head) if rows or whole else None
+
+
+def both_ends(repo: str, revision: str, path: str) -> Ends | None:
+    """(first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
+    then the file is looked at when it is fetched."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    url = hf_hub_url(repo, path, repo_type="dataset", revision=revision)
+
+    def part(wanted: str) -> tuple[int, bytes]:
+        headers = {**build_hf_headers(), "Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            return answer.status_code, _first(answer, HEAD_BYTES)
+
+    try:
+        _, head = part(f"0-{HEAD_BYTES - 1}")
+        status, tail = part("-8") if kind_of(path) in ("parquet", "arrow") else (0, b"")
+    except (HTTPError, OSError):
+        return None
+    return head, tail if status == 206 else None
+
+
+def _first(answer: Any, size: int) -> bytes:
+    """As many bytes of the answer, whatever more the server would send."""
+    found = b""
+    for piece in answer.iter_bytes():
+        found += piece
+        if len(found) >= size:
+            break
+    return found[:size]
+
+
+# Files of a Hub dataset: the commit and list are resolved once, the content is fetched when it is reached.
 
 LOG = logging.getLogger(__name__)
 ATTEMPTS = 5

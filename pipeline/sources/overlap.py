@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from pipeline.sources.bad_rows import row_name
+from pipeline.sources.verify import row_name
 
 DOCUMENTS = 2_000  # of each validation source that are looked for
 TRAINED_CHARS = 50_000_000  # of each training source that are looked at: a second or two

@@ -13,13 +13,53 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.retries import may_pass
-from pipeline.sources.documents import BLOCK_ROWS
+from pipeline.process.errors import DataError
+from pipeline.process.retries import may_pass
+
+# What a source gives: documents, conversations, and blocks of them that know their place.
+
+BLOCK_ROWS = 1024  # Rows of a block: the packing policy that is the default packs within this many documents.
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text. file: index in the source's order; row: zero-based in the file (a line of jsonl, a piece of txt)."""
+
+    text: str
+    file: int
+    row_group: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One chat of checked messages: dicts with role, content and, where given, tool_calls and name."""
+
+    messages: list[dict]
+    file: int
+    row_group: int
+    row: int
+
+
+@dataclass(slots=True)
+class Block:
+    """Up to BLOCK_ROWS consecutive rows of one file.
+
+    items: what the rows gave, in order. bad_rows: one line `file:row: reason` for each row that gave nothing because it
+    is damaged. empty_rows: how many held no text at all, or a conversation that nothing can be learned from, which is no damage.
+    """
+
+    items: list = field(default_factory=list)
+    file: int = 0
+    index: int = 0
+    bad_rows: list[str] = field(default_factory=list)
+    empty_rows: int = 0
+
 
 KINDS = {
     ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".json": "jsonl",
@@ -537,3 +577,41 @@ def _piece(piece: str, first_line: int) -> Any:
 def _short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 160 else text[:157] + "..."
+
+
+# How much text a source holds, without reading it.
+
+SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 row groups takes tens of milliseconds.
+
+
+def text_bytes(source: Any) -> int | None:
+    """Bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
+    them have it. None where only reading would tell: compressed files, arrow, and parquet that is not fetched yet."""
+    parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
+    if any(file.path is None for file in parquet) or any(
+        file.label.lower().endswith(COMPRESSIONS) or kind_of(file.label) == "arrow" for file in source.files
+    ):
+        return None
+    sample = parquet[:: max(1, -(-len(parquet) // SAMPLED_FOOTERS))]
+    known = {file.path: _parquet_bytes(file.path, source.format.column) for file in sample}
+    text_share = sum(known.values()) / max(1, sum(file.bytes for file in sample))
+    total = 0
+    for file in source.files:
+        size = file.bytes
+        if kind_of(file.label) == "parquet":
+            size = known.get(file.path, round(size * text_share))
+        if file.period:
+            size = size * (1 if file.part == "validation" else file.period - 1) // file.period
+        total += size
+    return total
+
+
+def _parquet_bytes(path: Any, column: str | None) -> int:
+    import pyarrow.parquet
+
+    metadata = pyarrow.parquet.read_metadata(path)
+    # A column of messages is several leaves below its name.
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    leaves = [number for number, path in enumerate(paths) if column is None or path.split(".")[0] == column]
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    return sum(group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves)

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.storage import read_json
 from pipeline.sources.raw_rows import is_data
 
 LOG = logging.getLogger(__name__)

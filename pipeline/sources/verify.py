@@ -1,19 +1,22 @@
-"""Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure."""
+"""A dataset checked before training: its files, their signatures, rows that are no text or conversation."""
 
+import hashlib
+import json
+import os
+import re
+import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.retries import read_again
-from pipeline.sources.bad_rows import all_empty, bad_rows, grouped, reason_of, row_name, untrainable
-from pipeline.sources.conversation import TREE_KEYS
-from pipeline.sources.facts import FactsOfFiles
+from pipeline.process.errors import DataError, readable
+from pipeline.process.retries import read_again
+from pipeline.process.storage import parse_json, sum_of, write_bytes
 from pipeline.sources.files import SourceFile
-from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format
+from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TREE_KEYS, Format, UntrainableConversation
 from pipeline.sources.raw_rows import (
     COMPRESSIONS,
     BadRow,
@@ -35,6 +38,194 @@ from pipeline.sources.raw_rows import (
     txt_rows,
 )
 from pipeline.sources.signatures import impostor, wrong_beginning
+
+# Single rows that a format cannot read, each named so that an editor or a reader of parquet finds it.
+
+MOST_OF_REASON = 1_000  # characters: a reason lists the row's columns, whose names may be of any length
+
+
+def row_name(path: Path | str, row: int) -> str:
+    """Return `file:line` for files of lines, one-based as editors count; else `file row n`, zero-based as tables count."""
+    kind = kind_of(Path(path).name)
+    if kind == "jsonl" and not (isinstance(path, Path) and is_array(path)):
+        return f"{path}:{row + 1}"
+    return f"{path} {'piece' if kind == 'txt' else 'row'} {row}"
+
+
+def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
+    """`file:row: reason` for each row that the format cannot read; conversations that are only left out are no bad rows."""
+    read = form.reader()
+    named = []
+    for _, row, value in rows:
+        reason = value.reason if isinstance(value, BadRow) else reason_of(value, form, read)
+        if reason:
+            named.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
+    return named
+
+
+def reason_of(value: Any, form: Format, read: Any = None) -> str | None:
+    try:
+        (read or form.reader())(value)
+    except UntrainableConversation:
+        return None
+    except Exception as error:  # An own format may raise anything; whatever it is, the row is named.
+        return str(error) if isinstance(error, ValueError) else f"{form.name} raised {type(error).__name__}: {error}"
+    return None
+
+
+def untrainable(path: Path, rows: list[RawRow], form: Format) -> list[str]:
+    """`file:row: reason` for each conversation that is in good form and that nothing can be learned from."""
+    read = form.reader()
+    named = []
+    for _, row, value in rows:
+        try:
+            if not isinstance(value, BadRow):
+                read(value)
+        except UntrainableConversation as error:
+            named.append(f"{row_name(path, row)}: {readable(str(error), most=MOST_OF_REASON)}")
+        except Exception:
+            continue
+    return named
+
+
+def grouped(lines: list[str]) -> list[str]:
+    """Lines `file:row: reason` by their reason, each reason once: `66 rows: reason (first: file:row)`.
+
+    Reasons that differ in numbers alone are one: the place in a row says nothing where hundreds have the mistake.
+    """
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for line in lines:
+        found = re.match(r"(.*?(?::\d+| (?:row|piece) \d+)): (.*)", line, re.DOTALL)
+        place, reason = found.groups() if found else ("", line)
+        groups.setdefault(re.sub(r"\d+", "#", reason), []).append((place, reason))
+    return [
+        f"{len(group):,} rows: {group[0][1]} (first: {group[0][0]})"
+        if len(group) > 1
+        else ": ".join(part for part in group[0] if part)
+        for group in groups.values()
+    ]
+
+
+def all_empty(rows: list[RawRow], form: Format) -> bool:
+    """Whether every row that was looked at is a text of white space alone."""
+    read = form.reader()
+    for _, _, value in rows:
+        try:
+            item = None if isinstance(value, BadRow) else read(value)
+        except Exception:  # named with its reason by bad_rows
+            return False
+        if not isinstance(item, str) or item.strip():
+            return False
+    return True
+
+
+# Facts about files, kept under the cache by path, size and times of change: a second start reads no byte.
+
+SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it is written anew
+
+
+@dataclass
+class Facts:
+    """sha256 and size of the file as it lies on disk; rows: as `raw_rows` counts them, None until asked for.
+
+    checked: keys of the readings that were found sound.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    sha256: str = ""
+    rows: int | None = None
+    checked: list[str] = field(default_factory=list)
+
+
+class FactsOfFiles:
+    """Facts by file, with their store in `folder`. Threads and processes may share the store."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._known: dict[Path, dict[str, Facts]] = {}  # store -> path -> facts
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> Facts:
+        """What is known and still true of the file; its sha256 at least, computed now if need be."""
+        status = os.stat(path)
+        facts = self._facts(path)
+        now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if facts is None or (facts.size, facts.mtime_ns, facts.ctime_ns) != now:
+            facts = Facts(str(path), *now, sha256=_sha256(path))
+            self.keep(facts)
+        return facts
+
+    def rows(self, path: Path) -> int:
+        """How many rows the file has; blank lines of a jsonl count."""
+        facts = self.of(path)
+        if facts.rows is None:
+            facts.rows = count_rows(path)
+            self.keep(facts)
+        return facts.rows
+
+    def keep(self, facts: Facts) -> None:
+        value = asdict(facts)
+        store = self._store(Path(facts.path))
+        with self._lock:
+            self._of_store(store)[facts.path] = facts
+            store.parent.mkdir(parents=True, exist_ok=True)
+            with open(store, "ab") as file:
+                file.write(_line(value))
+
+    def head_is_known(self, reading: str) -> bool:
+        """Whether a file that is not fetched yet began and ended as it should when it was looked at."""
+        return self._head(reading).exists()
+
+    def keep_head(self, reading: str) -> None:
+        self._head(reading).parent.mkdir(parents=True, exist_ok=True)
+        self._head(reading).touch()
+
+    def _head(self, reading: str) -> Path:
+        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(reading)).hexdigest()[:24]}.head"
+
+    def _store(self, path: Path) -> Path:
+        return self.folder / "files" / f"{hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:24]}.jsonl"
+
+    def _facts(self, path: Path) -> Facts | None:
+        with self._lock:
+            return self._of_store(self._store(path)).get(str(path))
+
+    def _of_store(self, store: Path) -> dict[str, Facts]:
+        if store not in self._known:
+            lines = store.read_bytes().splitlines() if store.exists() else []
+            known = {facts.path: facts for line in lines if (facts := _facts_in(line))}
+            if (
+                len(lines) > 4 * len(known) + SPARE_LINES
+            ):  # of a line that another process adds meanwhile the fact is found out again
+                write_bytes(store, b"".join(_line(asdict(facts)) for facts in known.values()))
+            self._known[store] = known
+        return self._known[store]
+
+
+def _line(value: dict) -> bytes:
+    # ASCII: a path that is not UTF-8 stays what it is. The line end before it closes a line that a crash has torn.
+    return b"\n" + json.dumps({**value, "sum": sum_of(value)[:16]}).encode() + b"\n"
+
+
+def _facts_in(line: bytes) -> Facts | None:
+    """The facts of a line as it was written; a damaged or a torn one has none."""
+    try:
+        value = parse_json(line)
+        own_sum = value.pop("sum", None)
+        return Facts(**value) if own_sum == sum_of(value)[:16] else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure.
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.

@@ -2,7 +2,7 @@
 
 import argparse
 
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
@@ -28,8 +28,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import identity, load_or_train
-    from pipeline.tokenizer.judgement import judge, table
-    from pipeline.tokenizer.load import cached_folder
+    from pipeline.tokenizer.load import cached_folder, judge, table
 
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     kept = not recipe.tokenizer.path and cached_folder(recipe, train).is_dir()

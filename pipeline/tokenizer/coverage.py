@@ -9,10 +9,8 @@ import json
 import re
 from collections.abc import Iterable
 
-from pipeline.artifacts.errors import DataError
-from pipeline.tokenizer.byte_lengths import is_byte_level
-from pipeline.tokenizer.encode import plain_backend
-from pipeline.tokenizer.tiktoken_twin import byte_alphabet
+from pipeline.process.errors import DataError
+from pipeline.tokenizer.encode import byte_alphabet, is_byte_level, plain_backend
 
 # Below this share there are no bits per byte. Were every byte that is left out to cost 8 bits, the figure would be at most
 # 0.008 higher.

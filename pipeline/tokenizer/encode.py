@@ -1,12 +1,109 @@
-"""Text to ids, fast, and never a control token: what a document spells is only text."""
+"""Text to ids in batches, tiktoken's twin of a BPE, and raw bytes per id."""
 
+import json
 import os
+import re
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from pipeline.tokenizer.tiktoken_twin import TiktokenTwin
+# The same byte-level BPE run by tiktoken: identical ids at several times the speed, where that can be proved.
+
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Its regex engine keeps a way back for every character of a run and panics at a million: such runs go the other way.
+LONG_RUN = re.compile(r"\s{100000}")
+# Where two regex engines or two BPEs could differ: spaces, digits, case, joined and astral characters, broken rows.
+AWKWARD = (
+    "I'll WE'RE it'S don\u2019t '\u017f  a\u00a0b\u3000c\u2028d\u0085e",
+    "\n\n \t\r\n  x\r  \n y   \n",
+    "1 12 123 1234 12345 \u0663\u0664\u0665 \u00bd \u2167 x1y22z333",
+    "\u0915\u094d\u0937 e\u0301 \U0001f468\u200d\U0001f469\u200d\U0001f467 \u4e2d\u6587\u5b57 \ud55c\uad6d\uc5b4 \u0000\ufffd\ue000",
+    "<|bos|> def f(x):\n\treturn {'a': [1, 2]} # ...!!!???\n\n\n",
+    "a" * 300 + " " * 300 + "!" * 300 + "\n" * 300,
+)
+
+
+class TiktokenTwin:
+    """A tiktoken encoding made from a `tokenizers` backend."""
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+
+    @classmethod
+    def of(cls, backend) -> "TiktokenTwin | None":
+        """The twin, or None when the tokenizer is of a kind that tiktoken cannot run."""
+        import tiktoken
+
+        state = json.loads(backend.to_str())
+        model, pattern = state["model"], split_pattern(state.get("pre_tokenizer"))
+        plain = not state.get("normalizer") and not any(not token["special"] for token in state["added_tokens"])
+        # ignore_merges takes a whole word that is in the vocabulary as it is, as tiktoken does.
+        known = model["type"] == "BPE" and not model.get("dropout") and not model.get("byte_fallback")
+        if pattern is None or not plain or not known:
+            return None
+        specials = {token["content"] for token in state["added_tokens"]}
+        byte_of = byte_alphabet()
+        ranks = {}
+        for token, i in model["vocab"].items():
+            if token not in specials:
+                if not all(character in byte_of for character in token):
+                    return None
+                ranks[bytes(byte_of[character] for character in token)] = i
+        if len({bytes([b]) for b in range(256)} - ranks.keys()):
+            return None
+        return cls(tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
+
+    def encode(self, text: str) -> np.ndarray | None:
+        """The ids (uint32), or None when this text is none for tiktoken."""
+        if len(text) > 100_000 and LONG_RUN.search(text):
+            return None
+        try:
+            return self.encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        except BaseException as error:
+            # A panic in Rust is no Exception and its class cannot be imported; everything else goes on up.
+            if type(error).__name__ != "PanicException":
+                raise
+            return None
+
+    def agrees(self, backend, texts: list[str]) -> bool:
+        """Whether both give the same ids for these texts, for those where engines could differ, and for every id's own
+        text, where that is whole characters: ids that tiktoken takes at once and merging would never reach."""
+        pieces = (piece.decode(errors="replace") for piece in self.encoding.token_byte_values())
+        texts = [*AWKWARD, *texts, *(piece for piece in pieces if "\ufffd" not in piece)]
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        for text, encoding in zip(texts, encodings, strict=True):
+            ids = self.encode(text)
+            if ids is not None and ids.tolist() != encoding.ids:
+                return False
+        return True
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character of the byte-level alphabet stands for: printable ones for themselves, the other bytes
+    in order from U+0100 on (GPT-2's table)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{chr(b): b for b in printable}, **{chr(256 + n): b for n, b in enumerate(others)}}
+
+
+def split_pattern(step: dict | None) -> str | None:
+    """The one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level alphabet."""
+    if not step:
+        return None
+    steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
+    if steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        return None
+    if len(steps) == 1:
+        return GPT2_PATTERN if steps[0]["use_regex"] else None
+    split = steps[0]
+    isolated = split["type"] == "Split" and split["behavior"] == "Isolated" and not split["invert"]
+    if len(steps) != 2 or not isolated or steps[-1]["use_regex"]:
+        return None
+    return split["pattern"].get("Regex")
+
+
+# Text to ids, fast, and never a control token: what a document spells is only text.
 
 SAMPLE_TEXTS, SAMPLE_CHARS = 64, 4_000  # Of the given texts, for the proof that tiktoken gives the same ids.
 
@@ -83,3 +180,55 @@ def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None
         encoder = Encoder(tokenizer, num_proc=num_proc)
         _encoders[tokenizer] = (encoder, size)
     return encoder.encode(texts)
+
+
+# How many bytes of text an id stands for: the denominator of bits per byte.
+
+
+def is_byte_level(tokenizer) -> bool:
+    """Whether every id of text stands for fixed bytes, whatever surrounds it."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    return backend["model"]["type"] == "BPE" and _contains_byte_level(backend.get("pre_tokenizer"))
+
+
+def _contains_byte_level(step: dict | None) -> bool:
+    if not step:
+        return False
+    return step["type"] == "ByteLevel" or any(map(_contains_byte_level, step.get("pretokenizers", [])))
+
+
+def byte_lengths(tokenizer) -> np.ndarray:
+    """(V,) int32 raw bytes per id, V = highest id + 1; 0 for control tokens and for ids that do not exist.
+
+    Their sum over the ids of a text is its UTF-8 length (of the text as normalized, for the few tokenizers that change
+    it first). Raises ValueError for a tokenizer that is not byte-level: its ids have no fixed bytes, see
+    `span_byte_lengths`.
+    """
+    if not is_byte_level(tokenizer):
+        raise ValueError("the tokenizer is not byte-level: its ids have no fixed bytes; use span_byte_lengths")
+    vocabulary = tokenizer.get_vocab()
+    added = tokenizer.added_tokens_decoder
+    lengths_V = np.zeros(max(vocabulary.values()) + 1, dtype=np.int32)
+    for token, i in vocabulary.items():
+        if i in added:
+            lengths_V[i] = 0 if added[i].special else len(added[i].content.encode())
+        else:
+            lengths_V[i] = len(token)  # One character of the byte-level alphabet is one byte.
+    return lengths_V
+
+
+def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """The ids of a text, none of them a control token, and the bytes of text that each covers; for any tokenizer.
+
+    Each byte is counted once, at the first id that covers it: of several ids that share a character (byte fallback) the
+    first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.
+    """
+
+    encoding = plain_backend(tokenizer).encode(text, add_special_tokens=False)
+    ends = np.cumsum([0] + [len(character.encode()) for character in text])  # Bytes before each character.
+    lengths, covered = [], 0
+    for start, end in encoding.offsets:
+        start = max(start, covered)
+        lengths.append(int(ends[end] - ends[start]) if end > start else 0)
+        covered = max(covered, end)
+    return encoding.ids, lengths

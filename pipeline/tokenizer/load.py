@@ -1,16 +1,392 @@
-"""The run's tokenizer: from the cache, trained on its sources, or ready made; and what names it."""
+"""The tokenizer of a run: loaded or trained, cached, checked, and its compression reported."""
 
 import hashlib
 import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts.atomic import read_json, remove_folder, write_json
-from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.checkpoints import SEAL, problems, seal, whole_folder
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.locks import file_lock
-from pipeline.tokenizer.specials import BOS, END, PAD, control_strings
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
+from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
+from pipeline.tokenizer.chat import DATE, built_in_template, own_template, template_problems
+from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
+from pipeline.tokenizer.template_bounds import bound_templates
+
+# Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
+
+WRITE_ONE = (
+    "Name a Jinja file as tokenizer.chat_template that has {% generation %} ... {% endgeneration %} around what the assistant "
+    "writes, its end of turn included; TRL has such files for many models (trl/chat_templates/*_training.jinja)."
+)
+
+
+def load_ready(recipe) -> Any:
+    """The tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
+    tokenizer, lines = ready_tokenizer(recipe)
+    for line in lines if os.environ.get("RANK", "0") == "0" else []:
+        print(line)
+    return tokenizer
+
+
+def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
+    """The tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
+
+    One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template` replaces
+    the template alone. One without gets the built-in template, and behind its last id the control tokens that this writes:
+    the model needs rows for them. Raises RecipeError when stage sft cannot train with the template.
+    """
+    settings = recipe.tokenizer
+    tokenizer = open_tokenizer(settings.path, revision=settings.revision, beside=recipe.path, where="tokenizer.path")
+    given = chosen_template(recipe, []) if settings.chat_template else None
+    if given and (tokenizer.chat_template or not any(mark in given for mark in TEMPLATE_MARKS)):
+        tokenizer.chat_template = given
+    elif given or not tokenizer.chat_template:
+        return tokenizer, _completed(recipe, tokenizer)
+    problems = template_problems(tokenizer)
+    whose = settings.chat_template or f"the chat template of {settings.path}"
+    if problems and (given or recipe.stage == "sft"):
+        raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
+    return tokenizer, _kept_lines(recipe, tokenizer, problems)
+
+
+def _kept_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
+    path, own = recipe.tokenizer.path, own_template(tokenizer)
+    if own is None:  # ours, of an earlier stage
+        return []
+    whose = (
+        f"has the chat template {recipe.tokenizer.chat_template}"
+        if recipe.tokenizer.chat_template
+        else "keeps its chat template"
+    )
+    lines = [f"tokenizer: {path} {whose} and its {len(tokenizer):,} ids; nothing is added"]
+    if problems:
+        return [*lines, f"tokenizer: stage sft could not train with this template: it {'; it '.join(problems)}"]
+    if recipe.stage == "pretrain":
+        return lines
+    end = None if own.end_of_turn is None else tokenizer.convert_ids_to_tokens(own.end_of_turn)
+    lines.append(
+        "tokenizer: trained is what the template has between its {% generation %} marks"
+        if own.marks_answers
+        else f"tokenizer: trained are the assistant's turns, each with its end {end!r}"
+    )
+    if end is None:
+        lines.append("tokenizer: no control token stands between these marks, so the model does not learn to stop")
+    if own.writes_date:
+        lines.append(f"tokenizer: where the template writes today's date, the rows have {DATE:%d %B %Y}")
+    return lines
+
+
+def _completed(recipe, tokenizer) -> list[str]:
+    """Add bos, pad, a chat template and the control tokens that it writes; a line for each change."""
+    settings = recipe.tokenizer
+    ids_before, lines = len(tokenizer), []
+    added = _add_missing(tokenizer, [BOS] if tokenizer.bos_token is None else [])
+    if added:
+        tokenizer.bos_token = BOS
+    added += _add_missing(tokenizer, TEMPLATE_MARKS)
+    if tokenizer.eos_token != END:
+        lines.append(
+            f"tokenizer: eos_token of {settings.path} was {tokenizer.eos_token!r} and is now {END!r}, the end of a turn"
+        )
+        tokenizer.eos_token = END
+    if tokenizer.pad_token is None:
+        added += _add_missing(tokenizer, [PAD])
+        tokenizer.pad_token = PAD
+    tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
+    if problems := template_problems(tokenizer):
+        what = settings.chat_template or f"the built-in chat template with {settings.path}"
+        raise RecipeError(f"tokenizer: {what} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
+    if added:
+        lines.append(
+            f"tokenizer: {settings.path} has no chat template and gets {settings.chat_template or 'the built-in one'}; it lacks "
+            f"{' '.join(added)}; added: {ids_before:,} -> {len(tokenizer):,} ids"
+        )
+    return lines
+
+
+def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
+    """A fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the Hub."""
+    folder = _folder(path, beside)
+    if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
+        raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
+    if folder is not None:
+        refuse_endless_files(folder)
+    from transformers import AutoTokenizer
+
+    bound_templates()  # whoever renders with it, as lm_eval and our letters do
+    try:
+        # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
+        tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
+    except Exception as error:  # its files are somebody else's, and may hold anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if folder is not None:
+            raise InputMissingError(
+                f"{folder}: no tokenizer can be read from it ({reason}). Name a folder with tokenizer.json."
+            ) from None
+        raise ServiceError(
+            f"{where}: {path} is no folder here, and the Hub gave no tokenizer of that name ({reason}). "
+            "Check the name, the network and HF_TOKEN, or name a folder."
+        ) from None
+    if not tokenizer.is_fast:
+        raise RecipeError(
+            f"{where}: {path} has no tokenizer.json, and one in Python is too slow here. Convert it first."
+        )
+    return tokenizer
+
+
+def chosen_template(recipe, controls: list[str]) -> str:
+    """The chat template: the file that the recipe names, else the built-in one for these control strings."""
+    name = recipe.tokenizer.chat_template
+    if name is None:
+        return built_in_template(controls)
+    near = [Path(recipe.path).parent / name] if recipe.path else []
+    for file in [*near, Path(name).expanduser()]:
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+    raise InputMissingError(
+        f"tokenizer.chat_template: there is no file {name}. Correct the path, or leave the key out."
+    )
+
+
+def _folder(path: str, beside: str | None) -> Path | None:
+    near = [Path(beside).parent / path] if beside else []
+    return next((folder for folder in [*near, Path(path).expanduser()] if folder.is_dir()), None)
+
+
+def _add_missing(tokenizer, names) -> list[str]:
+    from tokenizers import AddedToken
+
+    known = set(control_strings(tokenizer))
+    missing = [name for name in names if name not in known]
+    # special=True also where the string was an ordinary id before: then it keeps its id and becomes a control token.
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in missing], special_tokens=True)
+    return missing
+
+
+# Short texts of kinds that a training corpus may hold little of. Written for this file.
+
+SAMPLES = {
+    "prose": (
+        "The harbour was still asleep when Marta walked down to the boats. A thin mist hung over the water, and the only "
+        "sound was a rope knocking against a mast. She had promised her brother that she would check the engine before "
+        "the others came, and she meant to keep that promise even though her hands were stiff with cold. By the time the "
+        'sun touched the roofs, the engine was running. "You could have waited," he said. "I could have," she answered, '
+        '"but then we would have lost the tide." Nobody spoke of it again; there was too much work to do.'
+    ),
+    "code": '''\
+import heapq
+
+
+class Router:
+    """Shortest paths on a weighted graph."""
+
+    def __init__(self, edges: list[tuple[str, str, float]]):
+        self.neighbours = {}
+        for left, right, cost in edges:
+            self.neighbours.setdefault(left, []).append((right, cost))
+            self.neighbours.setdefault(right, []).append((left, cost))
+
+    def distance(self, start: str, goal: str) -> float | None:
+        queue, seen = [(0.0, start)], set()
+        while queue:
+            cost, node = heapq.heappop(queue)
+            if node == goal:
+                return cost
+            if node not in seen:
+                seen.add(node)
+                for other, step in self.neighbours.get(node, ()):
+                    heapq.heappush(queue, (cost + step, other))
+        return None
+
+
+if __name__ == "__main__":
+    print(Router([("a", "b", 1.5), ("b", "c", 2.0)]).distance("a", "c"))  # 3.5
+''',
+    "numbers": (
+        "3.14159265 2.71828183 1,024 65,536 4,294,967,296 19:45:07 2024-02-29 1e-8 6.022e23 -40 +7 100% $1,299.99\n"
+        "12 + 345 = 357; 6789 - 1011 = 5778; 24 * 365 = 8760; 1000000 / 128 = 7812.5; 17^2 = 289; 2^31 - 1 = 2147483647\n"
+        "Order 20240817-0042: 3 x 14.50 + 2 x 7.25 = 58.00; account 0049 221 5550 1734; version 5.23.0; page 1187\n"
+    ),
+    "non-English": (
+        "Der Zug nach Norden f\u00e4hrt heute sp\u00e4ter, weil auf der Br\u00fccke gearbeitet wird; wer es eilig hat, nimmt den Bus.\n"
+        "Ma grand-m\u00e8re pr\u00e9parait le d\u00eener pendant que nous \u00e9tions d\u00e9j\u00e0 \u00e0 table, et personne n'osait l'interrompre.\n"
+        "El a\u00f1o pasado sembramos tomates, pero la lluvia lleg\u00f3 demasiado pronto y se perdi\u00f3 casi toda la cosecha.\n"
+        "\u0417\u0430\u0432\u0442\u0440\u0430 \u0443\u0442\u0440\u043e\u043c \u043c\u044b \u043f\u043e\u0439\u0434\u0451\u043c \u043a \u0440\u0435\u043a\u0435, \u0435\u0441\u043b\u0438 \u043d\u0435 \u0431\u0443\u0434\u0435\u0442 \u0434\u043e\u0436\u0434\u044f.\n"
+        "\u4eca\u5929\u7684\u5929\u6c14\u5f88\u597d\uff0c\u6211\u4eec\u53bb\u516c\u56ed\u8d70\u8d70\u5427\u3002 \u660e\u65e5\u306f\u96e8\u304c\u964d\u308b\u304b\u3082\u3057\u308c\u307e\u305b\u3093\u3002 "
+        "\uc624\ub298\uc740 \uc2dc\uac04\uc774 \uc5c6\uc5b4\uc694.\n"
+        "\u0643\u062a\u0628 \u0627\u0644\u0648\u0644\u062f \u0631\u0633\u0627\u0644\u0629 \u0637\u0648\u064a\u0644\u0629 \u0625\u0644\u0649 \u0635\u062f\u064a\u0642\u0647. "
+        "\u0928\u092e\u0938\u094d\u0924\u0947, \u0906\u092a \u0915\u0948\u0938\u0947 \u0939\u0948\u0902?\n"
+    ),
+}
+
+
+# The characters that a tokenizer is trained on: a bounded share of every source.
+
+
+def training_texts(sources: list, *, total_chars: int, document_chars: int) -> Iterator[str]:
+    """Texts of the sources, each cut to document_chars, until total_chars are given or all sources end.
+
+    Sources take turns block by block such that their shares of characters follow their weights (1 where none is given).
+    The order depends on nothing but the sources: the same text comes in every process.
+    """
+    open_blocks = {number: source.read() for number, source in enumerate(sources)}
+    taken = dict.fromkeys(open_blocks, 0.0)
+    left = total_chars
+    while open_blocks and left > 0:
+        number = min(open_blocks, key=lambda n: (taken[n] / (sources[n].spec.weight or 1.0), n))
+        block = next(open_blocks[number], None)
+        if block is None:
+            del open_blocks[number]
+            continue
+        for item in block.items:
+            text = text_of(item)[: min(document_chars, left)]
+            if text:
+                yield text
+            taken[number] += len(text)
+            left -= len(text)
+            if left <= 0:
+                return
+
+
+def text_of(item) -> str:
+    """A document's text; of a conversation what its messages say, a line each."""
+    if hasattr(item, "text"):
+        return item.text
+    contents = [message.get("content") for message in item.messages]
+    return "\n".join(content for content in contents if isinstance(content, str))
+
+
+# Training of a byte-level BPE: every text is some sequence of its ids, and every id some sequence of bytes.
+
+# How text is cut before merging; no token ever crosses a cut.
+SPLIT_PATTERNS = {
+    # GPT-4's, with numbers cut to two digits instead of three: better for small vocabularies. Source: nanochat.
+    "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+}
+
+
+def train_bpe(texts: Iterable[str], *, vocab_size: int, split_pattern: str) -> Any:
+    """A PreTrainedTokenizerFast of at most vocab_size ids: 256 bytes, then merges by frequency, then the specials.
+
+    The same texts give the same tokenizer. There are fewer ids when the texts hold too few different pieces.
+    `tokenizer(text)` begins with BOS, as every document in training does. split_pattern: a name of SPLIT_PATTERNS or a
+    regular expression; RecipeError when it is none.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    pattern = SPLIT_PATTERNS.get(split_pattern, split_pattern)
+    try:
+        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    except Exception as error:  # the tokenizers library raises plain Exception
+        names = ", ".join(SPLIT_PATTERNS)
+        raise RecipeError(
+            f"tokenizer.split_pattern: {pattern!r} is neither {names} nor a regular expression ({error}). Correct it."
+        ) from None
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(SPECIALS),
+        min_frequency=0,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # Escaped: under a pattern that does not cut there, a text full of "<|bos|>" would grow a merge of that name, and the
+    # control token added below would share its id with plain text.
+    backend.train_from_iterator((escape(text) for text in texts), trainer)
+    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, backend.token_to_id(BOS))]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=BOS,
+        eos_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+    )
+    tokenizer.chat_template = built_in_template(list(SPECIALS))
+    return tokenizer
+
+
+# How well a tokenizer compresses text: bytes per token, on the run's own text and on kinds it may have seen little
+# of.
+
+JUDGED_CHARS = 500_000  # Of the train and of the validation text.
+COMPARED = "openai-community/gpt2"
+
+
+def judge(tokenizer, *, train: list, validation: list, beside: str | None = None) -> dict[str, Any]:
+    """Bytes, tokens and bytes per token of each kind of text, and GPT-2's tokens where its files are at hand.
+
+    beside: folder or Hub id of another tokenizer to compare with; default GPT-2 when the local Hub cache has it.
+    """
+    other, name = _other(beside)
+    texts = {"train": _some(train), "validation": _some(validation)} | {kind: [text] for kind, text in SAMPLES.items()}
+    rows = {}
+    for kind, parts in texts.items():
+        if parts:
+            row: dict[str, float] = {
+                "bytes": sum(len(text.encode()) for text in parts),
+                "tokens": _tokens(tokenizer, parts),
+            }
+            row["bytes_per_token"] = row["bytes"] / row["tokens"]
+            if other is not None:
+                row["other_tokens"] = _tokens(other, parts)
+                row["other_bytes_per_token"] = row["bytes"] / row["other_tokens"]
+            rows[kind] = row
+    return {"ids": len(tokenizer), "other": name, "other_ids": len(other) if other is not None else None, "texts": rows}
+
+
+def table(judgement: dict[str, Any]) -> str:
+    """The judgement as lines for the console."""
+    other = judgement["other"]
+    head = f"{'bytes per token':<16}{'bytes':>10}{'tokens':>10}{'ours':>8}"
+    lines = [head + (f"{other[:20]:>22}{'difference':>12}" if other else "")]
+    for kind, row in judgement["texts"].items():
+        line = f"{kind:<16}{row['bytes']:>10,}{row['tokens']:>10,}{row['bytes_per_token']:>8.3f}"
+        if other:
+            gain = row["bytes_per_token"] / row["other_bytes_per_token"] - 1
+            line += f"{row['other_bytes_per_token']:>22.3f}{gain:>+12.1%}"
+        lines.append(line)
+    if not other:
+        lines.append(
+            "beside GPT-2's, which is not on this machine: python -m pipeline.tokenizer RECIPE --beside FOLDER"
+        )
+    return "\n".join(lines)
+
+
+def _some(sources: list) -> list[str]:
+    return list(training_texts(sources, total_chars=JUDGED_CHARS, document_chars=10_000)) if sources else []
+
+
+def _tokens(tokenizer, texts: list[str]) -> int:
+    from pipeline.tokenizer.encode import plain_backend
+
+    encodings = plain_backend(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
+    return sum(len(encoding.ids) for encoding in encodings)
+
+
+def _other(beside: str | None) -> tuple[Any, str | None]:
+    from transformers import AutoTokenizer
+
+    if beside is not None:
+        return open_tokenizer(beside, revision=None, beside=None, where="--beside"), Path(beside).name
+    try:
+        return AutoTokenizer.from_pretrained(COMPARED, local_files_only=True, trust_remote_code=False), "gpt2"
+    except (OSError, ValueError):
+        return None, None  # Not in the local cache; nobody asked for it, so nothing is fetched.
+
+
+# The run's tokenizer: from the cache, trained on its sources, or ready made; and what names it.
 
 # Part of the cache's key: raised when training would give something else for the same text and settings.
 TRAINING_VERSION = 1
@@ -25,8 +401,6 @@ def load_or_train(recipe, sources: list, *, validation: list | None = None, besi
     Raises RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
     """
     if recipe.tokenizer.path:
-        from pipeline.tokenizer.ready import load_ready
-
         return load_ready(recipe)
     folder = cached_folder(recipe, sources)
     with file_lock(folder.with_name(folder.name + ".lock")):
@@ -54,10 +428,7 @@ def cached_folder(recipe, sources: list) -> Path:
 
 
 def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str | None) -> None:
-    from pipeline.tokenizer.bpe import train_bpe
-    from pipeline.tokenizer.byte_lengths import byte_lengths
-    from pipeline.tokenizer.judgement import judge, table
-    from pipeline.tokenizer.training_text import training_texts
+    from pipeline.tokenizer.encode import byte_lengths
 
     settings = recipe.tokenizer
     names = ", ".join(source.name for source in sources)
@@ -106,7 +477,7 @@ def _agrees_with_itself(folder: Path) -> bool:
     from safetensors.numpy import load_file
     from transformers import PreTrainedTokenizerFast
 
-    from pipeline.tokenizer.byte_lengths import byte_lengths
+    from pipeline.tokenizer.encode import byte_lengths
 
     try:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -124,8 +495,6 @@ def _agrees_with_itself(folder: Path) -> bool:
 
 def _open(recipe, folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
-
-    from pipeline.tokenizer.ready import chosen_template
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
@@ -153,3 +522,23 @@ class _Counted:
             self.texts += 1
             self.chars += len(text)
             yield text
+
+
+# Whether transformers gives a saved tokenizer back: for some model types it puts a class of its own in its place.
+
+
+def comes_back_beside(config: Any, tokenizer: Any) -> bool:
+    """True when AutoTokenizer, asked for a folder with this model config, gives this very tokenizer.
+
+    A config that AutoTokenizer cannot read (of your own code) decides nothing, and gives True.
+    """
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        try:
+            back = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (ValueError, KeyError, OSError):
+            return True
+    return hasattr(back, "backend_tokenizer") and identity(back) == identity(tokenizer)

@@ -1,39 +1,114 @@
 """The Trainer of a recipe: model, rows, evaluation and meter put together."""
 
+import os
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from transformers import TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.user_code import guarded, import_attribute
-from pipeline.evals.bpb import compiled_nll
-from pipeline.evals.in_training import score_validation
+from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
 from pipeline.model.build import ModelOptionsError, build_model
+from pipeline.model.export import save_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
-from pipeline.model.token_mean import divides_by_num_items
+from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.process.storage import remove_folder
+from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.batch import isolates_documents, micro_batch
-from pipeline.recipe.presets import model_fields
-from pipeline.recipe.sizes import sizes_from_model, sizes_of
+from pipeline.recipe.resolve import isolates_documents, micro_batch, micro_steps
+from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.start_from import check_sizes
-from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level
+from pipeline.recipe.training_arguments import training_arguments
+from pipeline.run_dir.checkpoints import problems, read_seal, whole_folder
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
-from pipeline.tokenizer.reload import comes_back_beside
-from pipeline.training.agreement import on_rank_0
-from pipeline.training.arguments import build_arguments
-from pipeline.training.finite import refuse_nonfinite
+from pipeline.tokenizer.encode import byte_lengths, is_byte_level
+from pipeline.tokenizer.load import comes_back_beside
+from pipeline.training.distributed import on_rank_0
 from pipeline.training.fp8 import MULTIPLE, is_converted
-from pipeline.training.meter import StepMeter
+from pipeline.training.guard import refuse_nonfinite
+from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
 from pipeline.training.trainer import TandemTrainer
+
+# Whether a model's loss is the sum over its targets, divided by the number that it is told.
+
+NUM_IDS = 8
+
+
+@torch.no_grad()
+def divides_by_num_items(model: Any) -> bool:
+    """True when the loss is the cross-entropy of the model's own logits with shift_labels, summed, over num_items_in_batch.
+
+    As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch: gradients
+    of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores shift_labels shifts
+    the labels again, and learns to skip a token. Called as training calls it; a forward that does not take these
+    arguments is one more way to be wrong.
+    """
+    training, attention = model.training, model.config._attn_implementation
+    model.eval()  # dropout would give two losses
+    model.config._attn_implementation = "eager"  # the model is still on the CPU, where no flash kernel runs
+    ids = torch.arange(NUM_IDS)[None] % model.config.get_text_config().vocab_size
+    labels = ids.roll(-1).index_fill(-1, torch.tensor([NUM_IDS - 1]), -100)
+    try:
+        output = model(input_ids=ids, labels=labels, shift_labels=labels, num_items_in_batch=torch.tensor(2.0))
+    except TypeError:
+        return False
+    finally:
+        model.train(training)
+        model.config._attn_implementation = attention
+    expected = torch.nn.functional.cross_entropy(output.logits[0].float(), labels[0], reduction="sum") / 2
+    return bool((output.loss - expected).abs() <= 1e-3 * expected)
+
+
+# The recipe as transformers.TrainingArguments, for this number of processes.
+
+
+def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
+    """decided: values that the hardware settled, such as bf16 and torch_compile."""
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    arguments = training_arguments(
+        recipe,
+        output_dir=str(run.checkpoints),
+        max_steps=recipe.train["max_steps"],
+        gradient_accumulation_steps=micro_steps(recipe, world_size),
+    )
+    if not decided.get("torch_compile", arguments.get("torch_compile")):
+        decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
+    built = TrainingArguments(
+        **{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided, "ignore_data_skip": True}
+    )
+    # One process stays on one device: with several in sight Trainer would wrap the model in DataParallel.
+    built._n_gpu = min(built.n_gpu, 1)
+    return built
+
+
+# The end of a run: the finished model in model/, loadable anywhere, and the results in the manifest.
+
+
+def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype: str, step: int) -> None:
+    """Write model/ whole or not at all, in the type that hub.dtype names; one that an earlier start left stays when it is
+    that one, unharmed."""
+    facts = {"step": step, "run": run.name, "dtype": dtype}
+    if run.model.exists():
+        if not problems(run.model) and facts.items() <= read_seal(run.model).items():
+            return
+        remove_folder(run.model)
+    with whole_folder(run.model, **facts) as folder:
+        save_model(model, folder, dtype=getattr(torch, dtype))
+        tokenizer.save_pretrained(folder)
+
+
+def mark_finished(run: RunDirectory) -> None:
+    """From now on the same command says that the run has finished, and exits 0."""
+    run.update_manifest(finished=time.time())
 
 
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:

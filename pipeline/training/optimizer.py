@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from transformers.pytorch_utils import Conv1D
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import guarded, import_attribute
 from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
+from pipeline.process.errors import RecipeError
+from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe.schema import Group, Recipe
-from pipeline.training.finite import total_norm
-from pipeline.training.muon_step import muon_step
+from pipeline.training.guard import total_norm
+from pipeline.training.muon import muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change

@@ -2,16 +2,70 @@
 
 import gc
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from pipeline.artifacts.errors import OutOfMemoryError
-from pipeline.artifacts.failures import first_line, is_out_of_memory
-from pipeline.recipe.batch import KEY
+from pipeline.process.errors import OutOfMemoryError
+from pipeline.recipe.resolve import KEY
+from pipeline.run_dir.failures import first_line, is_out_of_memory
 from pipeline.training.loader import on_device
-from pipeline.training.places import raised_in, stage_of
 from pipeline.training.rng import preserved_rng
+
+# Where a thread stands in the training, read from its Python frames: the training itself keeps no record of it.
+
+PACKAGE = str(Path(__file__).parents[1])
+# Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next one.
+STAGES = {
+    "_save_checkpoint": "save",
+    "_wait_for_writer": "save",
+    "evaluate": "evaluation",
+    "sample": "sampling",
+    "get_batch_samples": "data",
+    "training_step": "forward+backward",
+}
+ORDER = ["step", *dict.fromkeys(STAGES.values())]  # step: whatever else, as the update and callbacks
+COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_logger.py")
+
+
+def stage_of(frames: list[FrameType]) -> str:
+    """The stage that the innermost function of ours belongs to. frames: innermost first."""
+    for frame in frames:
+        name = frame.f_code.co_name
+        if name in STAGES and frame.f_code.co_filename.startswith(PACKAGE):
+            return STAGES[name]
+    return "step"
+
+
+def stack(frame: FrameType | None) -> list[FrameType]:
+    """A running thread's frames, innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def raised_in(trace: TracebackType | None) -> list[FrameType]:
+    """The frames that an error came through, innermost first."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def place_of(frames: list[FrameType]) -> dict[str, Any]:
+    """Stage, whether the thread waits for other ranks, and the innermost line that is not a library's."""
+    waits = any(frame.f_code.co_filename.endswith(COLLECTIVES) for frame in frames)
+    own = next((frame for frame in frames if "site-packages" not in frame.f_code.co_filename), frames[0])
+    line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"
+    return {"stage": stage_of(frames), "waits": waits, "line": line}
+
 
 RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the stacks of threads that start later
 
@@ -98,3 +152,22 @@ def _give_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+# What an error that ended the training means for the user: memory that ran out, or a rank that was lost.
+
+
+@contextmanager
+def explained_errors(trainer: Any) -> Iterator[None]:
+    """Raise OutOfMemoryError or HangError in the place of the library's error; every other one goes its way."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            explained: Exception = out_of_memory(trainer, error)
+        elif gone := trainer.ranks.found_gone():
+            explained = trainer.ranks.lost(gone, trainer.run, step=trainer.state.global_step)
+        else:
+            raise
+        traceback.clear_frames(error.__traceback__)
+        raise explained from error

@@ -10,27 +10,28 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from pipeline.artifacts.errors import DataError, TandemError
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.export import load_weights
+from pipeline.process.errors import DataError, TandemError
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training import checkpoint as files
-from pipeline.training.agreement import from_every_rank, on_rank_0
-from pipeline.training.explained import explained_errors
-from pipeline.training.finite import refuse_nonfinite, total_norm
+from pipeline.training.checkpoint import (
+    ANOTHER,
+    CheckpointSaver,
+    TrainedText,
+    load_optimizer_and_schedule,
+    optimizer_tensors,
+    take_up,
+    write_state,
+)
+from pipeline.training.distributed import Ranks, from_every_rank, on_rank_0
 from pipeline.training.fp8 import with_fp8, without_fp8
-from pipeline.training.guard import StepGuard
+from pipeline.training.guard import StepGuard, refuse_nonfinite, total_norm
 from pipeline.training.loader import StepLoader
-from pipeline.training.log_row import LogRow
-from pipeline.training.meter import StepMeter
+from pipeline.training.metrics import LogRow, OwnTime, StepMeter
 from pipeline.training.optimizer import build_optimizer
-from pipeline.training.optimizer_state import optimizer_tensors
-from pipeline.training.own_time import OwnTime
-from pipeline.training.ranks import Ranks
+from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
-from pipeline.training.saver import CheckpointSaver
 from pipeline.training.schedules import StepSchedule
-from pipeline.training.state import ANOTHER, load_optimizer_and_schedule, take_up, write_state
-from pipeline.training.trained_text import TrainedText
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
@@ -77,7 +78,7 @@ class TandemTrainer(Trainer):
         # More numbers for the row of a logged step, each called once for it, on every rank.
         self.interval_numbers: list[Callable[[], dict[str, float]]] = []
         super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
-        self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (model/token_mean.py)
+        self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (training/build.py)
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         arguments = super()._build_accelerator_args(**kwargs)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.artifacts import checkpoint_writer
-from pipeline.artifacts.checkpoints import by_step, problems
-from pipeline.artifacts.errors import CannotWriteError, DiskFullError
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.training.saver import CheckpointSaver
+from pipeline.process.errors import CannotWriteError, DiskFullError
+from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir.checkpoints import by_step, problems
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.checkpoint import CheckpointSaver
 from tests.conftest import ROOT
 
 WEIGHTS = {"weight": torch.arange(1_000_000, dtype=torch.float32)}
@@ -127,7 +127,7 @@ def test_a_full_disk_while_the_small_files_are_written_leaves_nothing_behind(run
 
 
 def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
-    monkeypatch.setattr("pipeline.artifacts.run_directory.WRITER_WAIT_S", 0.2)
+    monkeypatch.setattr("pipeline.run_dir.run_directory.WRITER_WAIT_S", 0.2)
     lock = checkpoint_writer.take_lock(run.checkpoints)
     started = time.monotonic()
     with pytest.raises(CannotWriteError, match="another process has been writing a checkpoint"):

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 
-from pipeline.artifacts import columns, rows
-from pipeline.artifacts.columns import Columns, read_columns
-from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.run_dir import columns, rows
+from pipeline.run_dir.columns import Columns, read_columns
+from pipeline.run_dir.rows import last_attempts, read_rows
 
 
 def random_rows(seed, count=400):

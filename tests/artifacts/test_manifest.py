@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.manifest import KEYS, TYPES, manifest_problems, manifest_table, unknown_keys
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.errors import DataError
+from pipeline.run_dir.manifest import KEYS, TYPES, manifest_problems, manifest_table, unknown_keys
+from pipeline.run_dir.run_directory import RunDirectory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text()
 

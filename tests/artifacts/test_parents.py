@@ -2,10 +2,9 @@
 
 import pytest
 
-from pipeline.artifacts.atomic import read_json
-from pipeline.artifacts.checkpoints import SEAL, whole_folder
-from pipeline.artifacts.parents import base_run, name_of_model, parents_of
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.storage import read_json
+from pipeline.run_dir.checkpoints import SEAL, whole_folder
+from pipeline.run_dir.run_directory import RunDirectory, base_run, name_of_model, parents_of
 
 
 def base_in(runs, folder="model"):

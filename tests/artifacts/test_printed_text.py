@@ -3,8 +3,8 @@
 import io
 import sys
 
-from pipeline.artifacts.errors import readable
-from pipeline.artifacts.secrets import printed_text, redact_output, release_output
+from pipeline.process.errors import readable
+from pipeline.process.secrets import printed_text, redact_output, release_output
 
 STEERING = "\x1b]52;c;aGk=\x07\x1b[2J\x9b1m\u202e\x00"
 

@@ -1,6 +1,6 @@
 """Rows survive crashes: a torn line is ignored and never swallows the next one."""
 
-from pipeline.artifacts.rows import append_row, last_attempts, read_rows
+from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 
 
 def test_a_torn_last_line_is_ignored_and_does_not_swallow_the_next_row(tmp_path):

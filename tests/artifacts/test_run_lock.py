@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from pipeline.artifacts.errors import CannotWriteError
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.errors import CannotWriteError
+from pipeline.run_dir.run_directory import RunDirectory
 
-HOLD = "import sys; from pipeline.artifacts.run_directory import RunDirectory; RunDirectory(sys.argv[1]).hold(); print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pipeline.run_dir.run_directory import RunDirectory; RunDirectory(sys.argv[1]).hold(); print('held', flush=True); sys.stdin.read()"
 
 
 def test_a_run_in_use_is_refused_by_name_and_free_again_when_its_owner_dies(tmp_path):

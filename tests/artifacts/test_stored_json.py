@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.atomic import read_json, read_sealed_json, write_sealed_json
-from pipeline.artifacts.columns import read_columns
-from pipeline.artifacts.errors import DamagedFileError, DataError
-from pipeline.artifacts.hub_queue import HubQueue
-from pipeline.artifacts.rows import append_row, read_rows
-from pipeline.artifacts.run_directory import RunDirectory, latest_run
+from pipeline.process.errors import DamagedFileError, DataError
+from pipeline.process.storage import read_json, read_sealed_json, write_sealed_json
+from pipeline.run_dir.columns import read_columns
+from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.rows import append_row, read_rows
+from pipeline.run_dir.run_directory import RunDirectory, latest_run
 
 HOSTILE = {
     "torn": b'{"a": ',
@@ -35,7 +35,7 @@ def test_what_is_no_object_is_damage_of_status_65_that_names_the_file(tmp_path, 
 
 
 def test_a_file_that_is_too_long_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.artifacts.atomic.JSON_BYTES", 100)
+    monkeypatch.setattr("pipeline.process.storage.JSON_BYTES", 100)
     (tmp_path / "a.json").write_text(json.dumps({"a": "x" * 200}))
     with pytest.raises(DamagedFileError, match="longer than"):
         read_json(tmp_path / "a.json")

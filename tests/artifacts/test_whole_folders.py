@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import checkpoints
-from pipeline.artifacts.atomic import folder_bytes, new_folder, write_bytes
+from pipeline.process.storage import folder_bytes, new_folder, write_bytes
+from pipeline.run_dir import checkpoints
 
 
 def make_checkpoint(folder, step):

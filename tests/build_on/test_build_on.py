@@ -13,7 +13,7 @@ import torch
 
 from pipeline.model.build import load_model
 from pipeline.tokenizer.chat import render
-from pipeline.tokenizer.ready import open_tokenizer
+from pipeline.tokenizer.load import open_tokenizer
 from tests.build_on.page import COMMANDS, EXAMPLES, TASKS
 
 # What training says of itself, for `example(then=...)`.

@@ -1,6 +1,6 @@
 """The console line keeps the shape that people's parsers read."""
 
-from pipeline.callbacks.console import step_line
+from pipeline.callbacks.log import step_line
 
 ROW = {
     "train/loss_ema": 2.3369164,

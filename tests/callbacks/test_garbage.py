@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.callbacks.garbage import EVERY_STEPS, GarbageBetweenSteps
+from pipeline.callbacks.machine import EVERY_STEPS, GarbageBetweenSteps
 
 
 class Node:

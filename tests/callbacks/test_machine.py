@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.machine import Machine
+from pipeline.run_dir.run_directory import RunDirectory
 
 HOST = {"mem/host_rss_gib", "mem/host_used_pct", "disk/free_gib"}
 

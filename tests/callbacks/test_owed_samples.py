@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline.artifacts.rows import append_row, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.samples import Samples
-from pipeline.training.meter import StepMeter
+from pipeline.run_dir.rows import append_row, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.metrics import StepMeter
 
 PROMPTS = ["The", "A", "One"]
 

@@ -12,9 +12,9 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pipeline.artifacts.signals import Signals
 from pipeline.callbacks.stop_signals import LeftEarly, StopSignals
-from pipeline.evals.continuations import score_rows
+from pipeline.evals.core.score import score_rows
+from pipeline.run_dir.signals import Signals
 from tests.model.tiny_models import tiny
 
 WAIT = datetime.timedelta(seconds=20)  # for a rank that has left the others in their forward

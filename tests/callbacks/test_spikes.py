@@ -3,9 +3,9 @@
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from pipeline.artifacts.errors import DivergedError
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.callbacks.spikes import Spikes
+from pipeline.callbacks.alarms import Spikes
+from pipeline.process.errors import DivergedError
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.recent import ENOUGH
 
 

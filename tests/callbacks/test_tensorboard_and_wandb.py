@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.callbacks.tensorboard_writer import TensorBoard
-from pipeline.callbacks.wandb_run import WandbRun
+from pipeline.callbacks.trackers import TensorBoard, WandbRun
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from known_answers import ALONE, DIALOG, PIRATE, SUM
 
-from pipeline.tokenizer.bpe import train_bpe
 from pipeline.tokenizer.chat import render
+from pipeline.tokenizer.load import train_bpe
 
 TEXT = "def complete(model, prompts): return what the model writes after each prompt, it's 12345! " * 30
 

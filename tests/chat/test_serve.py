@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import TandemError
 from pipeline.chat.serve import main
+from pipeline.process.errors import TandemError
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("openai", "fastapi", "uvicorn")
@@ -68,7 +68,7 @@ def own_code(run, tokenizer, tmp_path_factory):
     """A run whose model needs its own code, and knows nothing."""
     from pipeline.model.build import build_model
     from pipeline.model.export import save_model
-    from pipeline.recipe.presets import MODERN
+    from pipeline.recipe.sizes import MODERN
 
     path = tmp_path_factory.mktemp("runs") / "modern"
     sizes = {"n_embd": 32, "n_layer": 4, "n_head": 2, "n_positions": 96, "sliding_window": 16}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from known_answers import DIALOG, SUM
 
-from pipeline.artifacts.errors import TandemError
 from pipeline.chat.__main__ import main
 from pipeline.chat.conversation import Conversation, Sampling, open_speaker
+from pipeline.process.errors import TandemError
 
 ROOT = Path(__file__).parents[2]
 GREEDY = Sampling(temperature=0.0)
@@ -87,7 +87,7 @@ def test_a_seed_gives_its_answer_again_and_another_seed_another(run, monkeypatch
 
 
 def test_every_place_of_a_model_is_found_and_checkpoints_serve_a_run_without_model(run, tmp_path, monkeypatch, capsys):
-    from pipeline.artifacts.checkpoints import whole_folder
+    from pipeline.run_dir.checkpoints import whole_folder
 
     other = tmp_path / "cut"
     other.mkdir()
@@ -200,7 +200,7 @@ def test_without_gradio_the_page_is_refused_in_a_sentence_before_a_model_is_load
 
 
 def test_a_conversation_is_as_it_was_when_the_template_refuses_it(run):
-    from pipeline.artifacts.errors import DataError
+    from pipeline.process.errors import DataError
 
     talking = Conversation(open_speaker(str(run)))
     list(talking.answer("ping", GREEDY))

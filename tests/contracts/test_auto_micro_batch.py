@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.artifacts.atomic import remove_folder
+from pipeline.process.storage import remove_folder
 
 # A model type of the user's that limits the address space when it is built, just before auto is settled: what is mapped by
 # then and $HEADROOM MB. Memory then refuses on a CPU as it does on a GPU.

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 from tests.evals.core_items import write_bundle
 
 # A callback that breaks the model for every look at it from the third step to the fifth, as a lack of memory would, and others.

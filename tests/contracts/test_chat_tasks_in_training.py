@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 from tests.evals.chat_task_files import write_all, write_jsonl
 from tests.runner import MODELS
 

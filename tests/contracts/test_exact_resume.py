@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from pipeline.artifacts.checkpoints import by_step, step_of
+from pipeline.run_dir.checkpoints import by_step, step_of
 
 # GPT-2's own dropout: the random state must survive too.
 WITH_DROPOUT = {"model": {"n_layer": 4, "n_embd": 32, "n_head": 2, "options": {}}}

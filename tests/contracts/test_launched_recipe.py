@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 from tests.docs.test_metrics_page import DOCUMENTED
 from tests.evals.chat_task_files import write_all
 

@@ -10,12 +10,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GenerationConfig
 
-from pipeline.data.batches import positions
+from pipeline.data.rows import positions
 from pipeline.model.build import load_model
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.ready import load_ready
+from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe
 from tests.families import FAMILIES, save_model
 from tests.runner import Runner

@@ -14,8 +14,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from pipeline.artifacts.checkpoints import by_step, problems
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.checkpoints import by_step, problems
+from pipeline.run_dir.rows import read_rows
 from tests.runner import wait_for_step
 
 

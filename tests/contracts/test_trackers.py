@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.artifacts.rows import counts, read_rows
+from pipeline.run_dir.rows import counts, read_rows
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table, trackio_rows, wandb_history
 from tests.faults.services import HF_TOKEN, WANDB_API_KEY
 from tests.faults.test_secrets import files_with

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from pipeline.artifacts.atomic import read_json, write_json
-from pipeline.data.batches import bits
-from pipeline.data.consumed import Consumed
 from pipeline.data.plan import sequence_folder
-from pipeline.data.rows import TrainingRows
+from pipeline.data.rows import Consumed, TrainingRows, bits
 from pipeline.data.shards import seal_path
+from pipeline.process.storage import read_json, write_json
 from pipeline.recipe.schema import Source
 
 

@@ -8,14 +8,21 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.artifacts.errors import DataError
-from pipeline.data import ngrams
-from pipeline.data.contamination import Seen, flags_of, without_contaminated
-from pipeline.data.ngrams import Words, ngram_hashes
+from pipeline.data import decontamination as ngrams
+from pipeline.data.decontamination import (
+    NumberSet,
+    Seen,
+    Watchlist,
+    Words,
+    flags_of,
+    item_ngrams,
+    ngram_hashes,
+    without_contaminated,
+)
 from pipeline.data.plan import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now, start_preparation
-from pipeline.data.sequence_writer import SequenceWriter
-from pipeline.data.watchlist import NumberSet, Watchlist, item_ngrams
+from pipeline.data.shard_writer import SequenceWriter
+from pipeline.process.errors import DataError
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"
 

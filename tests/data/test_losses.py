@@ -7,18 +7,17 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.artifacts.atomic import read_sealed_json
-from pipeline.artifacts.errors import DataError
 from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, percent, sampled_fit, with_samples
 from pipeline.data.plan import make_plan
-from pipeline.data.prepare import short_count
+from pipeline.data.prepare import Workshop, short_count
+from pipeline.data.preview import table, warning_lines
 from pipeline.data.rows import TrainingRows
-from pipeline.data.show import table, warning_lines
 from pipeline.data.validation import ValidationRows
-from pipeline.data.work import Workshop
+from pipeline.process.errors import DataError
+from pipeline.process.storage import read_sealed_json
 from pipeline.recipe.schema import Source
-from pipeline.tokenizer.byte_lengths import byte_lengths
 from pipeline.tokenizer.chat import render
+from pipeline.tokenizer.encode import byte_lengths
 from tests.conftest import ROOT, docstrings, shared_data
 
 OLD_KEYS = ("longer", "cut_tokens", "too_long_tokens")  # of a seal's counts, which earlier versions did not write

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.mixture import Mixture, Part, apportion, spread
+from pipeline.data.stream import Mixture, Part, apportion, spread
 
 
 def order(mixture, first=0, count=None):

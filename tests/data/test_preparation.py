@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from pipeline.artifacts.errors import DataError
 from pipeline.data.plan import open_stream, sequence_folder
 from pipeline.data.prepare import Preparation, locks, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
+from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 
 STEPS = 40

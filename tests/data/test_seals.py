@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from pipeline.artifacts.atomic import read_sealed_json, write_json
-from pipeline.artifacts.errors import DamagedFileError
 from pipeline.data.plan import open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now, start_preparation
 from pipeline.data.shards import end_path, seal_path, shard_path
+from pipeline.process.errors import DamagedFileError
+from pipeline.process.storage import read_sealed_json, write_json
 from tests.artifacts.test_stored_json import HOSTILE
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.artifacts.errors import DataError
 from pipeline.data.prepare import Preparation
 from pipeline.data.rows import TrainingRows
+from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 
 

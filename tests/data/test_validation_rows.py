@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline.data.validation import ValidationRows, held_out_coverage
-from pipeline.evals.in_training import score_validation
+from pipeline.evals.bpb import score_validation
 from pipeline.recipe.schema import Source
-from pipeline.tokenizer.byte_lengths import byte_lengths
+from pipeline.tokenizer.encode import byte_lengths
 from tests.model.tiny_models import tiny
 
 SHARED = Path(os.environ.get("TANDEM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -9,12 +9,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerControl
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import import_attribute
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.model.build import build_model
+from pipeline.process.errors import RecipeError
+from pipeline.process.user_code import import_attribute
 from pipeline.recipe import read_recipe
-from pipeline.recipe.presets import model_fields
+from pipeline.recipe.sizes import model_fields
 from pipeline.sources.open import open_sources
 from pipeline.training.optimizer import build_optimizer
 

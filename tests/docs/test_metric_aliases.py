@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pipeline.report.imports.aliases import NANOCHAT, NANOCHAT_WANDB, NEMO, TRAINER
+from pipeline.report.imported_logs import NANOCHAT, NANOCHAT_WANDB, NEMO, TRAINER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 TABLES = {"NeMo": NEMO, "nanochat": NANOCHAT + NANOCHAT_WANDB, "Trainer": TRAINER}
@@ -45,7 +45,7 @@ def test_every_name_of_another_program_on_the_page_is_imported():
             told = set(re.findall(r"(?<!W&B )`([^`]+)`" if program == "NeMo" else r"`([^`]+)`", cell))
             known = {alias.theirs for alias in TABLES[program]} | NOT_IMPORTED
             unknown += [f"{ours}: {program} `{name}`" for name in told - known]
-    assert not unknown, f"add to pipeline/report/imports/aliases.py, or to NOT_IMPORTED: {unknown}"
+    assert not unknown, f"add to pipeline/report/imported_logs.py, or to NOT_IMPORTED: {unknown}"
 
 
 def test_a_number_that_is_not_ours_says_so_on_the_page_too():

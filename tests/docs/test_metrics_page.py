@@ -4,11 +4,11 @@ import ast
 import re
 from pathlib import Path
 
-from pipeline.data.consumed import Consumed
+from pipeline.data.rows import Consumed
 from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
-from pipeline.evals.core.results import VERSIONS
-from pipeline.report.benchmark_rows import MEANS
-from pipeline.training.log_row import data_numbers
+from pipeline.evals.core.score import VERSIONS
+from pipeline.report.run_data import MEANS
+from pipeline.training.metrics import data_numbers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from pipeline.artifacts.checkpoints import SEAL
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.checkpoints import SEAL
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training import checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run_directory.md").read_text()

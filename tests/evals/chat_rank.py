@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.artifacts.errors import TandemError
-from pipeline.evals.chat.files import load_chat_tasks
 from pipeline.evals.chat.score import score_chat_tasks
-from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
 from pipeline.evals.together import LeftEarly
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 
 folder, rank, world_size, checker = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]

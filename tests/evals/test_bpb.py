@@ -226,7 +226,7 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
 @pytest.mark.parametrize("preset", ["gpt2", "modern"])
 def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset):
     from pipeline.model.build import build_model
-    from pipeline.recipe.presets import PRESETS
+    from pipeline.recipe.sizes import PRESETS
 
     batch, byte_lengths = rows
     sizes = {

@@ -12,11 +12,20 @@ import numpy as np
 import pytest
 from chat_task_files import NAMES, arc_row, bundle_row, gsm8k_row, humaneval_row, mmlu_row, write_all, write_jsonl
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
-from pipeline.evals.chat.checkers import humaneval_program, number_said, spelling_correct
-from pipeline.evals.chat.files import load_chat_tasks
-from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item, spelling_item
-from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.evals.chat.tasks import (
+    BUILT_IN,
+    arc_item,
+    custom_task,
+    gsm8k_item,
+    humaneval_item,
+    humaneval_program,
+    load_chat_tasks,
+    mmlu_item,
+    number_said,
+    spelling_correct,
+    spelling_item,
+)
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.sources.quickstart.spelling import is_held_out, spelling_conversations, word_conversation
 from tests.conftest import ROOT, shared_data

@@ -11,16 +11,22 @@ import torch
 from chat_task_files import NAMES, arc_row, mmlu_row, write_all, write_jsonl
 from knowing_model import knowing_model
 
-from pipeline.artifacts.errors import DataError, RecipeError
-from pipeline.evals.chat.files import load_chat_tasks
-from pipeline.evals.chat.letters import chosen_letters, letter_ids
-from pipeline.evals.chat.results import chat_protocol, chat_results
-from pipeline.evals.chat.score import TaskScore, chat_interval, chat_numbers, score_chat_tasks
-from pipeline.evals.chat.tasks import BUILT_IN, custom_task
+from pipeline.evals.chat.score import (
+    TaskScore,
+    chat_interval,
+    chat_numbers,
+    chat_protocol,
+    chat_results,
+    chosen_letters,
+    letter_ids,
+    score_chat_tasks,
+)
+from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
 from pipeline.evals.together import LeftEarly
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
-from pipeline.tokenizer.bpe import train_bpe
 from pipeline.tokenizer.chat import prompt_ids
+from pipeline.tokenizer.load import train_bpe
 from tests.conftest import ROOT, docstrings
 from tests.model.tiny_models import stirred, tiny
 
@@ -83,7 +89,7 @@ def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, toke
 
 
 def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenizer):
-    pytest.importorskip("pipeline.evals.sandbox.choose")
+    pytest.importorskip("pipeline.evals.sandbox.run")
     loaded = tasks[4]
     known = answers(tokenizer, replace(loaded, items=loaded.items[::2]))
     model = knowing_model(tokenizer, known)

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
-from pipeline.artifacts.protocol import Protocol
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.watchlist import Watchlist, items_digest
+from pipeline.data.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
-from pipeline.evals.chat.files import LoadedTask
-from pipeline.evals.chat.results import chat_results
-from pipeline.evals.chat.rows import arc_item, gsm8k_item, humaneval_item, mmlu_item
-from pipeline.evals.chat.score import CHAT_CORE
+from pipeline.evals.chat.score import CHAT_CORE, chat_results
 from pipeline.evals.chat.score import TaskScore as ChatTaskScore
-from pipeline.evals.chat.tasks import BUILT_IN
-from pipeline.evals.contamination import clean_mean, clean_score, contamination_line, record_findings
-from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.prompts import in_order
-from pipeline.evals.core.results import core_results
-from pipeline.evals.core.score import CoreScore, TaskScore
-from pipeline.evals.core.tasks import TASKS
-from pipeline.evals.search_text import search_text
-from pipeline.evals.watched import chat_texts, core_texts
+from pipeline.evals.chat.tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, humaneval_item, mmlu_item
+from pipeline.evals.contamination import (
+    chat_texts,
+    clean_mean,
+    clean_score,
+    contamination_line,
+    core_texts,
+    record_findings,
+    search_text,
+)
+from pipeline.evals.core.bundle import TASKS, open_bundle
+from pipeline.evals.core.score import CoreScore, TaskScore, core_results, in_order
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
+from pipeline.run_dir.protocol import Protocol
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import WarmRunner
 
 BY_NAME = {task.name: task for task in TASKS}

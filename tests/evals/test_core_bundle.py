@@ -8,10 +8,9 @@ from threading import Thread
 
 import pytest
 
-from pipeline.artifacts.errors import DataError, InputMissingError, ServiceError
-from pipeline.evals.core import fetch
-from pipeline.evals.core.bundle import git_blob, open_bundle
-from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.core import bundle as fetch
+from pipeline.evals.core.bundle import TASKS, git_blob, open_bundle
+from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle
 

@@ -12,14 +12,21 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.protocol import Protocol
-from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.prompts import Tokens, in_order, rows_of
-from pipeline.evals.core.results import closing_lines, core_results, numbers_of
-from pipeline.evals.core.score import CoreScore, TaskScore, score_core
-from pipeline.evals.core.tasks import TASKS
+from pipeline.evals.core.bundle import TASKS, open_bundle
+from pipeline.evals.core.score import (
+    CoreScore,
+    TaskScore,
+    Tokens,
+    closing_lines,
+    core_results,
+    in_order,
+    numbers_of,
+    rows_of,
+    score_core,
+)
 from pipeline.model.build import load_model
+from pipeline.process.errors import DataError
+from pipeline.run_dir.protocol import Protocol
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle
 from tests.model.tiny_models import tiny

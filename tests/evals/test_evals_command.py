@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.evals.command import read_arguments
+from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from core_items import write_bundle
 
-from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.evals.__main__ import main
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.tokenizer.load import train_bpe
 from tests.conftest import docstrings
 from tests.model.tiny_models import tiny
 

@@ -13,9 +13,9 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError, ServiceError
-from pipeline.artifacts.protocol import Protocol
 from pipeline.evals.harness import harness_scores, require_harness
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.run_dir.protocol import Protocol
 from pipeline.tokenizer.chat import built_in_template, prompt_ids
 from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
 

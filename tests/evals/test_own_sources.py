@@ -1,7 +1,7 @@
 import yaml
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.evals import own_sources
+from pipeline.evals import contamination as own_sources
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 def test_a_runs_hub_datasets_are_read_at_the_commits_that_it_began_with(tmp_path, monkeypatch):
@@ -25,9 +25,9 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
     """Which files of a folder are held out has changed; what a run began with is trained on by now."""
     from types import SimpleNamespace
 
-    from pipeline.preflight.inputs import keep_revisions
-    from pipeline.preflight.reading import reading_findings
+    from pipeline.preflight.inputs import reading_findings
     from pipeline.recipe import read_recipe
+    from pipeline.run.data import keep_revisions
     from pipeline.sources.open import open_sources
 
     folder = tmp_path / "books"

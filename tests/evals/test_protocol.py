@@ -10,21 +10,19 @@ from core_items import write_bundle
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.protocol import Protocol
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.evals import documents
+from pipeline.evals import texts as documents
+from pipeline.evals.benchmarks import append_entry, entry_of, in_precision
 from pipeline.evals.command import read_arguments
 from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.results import core_results
-from pipeline.evals.core.score import score_core
-from pipeline.evals.documents import documents_protocol
-from pipeline.evals.figures import bpb_results, print_figures
-from pipeline.evals.record import append_entry, entry_of, in_precision
+from pipeline.evals.core.score import core_results, score_core
 from pipeline.evals.subject import Subject
+from pipeline.evals.texts import bpb_results, documents_protocol, print_figures
+from pipeline.process.errors import DataError
+from pipeline.report.benchmarks import score_rows
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
-from pipeline.report.scores import score_rows
+from pipeline.run_dir.protocol import Protocol
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.coverage import coverage, keeps_every_text
 from tests.model.tiny_models import tiny
 

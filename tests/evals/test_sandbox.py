@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.evals.sandbox import choose, run
-from pipeline.evals.sandbox.choose import granted_isolation
-from pipeline.evals.sandbox.run import Isolation, run_program, run_programs
+from pipeline.evals.sandbox import run
+from pipeline.evals.sandbox import run as choose
+from pipeline.evals.sandbox.run import Isolation, granted_isolation, run_program, run_programs
 from tests.evals.hostile_programs import QUICK, SLOW
 
 ROOT = Path(__file__).parents[2]
@@ -477,7 +477,7 @@ def test_a_user_without_privileges_gets_the_same_walls(tmp_path):
 @needs_walls
 def test_walls_that_do_not_hold_are_not_taken_for_safe(monkeypatch):
     # A filter that is installed without an error and lets every call through.
-    hollow = "; import pipeline.evals.sandbox.child as c, pipeline.evals.sandbox.seccomp as s; c.compute_only = lambda: s.instruction(s.RETURN, s.ALLOW); main()"
+    hollow = "; import pipeline.evals.sandbox.child as c, pipeline.evals.sandbox.walls as s; c.compute_only = lambda: s.instruction(s.RETURN, s.ALLOW); main()"
     monkeypatch.setattr(run, "START", run.START.replace("; main()", hollow))
     found = choose.available_isolation.__wrapped__()
     assert not found.safe

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pipeline.artifacts.errors import InputMissingError
 from pipeline.evals.subject import find_subject
+from pipeline.process.errors import InputMissingError
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ ENTRIES = ("pretrain.py", "sft.py")
 def import_everything() -> None:
     """What an entry imports, so that a fork begins at once. No tensor may be computed here: threads do not survive forks."""
     import pipeline.callbacks.default
-    import pipeline.preflight.closing
-    import pipeline.preflight.opening
-    import pipeline.preflight.preparing
-    import pipeline.preflight.starting
     import pipeline.pretrain
     import pipeline.report.single
+    import pipeline.run.data
+    import pipeline.run.finish
+    import pipeline.run.open_run
+    import pipeline.run.start
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer
@@ -167,7 +167,7 @@ def _become_rank(arguments, stage, environment, folder, log, group) -> None:
         os.dup2(out, 2)
         os.chdir(folder)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        from pipeline.artifacts.failures import exit_with_status
+        from pipeline.run_dir.failures import exit_with_status
 
         entry = __import__(f"pipeline.{stage}", fromlist=["main"])
         sys.argv = [str(Path(entry.__file__)), *arguments]

@@ -10,8 +10,7 @@ import os
 import platform
 import sys
 
-from pipeline.evals.sandbox.libc import call
-from pipeline.evals.sandbox.seccomp import (
+from pipeline.evals.sandbox.walls import (
     ALLOW,
     ARCHITECTURES,
     EQUAL,
@@ -19,6 +18,7 @@ from pipeline.evals.sandbox.seccomp import (
     LOAD,
     NUMBER,
     RETURN,
+    call,
     install,
     instruction,
 )

@@ -13,9 +13,9 @@ import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from pipeline.artifacts.checkpoints import SEAL
-from pipeline.artifacts.rows import read_rows
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.checkpoints import SEAL
+from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.conftest import docstrings
 from tests.hub.hub_stand_in import Fault, StandIn, hub_stand_in
 from tests.runner import ROOT, Runner

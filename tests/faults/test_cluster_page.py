@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.artifacts.checkpoints import by_step, problems
+from pipeline.run_dir.checkpoints import by_step, problems
 from tests.runner import PACED, Runner, wait_for_step
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import sys
 import pytest
 import yaml
 
-from pipeline.artifacts.rows import append_row, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.rows import append_row, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, WarmRunner
 
 # As entries do: what it reads is printed, a file is opened first, and a library writes to the streams itself.

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.artifacts.checkpoints import by_step, problems
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.checkpoints import by_step, problems
+from pipeline.run_dir.rows import read_rows
 from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]

@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from pipeline.artifacts.checkpoint_writer import take_lock
-from pipeline.artifacts.checkpoints import SEAL, by_step, problems, seal
-from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.checkpoints import SEAL, by_step, problems, seal
+from pipeline.run_dir.rows import last_attempts, read_rows
 from tests.faults.numeric_faults import GRADIENT, PARAMETER
 from tests.runner import Runner
 from tests.warm_commands import WarmCommands

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pipeline.artifacts import secrets
-from pipeline.artifacts.rows import read_rows
+from pipeline.process import secrets
+from pipeline.run_dir.rows import read_rows
 from tests.faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, Runner
@@ -100,7 +100,7 @@ def test_what_a_process_prints_holds_no_secret(text, tmp_path):
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password my-password-in-netrc\n")
     (tmp_path / "token").write_text("my-login-token-in-a-file")
     code = (
-        "import sys; from pipeline.artifacts.secrets import redact_output; redact_output()\n"
+        "import sys; from pipeline.process.secrets import redact_output; redact_output()\n"
         "print(sys.argv[1]); print(sys.argv[1], file=sys.stderr); raise RuntimeError(sys.argv[1])"
     )
     known = {"HF_TOKEN": HF_TOKEN, "WANDB_API_KEY": WANDB_API_KEY, "NETRC": str(tmp_path / "netrc"), "HF_HOME": str(tmp_path)}  # fmt: skip
@@ -126,7 +126,7 @@ def test_logins_where_other_programs_look_for_them_are_known(tmp_path):
     known = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "xdg"), "AWS_SECRET_ACCESS_KEY": hidden[-1]}
     others = {k: v for k, v in os.environ.items() if k not in ("NETRC", "HF_HOME", "HF_TOKEN_PATH")}
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from pipeline.artifacts.secrets import redacted; print(redacted(sys.argv[1]))", " ".join(hidden)],
+        [sys.executable, "-c", "import sys; from pipeline.process.secrets import redacted; print(redacted(sys.argv[1]))", " ".join(hidden)],
         env={**others, **known, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -136,7 +136,7 @@ def test_logins_where_other_programs_look_for_them_are_known(tmp_path):
 
 def test_an_entry_that_fails_with_a_secret_tells_it_to_nobody(tmp_path):
     code = (
-        "import os; from pipeline.artifacts.failures import exit_with_status\n"
+        "import os; from pipeline.run_dir.failures import exit_with_status\n"
         "def main(argv): raise RuntimeError('the request failed: ' + os.environ['HF_TOKEN'])\n"
         "exit_with_status(main)"
     )
@@ -198,7 +198,7 @@ def test_a_password_inside_of_an_address_or_a_connection_string_is_hidden_alone_
 
 
 def test_a_secret_that_is_no_utf8_stops_no_command_and_is_hidden(tmp_path):
-    code = "import os, sys; from pipeline.artifacts.failures import exit_with_status\nexit_with_status(lambda argv: print(os.environ['X_TOKEN'], repr(os.environ['X_TOKEN'])))"
+    code = "import os, sys; from pipeline.run_dir.failures import exit_with_status\nexit_with_status(lambda argv: print(os.environ['X_TOKEN'], repr(os.environ['X_TOKEN'])))"
     known = {os.fsencode(name): os.fsencode(value) for name, value in os.environ.items()}
     known |= {b"X_TOKEN": b"\xff\xfe-secret-bytes", b"Y_KEY": b"\xe9-secret-bytes", b"PYTHONPATH": os.fsencode(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=known, capture_output=True)

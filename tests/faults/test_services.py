@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.artifacts.atomic import read_json, write_json, write_text
-from pipeline.artifacts.checkpoints import problems, whole_folder
-from pipeline.artifacts.hub_queue import HubQueue
-from pipeline.artifacts.rows import read_rows
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.hub.beside import Publishing
+from pipeline.process.storage import read_json, write_json, write_text
+from pipeline.run.publishing import Publishing
+from pipeline.run_dir.checkpoints import problems, whole_folder
+from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.faults.services import (
     FAULTS,
     HF_TOKEN,
@@ -39,7 +39,7 @@ REPO = "somebody/quick"
 TRAINER = """
 import os, subprocess, sys, time
 code = '''
-import os, pipeline.sources.hub_client as c, pipeline.hub.publisher as p, pipeline.hub.retries as r
+import os, pipeline.sources.hub_files as c, pipeline.hub.publisher as p, pipeline.hub.client as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.artifacts.run_directory import RunDirectory
 p.publish_beside(RunDirectory(%r), trainer=%d)
@@ -189,7 +189,7 @@ def test_a_checkpoint_found_late_does_not_displace_the_finished_model(run):
 
 
 def test_every_file_of_a_checkpoint_that_only_training_reads_stays_out_of_the_queue(run):
-    from pipeline.artifacts.hub_queue import _is_training_state
+    from pipeline.run_dir.hub_queue import _is_training_state
     from pipeline.training import checkpoint
 
     names = [checkpoint.OPTIMIZER, checkpoint.SCHEDULER, checkpoint.POSITION, checkpoint.rng_file(3), "trainer_state.json"]  # fmt: skip
@@ -304,7 +304,7 @@ def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_fin
 WANDB = """
 import glob, json, os, sys, time
 import psutil
-import pipeline.callbacks.wandb_run as w
+import pipeline.callbacks.trackers as w
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.artifacts.secrets import redact_output
 from types import SimpleNamespace

@@ -50,7 +50,7 @@ def test_a_file_system_without_fsync_is_noted_once_and_written_to(tmp_path, erro
 def test_an_fsync_that_fails_is_still_an_error(tmp_path):
     done = python(
         "fsync=EIO",
-        "from pipeline.artifacts.atomic import write_text; import sys; write_text(sys.argv[1] + '/a', 'a')",
+        "from pipeline.process.storage import write_text; import sys; write_text(sys.argv[1] + '/a', 'a')",
         tmp_path,
     )
     assert "Input/output error" in done.stderr
@@ -58,7 +58,7 @@ def test_an_fsync_that_fails_is_still_an_error(tmp_path):
 
 @pytest.mark.parametrize("error", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
 def test_without_locks_two_starts_on_one_machine_are_told_apart_and_it_is_noted(tmp_path, error):
-    hold = "import sys; from pipeline.artifacts.run_directory import RunDirectory; run = RunDirectory(sys.argv[1]); print(run.in_use()); run.hold(); print('held', flush=True); sys.stdin.read()"
+    hold = "import sys; from pipeline.run_dir.run_directory import RunDirectory; run = RunDirectory(sys.argv[1]); print(run.in_use()); run.hold(); print('held', flush=True); sys.stdin.read()"
     # The file system is without locks, and not the temporary folder: the filter cannot tell them apart, so that one call is replaced.
     lacking = f"""
         import errno, fcntl, os, sys, tempfile
@@ -100,14 +100,14 @@ def test_the_compiler_of_torch_is_imported_where_the_cores_cannot_be_asked_for(r
 
 
 def test_without_locks_anywhere_the_temporary_folder_is_named(tmp_path):
-    code = "import sys; from pipeline.artifacts.failures import exit_with_status as e; from pipeline.artifacts.locks import lock; e(lambda argv: lock(argv[0]))"
+    code = "import sys; from pipeline.run_dir.failures import exit_with_status as e; from pipeline.process.storage import lock; e(lambda argv: lock(argv[0]))"
     done = python("flock=ENOLCK", code, tmp_path / ".lock")
     assert (done.returncode, "Traceback" in done.stderr) == (73, False)
     assert "Set TMPDIR to a folder that has." in done.stderr
 
 
 def test_without_a_temporary_folder_a_command_ends_in_a_sentence():
-    code = "from pipeline.artifacts.failures import exit_with_status as e; import tempfile; e(lambda argv: tempfile.gettempdir())"
+    code = "from pipeline.run_dir.failures import exit_with_status as e; import tempfile; e(lambda argv: tempfile.gettempdir())"
     done = python("unlink=EBUSY", code)
     assert (done.returncode, done.stderr.count("\n")) == (73, 1), done.stderr
     assert "Set TMPDIR" in done.stderr
@@ -117,7 +117,7 @@ def test_a_file_that_is_in_use_stays_and_is_named(tmp_path):
     (tmp_path / "a").touch()
     done = python(
         "unlink=EBUSY",
-        "import sys; from pathlib import Path; from pipeline.artifacts.atomic import remove_file; remove_file(Path(sys.argv[1]))",
+        "import sys; from pathlib import Path; from pipeline.process.storage import remove_file; remove_file(Path(sys.argv[1]))",
         tmp_path / "a",
     )
     assert done.returncode == 0, done.stderr
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_moved_by_copy_where_it_cannot_be_renamed(tmp_pa
     import errno
     import os
 
-    from pipeline.artifacts.checkpoints import quarantined
+    from pipeline.run_dir.checkpoints import quarantined
 
     (tmp_path / "checkpoints" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "checkpoints" / "checkpoint-5" / "a").write_text("a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 from tests.runner import Runner
 
 # Rank 1 computes slowly from step 4 on. The other one waits for it in the exchange of gradients, and takes as long in all.

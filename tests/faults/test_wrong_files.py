@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.artifacts.errors import DataError
+from pipeline.process.errors import DataError
 from tests.faults.wrong_files import wrong_files
 from tests.faults.wrong_inputs import is_told, lay, sources, stream
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.artifacts.errors import RecipeError, TandemError
+from pipeline.process.errors import RecipeError, TandemError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.tokenizer.load import train_bpe
 
 TEXT = "def complete(model, prompts): return what the model writes after each prompt, it's 12345! " * 30
 
@@ -52,7 +52,7 @@ def model(request, tokenizer):
             )
         else:
             from pipeline.model.build import build_model
-            from pipeline.recipe.presets import MODERN
+            from pipeline.recipe.sizes import MODERN
 
             fields = {
                 **MODERN,

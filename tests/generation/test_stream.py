@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.generation.decoding import TextStream
-from pipeline.generation.sampling import generator_of, next_tokens
-from pipeline.generation.stream import positions, stream
+from pipeline.chat.conversation import TextStream
+from pipeline.generation.stream import generator_of, next_tokens, positions, stream
 from pipeline.generation.texts import complete, continuations, document_ids
 from pipeline.tokenizer.encode import encode_documents
 

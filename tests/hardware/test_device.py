@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.artifacts.cache import cache_dir
-from pipeline.artifacts.errors import CannotWriteError
 from pipeline.hardware import cpu, device, products
+from pipeline.process.errors import CannotWriteError
+from pipeline.process.storage import cache_dir
 
 
 @pytest.fixture

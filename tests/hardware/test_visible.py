@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from pipeline.hardware.device import device_without_torch, planned_device
-from pipeline.hardware.visible import visible_gpus
+from pipeline.hardware.device import device_without_torch, planned_device, visible_gpus
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has its one accelerator")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.artifacts.checkpoints import whole_folder
+from pipeline.run_dir.checkpoints import whole_folder
 from tests.hub.hub_stand_in import Repo
 
 MARKING = """\

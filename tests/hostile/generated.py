@@ -22,7 +22,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 
 # Where each kind is made; a kind is an instance of Kind.
 KINDS = {

@@ -11,14 +11,13 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import read_recipe
-from pipeline.recipe.fates import FATES
-from pipeline.recipe.names import all_keys
 from pipeline.recipe.start_from import resolve_start
-from pipeline.recipe.values import alternatives, annotation_of
-from pipeline.training.arguments import build_arguments
+from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.values import all_keys, alternatives, annotation_of
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.build import build_arguments
 from tests.hostile.generated import Kind
 
 ROOT = Path(__file__).parents[2]

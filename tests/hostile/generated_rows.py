@@ -25,14 +25,14 @@ import pyarrow.parquet
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pipeline.artifacts.errors import TandemError
 from pipeline.data.preview import preview
-from pipeline.data.sequence_writer import SequenceWriter
+from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import end_path, read_seal
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import count_rows, is_array
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.tokenizer.load import train_bpe
 
 ROW_TOKENS = 48
 ODD_TEXTS = ["", " ", "\n", "\0", "a\0b", "\ufeff", "\ufffe", "\ufdd0", "\u2028", "\x85", "\r", "a\rb", "a\r\nb", "<|endoftext|>", "<|user_start|>", "<|assistant_end|>", "NaN", "null", "NA", "\u202e", "e\u0301" * 9, "\U0001f468\u200d\U0001f469", '"', '""', "a,b", "a;b", "a\tb", "'", "\\", "\\n", "{}", "[]", '{"role": "user"}', "x" * 5_000, "\x1b[31m", "=1+1", "\ud800", "\udfff a", "\udc0d"]  # fmt: skip

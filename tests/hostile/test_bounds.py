@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from pipeline.artifacts.atomic import refuse_endless_files
-from pipeline.artifacts.errors import DamagedFileError, DataError, RecipeError
 from pipeline.evals.subject import find_subject
+from pipeline.process.errors import DamagedFileError, DataError, RecipeError
+from pipeline.process.storage import refuse_endless_files
 from pipeline.recipe.start_from import refuse_odd_sizes
 from pipeline.sources.files import local_files
-from pipeline.tokenizer.ready import open_tokenizer
+from pipeline.tokenizer.load import open_tokenizer
 
 
 @pytest.mark.parametrize("pattern", ["/*", "/*/*/*", "/proc/**/*", "/proc/self/fd/*", "/sys/**/*.txt", "/dev/*"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import user_code
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import CodeFolder, import_attribute
+from pipeline.process import user_code
+from pipeline.process.errors import RecipeError
+from pipeline.process.user_code import CodeFolder, import_attribute
 from tests.hostile.case import MARKING, MODELING, Case, lay_whole
 from tests.hub.hub_stand_in import Repo, hub_stand_in
 from tests.warm_commands import WarmCommands
@@ -82,7 +82,7 @@ for key, keys in KEYS.items():
 
 for name in ("subprocess:check_output", "helper:subprocess.check_output", "helper:check_output", "helper:os.system",
              "helper:read.__globals__", "helper:TABLE.update", "helper:__builtins__", "link:f", "linked.evil:f", "..elsewhere.evil:f",
-             "pipeline.artifacts.atomic:remove_folder", "site-packages.evil:f", "lib.evil_installed:f", "json:loads", "evil.f:f"):  # fmt: skip
+             "pipeline.process.storage:remove_folder", "site-packages.evil:f", "lib.evil_installed:f", "json:loads", "evil.f:f"):  # fmt: skip
 
     def beside(case: Case, name: str = name) -> str:
         case.put("in/helper.py", HELPER)
@@ -143,7 +143,7 @@ def of_tandem(case: Case) -> str:
     from pipeline.model.export import save_model
 
     fields = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}  # fmt: skip
-    from pipeline.recipe.presets import MODERN
+    from pipeline.recipe.sizes import MODERN
 
     save_model(build_model("tandem", {**MODERN, **fields}, seed=0), case.folder / "model")
     for file in (case.folder / "model").glob("*_tandem.py"):

@@ -6,11 +6,11 @@ import shutil
 import pytest
 import torch
 
-from pipeline.artifacts import user_code
-from pipeline.artifacts.cache import cache_of_run
-from pipeline.artifacts.errors import DataError, RecipeError
-from pipeline.artifacts.user_code import CodeFolder
 from pipeline.evals.subject import open_model
+from pipeline.process import user_code
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.storage import cache_of_run
+from pipeline.process.user_code import CodeFolder
 from tests.hostile.test_code_gate import CHAT, Case
 from tests.hostile.test_code_gate import warm as warm
 from tests.hostile.test_code_gate import whole as whole
@@ -57,7 +57,7 @@ def test_serve_refuses_what_a_chat_would(whole, tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_choose_no_token(temperature, value):
-    from pipeline.generation.sampling import generator_of, next_tokens
+    from pipeline.generation.stream import generator_of, next_tokens
 
     logits_BV = torch.zeros(2, 8)
     logits_BV[1, 3] = value
@@ -148,8 +148,8 @@ def test_a_push_loads_no_model_whose_classes_lie_in_another_repository(whole, tm
 
 @pytest.mark.parametrize("in_a_run", [False, True])
 def test_memory_that_runs_out_speaks_of_the_batch_only_in_a_training(in_a_run, monkeypatch, tmp_path):
-    from pipeline.artifacts import failures
-    from pipeline.artifacts.run_directory import RunDirectory
+    from pipeline.run_dir import failures
+    from pipeline.run_dir.run_directory import RunDirectory
 
     monkeypatch.setattr(failures, "_current_run", RunDirectory(tmp_path) if in_a_run else None)
     status, message = failures._classify(MemoryError())

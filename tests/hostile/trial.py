@@ -13,7 +13,7 @@ from tests.hostile.case import Case
 from tests.hub.hub_stand_in import StandIn
 from tests.warm_commands import Ended, WarmCommands
 
-STATUSES = {0, 64, 65, 66, 69, 70, 71, 73, 74, 75, 76, 130}  # those of artifacts/errors.py; 1 is a mistake of ours
+STATUSES = {0, 64, 65, 66, 69, 70, 71, 73, 74, 75, 76, 130}  # those of process/errors.py; 1 is a mistake of ours
 LIMIT_S = 60.0  # of CPU time; four times as long until it has ended
 LIMIT_MIB = 3072  # the interpreter with torch, transformers and all of the package has 600
 ALLOWED = ("out", "cache", "runs/x", "hf", "home", "tmp")  # what the commands name, and this user's own caches

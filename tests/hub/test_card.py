@@ -10,14 +10,13 @@ import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 
-from pipeline.artifacts.atomic import read_json, write_json, write_text
-from pipeline.artifacts.checkpoints import whole_folder
-from pipeline.artifacts.rows import append_row
 from pipeline.hub.card import model_card
-from pipeline.hub.contents import collect
-from pipeline.report.run_data import read_run
-from pipeline.report.tables import visible
-from pipeline.report.worth import spent
+from pipeline.hub.push import collect
+from pipeline.process.storage import read_json, write_json, write_text
+from pipeline.report.run_data import read_run, visible
+from pipeline.report.sections import spent
+from pipeline.run_dir.checkpoints import whole_folder
+from pipeline.run_dir.rows import append_row
 from tests.hub.card_walk import body_of, problems_of, walk
 from tests.report.evaluated_run import chat_rows, contaminated, core_rows, lm_eval_row, write_evaluated_run
 
@@ -457,7 +456,7 @@ def test_the_command_that_trains_it_again_names_nothing_that_only_the_publisher_
     ],
 )
 def test_what_the_hub_would_refuse_in_a_cards_metadata_is_refused_in_the_recipe(override, said):
-    from pipeline.artifacts.errors import RecipeError
+    from pipeline.process.errors import RecipeError
     from pipeline.recipe import read_recipe
 
     recipe = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")

@@ -4,12 +4,12 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from pipeline.artifacts.atomic import write_json, write_text
-from pipeline.artifacts.checkpoints import whole_folder
 from pipeline.evals.command import read_arguments
 from pipeline.hub.card import model_card
-from pipeline.hub.contents import collect
+from pipeline.hub.push import collect
+from pipeline.process.storage import write_json, write_text
 from pipeline.report.run_data import read_run
+from pipeline.run_dir.checkpoints import whole_folder
 from tests.report.evaluated_run import chat_rows, contaminated, core_rows, lm_eval_row, write_evaluated_run
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.artifacts.errors import CannotWriteError, RecipeError
-from pipeline.hub.export import export
-from pipeline.hub.gguf_file import why_not_cut
+from pipeline.hub.export import export, why_not_cut
 from pipeline.model.build import build_model
 from pipeline.model.export import read_weights, save_model
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.process.errors import CannotWriteError, RecipeError
+from pipeline.tokenizer.load import train_bpe
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = [paragraph for file in sorted(DOCS.glob("*.md")) for paragraph in file.read_text().split("\n\n")]

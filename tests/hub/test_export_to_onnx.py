@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_export import write_model
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
 from pipeline.hub.export import export
+from pipeline.process.errors import InputMissingError, RecipeError
 
 ROOT = Path(__file__).parents[2]
 NANOCHAT = {

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from hub_stand_in import Fault, Repo, hub_stand_in
 
-from pipeline.artifacts.atomic import sum_of, write_text
-from pipeline.artifacts.checkpoints import whole_folder
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.secrets import redacted
-from pipeline.hub.secrets import is_pickle, refusals, secrets_in
+from pipeline.hub.push import is_pickle, refusals, secrets_in
+from pipeline.process.secrets import redacted
+from pipeline.process.storage import sum_of, write_text
+from pipeline.run_dir.checkpoints import whole_folder
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "aBcD1234" * 5
@@ -70,9 +70,9 @@ def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
     load: after a push a process without our package loads the model, which takes some seconds.
     """
     code = (
-        "import sys; import pipeline.hub.retries as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
+        "import sys; import pipeline.hub.client as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
         + ("" if load else "v._load_as_a_stranger = lambda *a, **k: None\n")
-        + "from pipeline.artifacts.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
+        + "from pipeline.run_dir.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
@@ -128,7 +128,7 @@ def test_a_secret_in_any_file_stops_the_push_before_the_first_request(hub, run, 
 
 
 def test_a_secret_between_two_blocks_of_a_large_file_is_found(tmp_path, monkeypatch):
-    from pipeline.hub import secrets
+    from pipeline.hub import push as secrets
 
     monkeypatch.setattr(secrets, "_CHUNK", 100)
     path = tmp_path / "file"
@@ -228,7 +228,7 @@ def own_code(run, tiny_model):
     """The run's model as one that transformers does not have: its code lies in the folder."""
     from pipeline.model.build import build_model
     from pipeline.model.export import save_model
-    from pipeline.recipe.presets import MODERN
+    from pipeline.recipe.sizes import MODERN
 
     sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}
     ids = {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}

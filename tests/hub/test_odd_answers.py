@@ -5,8 +5,8 @@ import json
 import pytest
 from hub_stand_in import Repo, hub_stand_in
 
-from pipeline.artifacts.errors import ServiceError
-from pipeline.hub.retries import retried
+from pipeline.hub.client import retried
+from pipeline.process.errors import ServiceError
 
 ANSWERS = {
     "no JSON": b"<html>",
@@ -47,7 +47,7 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
     from huggingface_hub import HfApi, constants
 
     from pipeline.hub.client import bound_waits
-    from pipeline.sources import hub_client
+    from pipeline.sources import hub_files as hub_client
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub_client, "ANSWER_BYTES", 1 << 20)

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from pipeline.artifacts.atomic import write_json, write_text
-from pipeline.artifacts.checkpoints import by_step, problems, whole_folder
-from pipeline.artifacts.hub_queue import HubQueue
-from pipeline.artifacts.rows import append_row, read_rows
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.storage import write_json, write_text
+from pipeline.run_dir.checkpoints import by_step, problems, whole_folder
+from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.rows import append_row, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.faults.services import environment
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import ROOT
@@ -19,7 +19,7 @@ REPO = "somebody/quick"
 RESTORE = """
 import json, sys
 from types import SimpleNamespace as Names
-import pipeline.hub.retries as retries
+import pipeline.hub.client as retries
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.resume import restore_from_hub

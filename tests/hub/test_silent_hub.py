@@ -10,7 +10,7 @@ from hub_stand_in import Fault, hub_stand_in
 
 ROOT = Path(__file__).parents[2]
 SHORTER = """
-import pipeline.sources.hub_files as files, pipeline.sources.hub_client as client
+import pipeline.sources.hub_files as files, pipeline.sources.hub_files as client
 from types import SimpleNamespace
 from pathlib import Path
 files.ATTEMPTS = 1

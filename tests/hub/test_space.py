@@ -13,10 +13,10 @@ import torch
 import yaml
 from hub_stand_in import Repo, hub_stand_in
 
-from pipeline.artifacts.errors import CannotWriteError, InputMissingError
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hub.__main__ import main
-from pipeline.hub.space import PACKAGES, write_space
+from pipeline.hub.export import PACKAGES, write_space
+from pipeline.process.errors import CannotWriteError, InputMissingError
+from pipeline.run_dir.run_directory import RunDirectory
 
 OLD, NEW = "a" * 40, "b" * 40
 # Packages that the program needs for training, and a Space does not install.
@@ -28,7 +28,7 @@ def hub(tmp_path_factory):
     """A Hub that holds somebody/parrot, whose newest commit is not the one that was pushed by the run."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from pipeline.tokenizer.bpe import train_bpe
+    from pipeline.tokenizer.load import train_bpe
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_bpe(

@@ -9,7 +9,7 @@ from transformers import modeling_flash_attention_utils as flash
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.model.masks_tandem import _blocks, _visible
+from pipeline.model.modeling_tandem import _blocks, _visible
 
 LENGTH = 300  # three blocks of 128, the last one cut
 

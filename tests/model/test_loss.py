@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from tiny_models import random_ids, tiny
 
-from pipeline.model import loss_tandem
-from pipeline.model.loss_tandem import chunk_rows, summed_cross_entropy, token_nll
-from pipeline.model.token_mean import divides_by_num_items
+from pipeline.model import modeling_tandem as loss_tandem
+from pipeline.model.modeling_tandem import chunk_rows, summed_cross_entropy, token_nll
+from pipeline.training.build import divides_by_num_items
 
 
 def naive(hidden, weight, labels, softcap, reduction="sum"):

@@ -13,8 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
-from pipeline.training.checkpoint import ModelFiles
-from pipeline.training.file_image import FileImage
+from pipeline.training.checkpoint import FileImage, ModelFiles
 
 READ_WITHOUT_US = """
 import json, sys

@@ -10,9 +10,8 @@ import time
 import psutil
 import pytest
 
-from pipeline.monitor.energy import energy_of
-from pipeline.monitor.samples import COLUMNS, read_gpus, read_samples
-from pipeline.monitor.totals import SIZE, TotalsReader, TotalsWriter
+from pipeline.monitor.sampler import SIZE, TotalsReader, TotalsWriter
+from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus, read_samples
 
 # A training that is nothing but its monitor: from its first sample on lets it sample for `seconds`, reads it twice, stops it.
 TRAINING = """

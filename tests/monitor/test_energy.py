@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.monitor.energy import energy_of, integrate, kwh, longest_bridged_s, usual_period_s
-from pipeline.monitor.samples import NUMBERS, GpuSeries, read_gpus
+from pipeline.monitor.samples import (
+    NUMBERS,
+    GpuSeries,
+    energy_of,
+    integrate,
+    kwh,
+    longest_bridged_s,
+    read_gpus,
+    usual_period_s,
+)
 from tests.monitor.stand_in import joules
 
 RECORDED = Path(__file__).with_name("recorded.csv")  # of the stand-in at 10 Hz: two attempts, the second one cut off

@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.monitor import host as host_module
-from pipeline.monitor.gpu import GpuSampler, is_throttled, throttle_words
-from pipeline.monitor.host import HostSampler
+from pipeline.monitor import gpu as host_module
+from pipeline.monitor.gpu import GpuSampler, HostSampler, is_throttled, throttle_words
 from pipeline.monitor.samples import COLUMNS, read_samples
 
 ROOT = Path(__file__).parents[2]

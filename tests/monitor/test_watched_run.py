@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from pipeline.monitor.energy import energy_of, kwh
-from pipeline.monitor.samples import read_gpus
+from pipeline.monitor.samples import energy_of, kwh, read_gpus
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from tests.runner import Runner

@@ -9,13 +9,18 @@ from transformers import NanoChatConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.device import planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight import checks
-from pipeline.preflight.attention import TOLERANCE, attention_line, choose_attention, difference_from_eager
-from pipeline.preflight.kernels import kernel_problems
+from pipeline.preflight.attention import (
+    TOLERANCE,
+    attention_line,
+    choose_attention,
+    difference_from_eager,
+    kernel_problems,
+)
 from pipeline.preflight.plan import make_plan
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import Sizes
 from pipeline.training import build

@@ -13,13 +13,11 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
-from pipeline.artifacts.errors import CannotWriteError, DataError, InputMissingError, RecipeError
-from pipeline.preflight.cadences import cadence_notes
-from pipeline.preflight.checks import check_before_training
-from pipeline.preflight.horizon import horizon_lines, settle_warmup
-from pipeline.preflight.named_code import named_code_problems
-from pipeline.preflight.reading import reading_findings
+from pipeline.preflight.checks import cadence_notes, check_before_training
+from pipeline.preflight.inputs import named_code_problems, reading_findings
+from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.run.data import horizon_lines, settle_warmup
 from pipeline.sources.open import open_sources
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +52,7 @@ def trained(tmp_path_factory):
     """A folder as save_pretrained writes it: config, weights, and a tokenizer of 300 ids."""
     from transformers import GPT2Config
 
-    from pipeline.tokenizer.bpe import train_bpe
+    from pipeline.tokenizer.load import train_bpe
 
     folder = tmp_path_factory.mktemp("trained")
     tokenizer = train_bpe(iter(["the quick brown fox jumps over the lazy dog"] * 50), vocab_size=300, split_pattern="gpt2")  # fmt: skip
@@ -118,7 +116,7 @@ def test_a_finished_run_is_not_checked_since_it_needs_nothing(recipe_file, tmp_p
 
 def test_sources_of_a_run_that_goes_on_are_opened_at_the_commit_it_began_with(recipe_file, tmp_path, monkeypatch):
     """Without the Hub only the list of an earlier start can be opened, and that is kept under its commit."""
-    from pipeline.artifacts.atomic import write_json
+    from pipeline.process.storage import write_json
     from pipeline.sources import hub_files
 
     monkeypatch.setattr(hub_files, "ATTEMPTS", 1)
@@ -214,7 +212,7 @@ def test_a_tokenizer_whose_ids_have_holes_is_refused_with_the_numbers(recipe_fil
 
 
 def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepared(recipe_file, trained, tmp_path):
-    from pipeline.artifacts.checkpoints import whole_folder
+    from pipeline.run_dir.checkpoints import whole_folder
 
     with whole_folder(tmp_path / "sealed") as folder:
         for path in trained.iterdir():
@@ -237,7 +235,7 @@ def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepar
 def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_changed(
     recipe_file, trained, tmp_path, monkeypatch
 ):
-    from pipeline.preflight.inputs import _weights
+    from pipeline.run.data import _weights
 
     start = tmp_path / "start"
     shutil.copytree(trained, start)
@@ -246,7 +244,7 @@ def test_the_weights_that_a_run_starts_from_are_hashed_again_only_when_they_chan
     first, status = _weights(recipe, None), weights.stat()
     assert first == {"from": str(start), "model.safetensors": hashlib.sha256(weights.read_bytes()).hexdigest()}
     with monkeypatch.context() as patched:
-        patched.setattr("pipeline.sources.facts._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+        patched.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
         assert _weights(recipe, None) == first
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))  # as rsync -t leaves other content
@@ -380,7 +378,7 @@ def test_the_text_of_parquet_is_counted_by_its_column_and_of_compressed_files_no
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from pipeline.sources.text_bytes import text_bytes
+    from pipeline.sources.raw_rows import text_bytes
 
     texts = [f"document {n} " * 40 for n in range(500)]
     pq.write_table(pa.table({"text": texts, "other": ["x" * 1000] * 500}), tmp_path / "a.parquet", use_dictionary=False)
@@ -397,7 +395,7 @@ def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recip
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from pipeline.sources.text_bytes import SAMPLED_FOOTERS, text_bytes
+    from pipeline.sources.raw_rows import SAMPLED_FOOTERS, text_bytes
 
     texts = [f"document {n} " * 40 for n in range(500)]
     for number in range(20):  # the last one is held out

@@ -3,11 +3,10 @@
 import pytest
 import yaml
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.device import device_info
-from pipeline.preflight.plan import make_plan
-from pipeline.preflight.plan_text import plan_table
-from pipeline.preflight.reading import reading_findings
+from pipeline.preflight.inputs import reading_findings
+from pipeline.preflight.plan import make_plan, plan_table
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
 from tests.families import FAMILIES, save_model, tokenizer_of

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.hardware import products
 from pipeline.hardware.device import device_without_torch, planned_device
-from pipeline.preflight import durations
-from pipeline.preflight.durations import CPU_MFU, evaluation_tokens, evaluations_of, finished_runs, remember
-from pipeline.preflight.plan import make_plan
+from pipeline.preflight import plan as durations
+from pipeline.preflight.plan import CPU_MFU, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
 from pipeline.preflight.probe import Probe
 from pipeline.recipe import read_recipe
 from pipeline.report.run_data import read_run
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 QUICKSTART = str(Path(__file__).parents[2] / "recipes" / "quickstart_pretrain.yaml")
 KIND = ("train.bf16=false", "train.torch_compile=false")

@@ -2,14 +2,13 @@
 
 import pytest
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.hardware.cpu import available_bytes
 from pipeline.hardware.device import device_without_torch, planned_device
-from pipeline.preflight.memory import memory_of
-from pipeline.preflight.micro_batch import CPU_POSITIONS, larger_micro_batch, options
+from pipeline.preflight.memory import CPU_POSITIONS, larger_micro_batch, memory_of, options
 from pipeline.preflight.plan import make_plan
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.batch import micro_batch
+from pipeline.recipe.resolve import micro_batch
 from tests.preflight.test_memory import QUICKSTART
 
 AUTO = "train.per_device_train_batch_size=auto"

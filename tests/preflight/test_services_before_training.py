@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.preflight.services import PACKAGES, service_findings
+from pipeline.preflight.inputs import PACKAGES, service_findings
 from pipeline.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 ASK = """
 import json, os, sys
-import pipeline.preflight.services as services
+import pipeline.preflight.inputs as services
 from pipeline.recipe.schema import Recipe
 for repo_id, token in json.loads(sys.argv[1]):
     services.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.preflight.trainer_settings import trainer_problems
+from pipeline.preflight.checks import trainer_problems
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from tests.recipe.wrong_recipes import trainer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 QUESTIONS, ANSWERED_WITHIN, MUST_STOP = 50, 128, 45

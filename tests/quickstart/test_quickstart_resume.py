@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.artifacts.rows import last_attempts, read_rows
+from pipeline.run_dir.rows import last_attempts, read_rows
 
 ROOT = Path(__file__).parents[2]
 SHORT = [

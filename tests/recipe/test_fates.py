@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.fates import FATES, OPTIMIZERS, SCHEDULERS
-from pipeline.recipe.names import RENAMED, all_keys
+from pipeline.recipe.supported_arguments import FATES, OPTIMIZERS, SCHEDULERS
 from pipeline.recipe.training_arguments import defaults, training_arguments
+from pipeline.recipe.values import RENAMED, all_keys
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
 
 @pytest.mark.parametrize("name", [n for n, f in FATES.items() if not f.accepted])
 def test_every_other_field_is_refused_with_its_owner_or_reason(tmp_path, name):
-    from pipeline.artifacts.errors import RecipeError
+    from pipeline.process.errors import RecipeError
 
     with pytest.raises(RecipeError) as error:
         read_recipe([recipe_file(tmp_path, **{name: 1})])

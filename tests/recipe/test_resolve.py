@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import RecipeError
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
-from pipeline.recipe.batch import micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.identity import default_name, differences, must_match
-from pipeline.recipe.presets import MODERN, TANDEM_OPTIONS, model_fields
-from pipeline.recipe.resolve import plain
+from pipeline.recipe.resolve import micro_steps, plain, rows_per_step, with_batch_tokens
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))

@@ -142,7 +142,7 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
 
     from pipeline.model.configuration_tandem import TandemConfig
     from pipeline.model.modeling_tandem import TandemForCausalLM
-    from pipeline.recipe.presets import model_fields
+    from pipeline.recipe.sizes import model_fields
 
     recipe = modern(
         tmp_path, 5, f"model.preset={preset}", "model.head_dim=32", "model.aspect_ratio=16", "data.row_tokens=512"
@@ -163,7 +163,7 @@ def shapes_with_models():
     from transformers import GPT2Config, LlamaConfig, NanoChatConfig
 
     from pipeline.model.configuration_tandem import TandemConfig
-    from pipeline.recipe.presets import MODERN
+    from pipeline.recipe.sizes import MODERN
 
     hf = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
     gpt2 = {"n_embd": 128, "n_layer": 3, "n_head": 4, "vocab_size": 512, "n_positions": 256}

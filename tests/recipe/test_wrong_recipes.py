@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import DamagedFileError, InputMissingError, RecipeError
+from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.recipe.start_from import resolve_start

@@ -2,18 +2,14 @@
 
 import numpy as np
 
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.evals.chat.files import LoadedTask
-from pipeline.evals.chat.items import ChatItem
-from pipeline.evals.chat.results import chat_results
-from pipeline.evals.chat.score import CHAT_CORE, TaskScore
-from pipeline.evals.chat.tasks import BUILT_IN
+from pipeline.evals.benchmarks import append_entry, entry_of
+from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_results
+from pipeline.evals.chat.tasks import BUILT_IN, ChatItem, LoadedTask
 from pipeline.evals.core import score as core
-from pipeline.evals.core.bundle import Bundle
-from pipeline.evals.core.results import core_results
-from pipeline.evals.core.tasks import TASKS
-from pipeline.evals.record import append_entry, entry_of
+from pipeline.evals.core.bundle import TASKS, Bundle
+from pipeline.evals.core.score import core_results
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_task=4, long_prompts="fewer_shots"):

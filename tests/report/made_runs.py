@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.report.diagnosis import Finding
-from pipeline.report.diagnosis.figures import Figures
-from pipeline.report.diagnosis.rules import RULES
+from pipeline.report.diagnosis.finding import Figures
+from pipeline.report.diagnosis.section import RULES
 from pipeline.report.run_data import RunData
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 def made_run(

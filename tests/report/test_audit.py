@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.recipe.schema import Schedule
 from pipeline.report.diagnosis import diagnose, diagnosis_text
 from pipeline.report.run_data import RunData, read_run
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.schedules import learning_rate_multiplier
 from tests.report.made_runs import falling, noisy
 from tests.report.test_diagnosis_of_imported_runs import NEMO, SETTINGS, nanochat_run, nemo_run

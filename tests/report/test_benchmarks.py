@@ -2,14 +2,14 @@
 
 import json
 
-from pipeline.artifacts.atomic import write_json
-from pipeline.artifacts.rows import append_row
+from pipeline.evals.benchmarks import append_entry, entry_of
 from pipeline.evals.chat.score import CHAT_CORE
-from pipeline.evals.record import append_entry, entry_of
+from pipeline.process.storage import write_json
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report
+from pipeline.run_dir.rows import append_row
 from tests.report.evaluated_run import chat_rows, contaminated, core_rows, lm_eval_row, write_evaluated_run
 
 

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.storage import write_text
 from pipeline.report.__main__ import main
 from pipeline.report.aligned import curves_of, flops_per_token
-from pipeline.report.comparison import comparison
-from pipeline.report.differences import differing_majors, repeats
-from pipeline.report.imports.logs import read_runs
+from pipeline.report.comparison import comparison, differing_majors, repeats, verdict
+from pipeline.report.imported_logs import read_runs
 from pipeline.report.run_data import read_run
-from pipeline.report.seed_noise import verdict
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 SHAPE = {"device": "NVIDIA H100 80GB HBM3", "processes": 8, "dtype": "bfloat16", "compiled": True, "attention": "sdpa", "micro_batch": 16}  # fmt: skip
 

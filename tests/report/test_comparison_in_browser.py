@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.report.comparison import write_comparison
-from pipeline.report.imports.logs import read_runs
+from pipeline.report.imported_logs import read_runs
 from tests.report.browser import CHROMIUM, opened
 from tests.report.test_comparison import write_run
 from tests.report.test_imports import NANOCHAT_HEAD, base_line

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.artifacts.columns import Columns
 from pipeline.report.aligned import curves_of, legends
-from pipeline.report.comparison import write_comparison
-from pipeline.report.comparison_curves import comparison_panels
-from pipeline.report.imports.logs import read_runs
+from pipeline.report.comparison import comparison_panels, write_comparison
+from pipeline.report.curves import LOOKS, look
+from pipeline.report.imported_logs import read_runs
 from pipeline.report.page import PAGE_BYTES
-from pipeline.report.palette import LOOKS, look
+from pipeline.run_dir.columns import Columns
 from tests.report.made_runs import made_run
 from tests.report.test_comparison import write_run
 from tests.report.test_imports import NANOCHAT_HEAD, base_line

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.report.diagnosis import diagnose, diagnosis_text, invariants
-from pipeline.report.diagnosis.page import page
-from pipeline.report.diagnosis.rules import RULES
+from pipeline.report.diagnosis.section import RULES, page
 from tests.report.made_runs import SCHEDULE, STARTED, falling, found, made_run, noisy, sound_run
 
 ROOT = Path(__file__).parents[2]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.report.energy import energy_text
 from pipeline.report.run_data import read_run
+from pipeline.report.sections import energy_text
 from pipeline.report.single import report
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.monitor.stand_in import joules
 
 RECORDED = Path(__file__).parents[1] / "monitor" / "recorded.csv"

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import yaml
 
-from pipeline.artifacts.atomic import read_json, write_text
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.preflight.plan import known_sizes
+from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.process.storage import read_json, write_text
 from pipeline.recipe import read_recipe
 from pipeline.recipe.identity import must_match
 from pipeline.report.__main__ import main
-from pipeline.report.fit import expected_bpb, fit_runs
-from pipeline.report.power_law import fit_power_law
+from pipeline.report.fit import expected_bpb, fit_power_law, fit_runs
 from pipeline.report.run_data import read_run
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 RECIPE = {
     "tokenizer": {"vocab_size": 512},

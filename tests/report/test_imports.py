@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.rows import append_row
+from pipeline.process.errors import DataError
 from pipeline.report.__main__ import main
-from pipeline.report.imports.imported_run import lost_lines, meaning_of
-from pipeline.report.imports.logs import read_log, read_runs
+from pipeline.report.imported_logs import read_log, read_runs
+from pipeline.report.imported_run import lost_lines, meaning_of
 from pipeline.report.single import report
+from pipeline.run_dir.rows import append_row
 
 SEEDS = Path(__file__).parents[3] / "shared" / "seeds"
 NANOCHAT_HEAD = """\
@@ -205,7 +205,7 @@ def test_the_dev_logs_columns_and_figures_are_those_that_are_read(tmp_path):
 
 @pytest.mark.parametrize("mfu", [None, 41.0])
 def test_our_own_console_line_comes_back_as_the_row_that_it_was_made_of(tmp_path, mfu):
-    from pipeline.callbacks.console import step_line  # which takes transformers
+    from pipeline.callbacks.log import step_line  # which takes transformers
 
     row = {
         "train/loss_ema": 2.336916, "optim/lrm": 0.05, "perf/step_s": 0.9974, "perf/tok_per_s": 1051311.2, "data/epoch": 1, "data/pq": 122,

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.report.manifest_lines import manifest_text
+from pipeline.process.storage import write_text
 from pipeline.report.outcome import mean_step_s, outcome_text, wall_s
 from pipeline.report.run_data import read_run
+from pipeline.report.sections import manifest_text
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 PROBE = {"step_s": 0.5, "low_s": 0.4, "high_s": 0.6, "steps": 9, "first_step_s": 7.0, "peak_bytes": 2**30, "time": 1.0}
 PLAN = {"device": "CPU", "processes": 2, "parameters": 1000, "steps": 40, "tokens": 40960, "flops": 8e9, "checkpoint_bytes": 2000, "training_s": 20.0, "process_bytes": 2**30, "probe": PROBE, "cost": 0.0222}  # fmt: skip

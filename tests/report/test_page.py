@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.artifacts.atomic import read_json, write_json, write_text
-from pipeline.artifacts.checkpoints import seal
-from pipeline.artifacts.columns import read_columns
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.storage import read_json, write_json, write_text
 from pipeline.report import run_data
 from pipeline.report.__main__ import main
 from pipeline.report.curves import panels_of, thin
 from pipeline.report.page import PAGE_BYTES, html_of
 from pipeline.report.run_data import read_run
 from pipeline.report.single import SECTIONS, report, write_report
+from pipeline.run_dir.checkpoints import seal
+from pipeline.run_dir.columns import read_columns
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.test_report import write_run
 
 ROOT = Path(__file__).parents[2]
@@ -182,8 +182,8 @@ def test_a_failed_start_leaves_its_report_and_its_error_is_told_first(tmp_path):
     folder = write_run(tmp_path / "a", finished=False)
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from pipeline.artifacts.failures import exit_with_status, record_failures_in\n"
-        "from pipeline.artifacts.run_directory import RunDirectory\n"
+        "from pipeline.run_dir.failures import exit_with_status, record_failures_in\n"
+        "from pipeline.run_dir.run_directory import RunDirectory\n"
         "def main(argv):\n"
         f"    record_failures_in(RunDirectory(Path({str(folder)!r})))\n"
         "    raise RuntimeError('what went wrong')\n"

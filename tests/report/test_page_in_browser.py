@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pipeline.artifacts.atomic import write_text
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.storage import write_text
 from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.report.browser import CHROMIUM, opened
 from tests.report.test_report import write_run
 

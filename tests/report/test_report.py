@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.artifacts.atomic import write_json, write_text
-from pipeline.artifacts.checkpoints import whole_folder
-from pipeline.artifacts.errors import InputMissingError
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.errors import InputMissingError
+from pipeline.process.storage import write_json, write_text
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison
-from pipeline.report.run_data import read_run
+from pipeline.report.run_data import cell, code, number, read_run, spread
 from pipeline.report.single import report
-from pipeline.report.tables import cell, code, number, spread
+from pipeline.run_dir.checkpoints import whole_folder
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 def write_run(

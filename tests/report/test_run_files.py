@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.report.run_data import read_run
-from pipeline.report.run_files import read_evals, read_failure, read_recipe, read_samples
+from pipeline.report.run_data import read_evals, read_failure, read_recipe, read_run, read_samples
 from pipeline.report.single import report
+from pipeline.run_dir.run_directory import RunDirectory
 
 ODD = [7, -1.5, "text", None, [], {}, [[]], True, {"a": {"b": []}}]
 MARKUP = "<script>alert(1)</script>\x1b]52;c;aGk=\x07"

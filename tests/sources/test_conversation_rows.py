@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.artifacts.errors import DataError, RecipeError
-from pipeline.artifacts.user_code import CodeFolder
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.user_code import CodeFolder
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.conversation import messages_of, plain_messages
+from pipeline.sources.formats import messages_of, plain_messages
 from pipeline.sources.open import open_sources
 
 USER = {"role": "user", "content": "How many?"}

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline.artifacts.errors import DataError
+from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.heads import head_findings
+from pipeline.sources.hub_files import head_findings
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import BadRow, BrokenArrayError, array_elements, count_rows, read_blocks, read_rows
 from pipeline.sources.verify import HEAD_BYTES

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dataset_hub import COMMIT, REPO, HubServer
 
-from pipeline.artifacts.atomic import read_sealed_json, write_sealed_json
+from pipeline.process.storage import read_sealed_json, write_sealed_json
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import datasets
 import pytest
 from split_layouts import tree
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources

@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.documents import BLOCK_ROWS
-from pipeline.sources.facts import FactsOfFiles
-from pipeline.sources.held_out import is_held_out, period_of, use_held_out
-from pipeline.sources.open import open_sources
+from pipeline.sources.open import is_held_out, open_sources, period_of, use_held_out
+from pipeline.sources.raw_rows import BLOCK_ROWS
+from pipeline.sources.verify import FactsOfFiles
 
 WORDS = ["the", "model", "reads", "a", "row", "and", "learns", "what", "comes", "next", "in", "it"]
 
@@ -206,7 +205,7 @@ def test_a_second_start_reads_no_file_again(corpus, monkeypatch):
     def never(path):
         raise AssertionError(f"{path} was hashed again")
 
-    monkeypatch.setattr("pipeline.sources.facts._sha256", never)
+    monkeypatch.setattr("pipeline.sources.verify._sha256", never)
     assert open_sources(made, kind="text")[0][0].fingerprint == first
     write_jsonl(corpus / "part-1.jsonl", 29)
     with pytest.raises(AssertionError, match=r"part-1.jsonl was hashed again"):
@@ -296,7 +295,7 @@ def test_facts_of_many_files_are_one_file_that_is_not_made_durable_each_time(tmp
     made = recipe(tmp_path, Source(files="corpus/*.jsonl"))
     first = open_sources(made, kind="text")[0][0].fingerprint
     (store,) = (tmp_path / "cache" / "files").iterdir()
-    monkeypatch.setattr("pipeline.sources.facts._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    monkeypatch.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
     assert open_sources(made, kind="text")[0][0].fingerprint == first
     assert store.stat().st_size < 300 * 2 * 500
 

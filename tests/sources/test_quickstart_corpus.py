@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.artifacts.cache import cache_dir
+from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.sources.quickstart.built_in import corpus_folder
@@ -121,7 +121,7 @@ def test_no_licence_doctest_or_markup_is_left(corpus):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_conversations_are_sound_short_and_end_properly(corpus, split):
-    from pipeline.sources.conversation import problem
+    from pipeline.sources.formats import problem
 
     rows = corpus[f"quickstart_chat-{split}"]
     assert not [row for row in rows if problem(row["messages"])]

@@ -12,7 +12,7 @@ import pytest
 from dataset_hub import REPO, HubServer
 from test_hub_files import environment_for
 
-from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.identity import must_match
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.formats import format_of

@@ -12,7 +12,7 @@ import pytest
 from dataset_hub import HubServer
 from split_layouts import DOCUMENTED, LAYOUTS
 
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 from pipeline.sources import splits
 from pipeline.sources.hub_files import dataset_files

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.artifacts.errors import DataError, InputMissingError, RecipeError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenizer.byte_lengths import byte_lengths, is_byte_level, span_byte_lengths
-from pipeline.tokenizer.encode import encode_documents
+from pipeline.tokenizer.encode import byte_lengths, encode_documents, is_byte_level, span_byte_lengths
 from pipeline.tokenizer.specials import SPECIALS, control_ids
 
 anything = st.text(st.characters(exclude_categories=["Cs"]))

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from pipeline.artifacts.checkpoints import SEAL, problems
 from pipeline.recipe.schema import Recipe, Source
+from pipeline.run_dir.checkpoints import SEAL, problems
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.load import cached_folder

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.artifacts.errors import DataError
+from pipeline.process.errors import DataError
 from pipeline.tokenizer.chat import (
     built_in_template,
     end_of_turn,

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenizer.encode import Encoder, encode_documents, plain_backend
+from pipeline.tokenizer.encode import Encoder, TiktokenTwin, encode_documents, plain_backend
 from pipeline.tokenizer.specials import SPECIALS, control_ids
-from pipeline.tokenizer.tiktoken_twin import TiktokenTwin
 
 TEXTS = [
     "Hello world, it's 12345!",

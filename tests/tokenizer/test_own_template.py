@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from pipeline.artifacts.errors import DataError, RecipeError
 from pipeline.data.plan import make_plan
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import own_template, prompt_ids, render, render_batch, template_problems
-from pipeline.tokenizer.ready import ready_tokenizer
+from pipeline.tokenizer.load import ready_tokenizer
 from pipeline.tokenizer.specials import control_ids, control_strings, document_start
 from tests.families import FAMILIES, save_model, template_of, tokenizer_of
 
@@ -139,7 +139,7 @@ def test_rows_are_those_of_trl_with_its_training_template(own, name, tmp_path, m
 class FixedClock:
     @staticmethod
     def now():
-        from pipeline.tokenizer.own_template import DATE
+        from pipeline.tokenizer.chat import DATE
 
         return DATE
 

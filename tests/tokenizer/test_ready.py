@@ -5,7 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.chat import render

@@ -9,16 +9,13 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from pipeline.artifacts.errors import DataError, RecipeError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
-from pipeline.tokenizer.bpe import SPLIT_PATTERNS, train_bpe
-from pipeline.tokenizer.byte_lengths import byte_lengths
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.load import cached_folder
+from pipeline.tokenizer.encode import byte_lengths, encode_documents
+from pipeline.tokenizer.load import SPLIT_PATTERNS, cached_folder, train_bpe, training_texts
 from pipeline.tokenizer.specials import SPECIALS
-from pipeline.tokenizer.training_text import training_texts
 
 
 def recipe_of(tmp_path, files, **tokenizer):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipeline.artifacts.rows import read_rows
+from pipeline.run_dir.rows import read_rows
 from tests.runner import Runner
 
 COMPILED = ["train.torch_compile=true", "train.torch_compile_backend=aot_eager", "samples.every_steps=3"]

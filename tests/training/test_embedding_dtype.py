@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.artifacts.errors import RecipeError
 from pipeline.model.groups import parameter_group, store_embeddings
 from pipeline.preflight.memory import memory_of, optimizer_bytes, weight_bytes
+from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.identity import default_name, differences, must_match
 from pipeline.recipe.sizes import sizes_of
 from pipeline.training.build import build_from_recipe
-from pipeline.training.finite import total_norm
+from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import build_optimizer
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from pipeline.training.file_image import FileImage
+from pipeline.training.checkpoint import FileImage
 
 TENSORS = {
     "h.1.weight": torch.randn(3, 5),

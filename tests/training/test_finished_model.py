@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from pipeline.artifacts.checkpoints import problems
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.model.build import build_model
-from pipeline.training.finish import write_finished_model
+from pipeline.run_dir.checkpoints import problems
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.build import write_finished_model
 
 TOKENIZER = SimpleNamespace(save_pretrained=lambda folder: None)
 FIELDS = {

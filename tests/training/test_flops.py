@@ -5,8 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.model.build import build_model
-from pipeline.recipe.presets import MODERN
-from pipeline.recipe.sizes import sizes_from_config
+from pipeline.recipe.sizes import MODERN, sizes_from_config
 
 ROW_TOKENS = 96
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}

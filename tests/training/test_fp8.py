@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.artifacts.run_directory import RunDirectory
 from pipeline.callbacks.samples import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware.device import DeviceInfo
 from pipeline.model.groups import parameter_group
-from pipeline.preflight import kernels
-from pipeline.preflight.kernels import kernel_problems
+from pipeline.preflight import attention as kernels
+from pipeline.preflight.attention import kernel_problems
+from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
 from pipeline.training.fp8 import is_converted, with_fp8, without_fp8
 from tests.model.tiny_models import random_ids, tiny

@@ -9,13 +9,12 @@ import torch
 import torch.multiprocessing
 from torch.distributed import init_process_group
 
-from pipeline.artifacts.retries import note_retry
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.data.consumed import Consumed
+from pipeline.data.rows import Consumed
+from pipeline.process.retries import note_retry
 from pipeline.recipe.schema import Hub, Monitor
-from pipeline.training.device_memory import GIB
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard
-from pipeline.training.log_row import LogRow, data_numbers
+from pipeline.training.metrics import GIB, LogRow, data_numbers
 from tests.training.test_device_memory import Allocator
 
 

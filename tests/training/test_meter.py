@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.recipe.sizes import Sizes
-from pipeline.training.meter import StepMeter
+from pipeline.training.metrics import StepMeter
 
 
 def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():

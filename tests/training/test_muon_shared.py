@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing
 from torch.distributed import all_gather_object, init_process_group
 
-from pipeline.training import muon_step
+from pipeline.training import muon as muon_step
 from pipeline.training.optimizer import MuonAdamW
 
 SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)]

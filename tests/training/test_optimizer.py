@@ -9,9 +9,9 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from pipeline.artifacts.errors import RecipeError
-from pipeline.artifacts.user_code import CodeFolder
 from pipeline.model.build import build_model
+from pipeline.process.errors import RecipeError
+from pipeline.process.user_code import CodeFolder
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training import optimizer as module
 from pipeline.training.optimizer import MuonAdamW, build_optimizer, look_for_lomo_once

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
-from pipeline.training import muon_step
+from pipeline.training import muon as muon_step
+from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.optimizer import build_optimizer
-from pipeline.training.optimizer_state import load_optimizer_state, optimizer_settings, optimizer_tensors
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,

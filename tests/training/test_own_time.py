@@ -3,9 +3,9 @@
 import pytest
 
 from pipeline.callbacks.samples import Samples
-from pipeline.training.own_time import slowest
-from pipeline.training.places import ORDER, STAGES
-from pipeline.training.saver import CheckpointSaver
+from pipeline.training.checkpoint import CheckpointSaver
+from pipeline.training.metrics import slowest
+from pipeline.training.out_of_memory import ORDER, STAGES
 from pipeline.training.trainer import TandemTrainer
 
 

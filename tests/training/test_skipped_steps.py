@@ -5,11 +5,11 @@ import types
 import pytest
 import torch
 
-from pipeline.artifacts.errors import DivergedError
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.errors import DivergedError
 from pipeline.recipe.schema import Monitor
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.checkpoint import TrainedText
 from pipeline.training.guard import AMONG_STEPS, MAX_SCALER_SKIPS, StepGuard
-from pipeline.training.trained_text import TrainedText
 from pipeline.training.trainer import TandemTrainer
 
 INFINITE = torch.tensor(torch.inf)

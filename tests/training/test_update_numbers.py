@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pipeline.training import optimizer as optimizers
+from pipeline.training.metrics import UpdateNumbers, count_zeros
 from pipeline.training.optimizer import MuonAdamW, in_portions
-from pipeline.training.update_numbers import UpdateNumbers, count_zeros
 
 
 def optimizer_of(parameters):

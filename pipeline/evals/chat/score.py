@@ -1,21 +1,232 @@
-"""Accuracy of a chat model on its tasks, and ChatCORE: the mean of what they are above guessing."""
+"""Chat tasks scored: letters compared, answers generated, programs run, and the table."""
 
+import argparse
+import dataclasses
+import inspect
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from pipeline.artifacts.errors import DataError, RecipeError
-from pipeline.evals.chat.files import LoadedTask
-from pipeline.evals.chat.letters import letter_ids
-from pipeline.evals.chat.share import Examiner, Share
-from pipeline.evals.chat.tasks import BUILT_IN, ChatTask
+import torch
+
+from pipeline.evals.chat.tasks import (
+    BUILT_IN,
+    ChatItem,
+    ChatTask,
+    LoadedTask,
+    built_in_tasks,
+    custom_task,
+    load_chat_tasks,
+)
+from pipeline.evals.command import code_of_command, progress_bar
+from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.intervals import mean_interval, share_interval
-from pipeline.evals.sandbox.choose import choose_isolation
-from pipeline.evals.sandbox.run import Isolation
+from pipeline.evals.sandbox.run import Isolation, choose_isolation
 from pipeline.evals.together import first_ranks_word, gathered_over_ranks
 from pipeline.generation.stream import positions
+from pipeline.generation.texts import continuations
 from pipeline.hardware.cpu import usable_cores
+from pipeline.monitor.heartbeat import beat
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.storage import cache_dir
+from pipeline.recipe.schema import Source
+from pipeline.run_dir.protocol import Protocol, digest
+from pipeline.tokenizer.chat import prompt_ids
+
+# Multiple choice by the logits of the letters alone: one forward pass a question, nothing is generated.
+
+# Letters: B rows, T positions, K kept positions, V vocabulary.
+
+
+def letter_ids(tokenizer, letters: Iterable[str]) -> dict[str, int]:
+    """The id of each letter where the assistant's answer begins.
+
+    Raises DataError when a letter is not one token there: its logit would then not be the answer's.
+    """
+    messages = [{"role": "user", "content": "A or B?"}]
+    before = prompt_ids(tokenizer, messages, today=True)  # as the text below
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids, wrong = {}, []
+    for letter in dict.fromkeys(letters):
+        after = tokenizer(text + letter, add_special_tokens=False)["input_ids"]
+        if after[:-1] == before:
+            ids[letter] = after[-1]
+        else:
+            wrong.append(letter)
+    if wrong or len(set(ids.values())) < len(ids):
+        what = f"{', '.join(map(repr, wrong))} is not one token" if wrong else "two letters are the same token"
+        raise DataError(
+            f"the tokenizer: {what} where the assistant's answer begins, so the letters' logits say nothing. Take a tokenizer that has them, or leave out the tasks of letters."
+        )
+    return ids
+
+
+def chosen_letters(
+    model,
+    prompts: Sequence[list[int]],
+    letters: Sequence[Sequence[int]],
+    *,
+    pad: int,
+    batch_rows: int,
+    watched: Callable[[Iterable], Iterable] = iter,
+) -> list[int]:
+    """For each prompt, the place among its letters' ids of the one with the highest logit behind the prompt.
+
+    The same for any batch_rows: rows are padded on the right, where a causal model does not look. watched: what the
+    batches go through.
+    """
+    # Longest first: what does not fit into memory is known at once, and a batch is padded little.
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
+    chosen = [0] * len(prompts)
+    for some in watched([order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]):
+        logits_BV = _last_logits(model, [prompts[n] for n in some], pad=pad)
+        for n, logits_V in zip(some, logits_BV, strict=True):
+            chosen[n] = int(logits_V[list(letters[n])].argmax())
+    return chosen
+
+
+def _last_logits(model, prompts: list[list[int]], *, pad: int) -> torch.Tensor:
+    """(B, V) logits behind each prompt, fp32 on the CPU."""
+    beat()
+    width = max(map(len, prompts))
+    ids_BT = torch.tensor([ids + [pad] * (width - len(ids)) for ids in prompts], device=model.device)
+    last_B = torch.tensor([len(ids) - 1 for ids in prompts], device=model.device)
+    with torch.no_grad():
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            kept_K, place_B = last_B.unique(return_inverse=True)  # Few: the prompts are sorted by length.
+            logits_BKV = model(input_ids=ids_BT, use_cache=False, logits_to_keep=kept_K).logits
+        else:
+            logits_BKV, place_B = model(input_ids=ids_BT, use_cache=False).logits, last_B
+        return logits_BKV[torch.arange(len(prompts), device=model.device), place_B].float().cpu()
+
+
+# What the assistant writes to each prompt: greedy, in batches, up to the end of its turn.
+
+
+def written_answers(
+    model,
+    tokenizer,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    batch_rows: int,
+    watched: Callable[[Iterable], Iterable] = iter,
+) -> list[list[int]]:
+    """The ids of each answer, without the token that ended it; the calculator answers its tool calls.
+
+    watched: what the batches, a list, and the steps of each go through.
+    """
+    # Longest first: what does not fit into memory is known at once, and a batch is padded little.
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
+    answers: list[list[int]] = [[] for _ in prompts]
+    for some in watched([order[first : first + batch_rows] for first in range(0, len(order), batch_rows)]):
+        found = continuations(
+            model,
+            tokenizer,
+            [prompts[n] for n in some],
+            batch_size=batch_rows,
+            watched=watched,
+            max_new_tokens=max_new_tokens,
+            calculator=True,
+        )
+        for n, ids in zip(some, found, strict=True):
+            answers[n] = ids
+    return answers
+
+
+# One rank's share of a task: its questions put to the model, its answers judged.
+
+
+@dataclass(kw_only=True)
+class Share:
+    """What one rank found out. correct: by the item's place in its task; the other fields as in TaskScore."""
+
+    correct: dict[int, bool]
+    too_long: int
+    tokens_forwarded: int
+    tokens_generated: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examiner:
+    """What every question of every task is asked with.
+
+    ids_of_letters: `letter_ids`. isolation: what programs are run in, by how many workers at once.
+    """
+
+    model: Any
+    tokenizer: Any
+    batch_rows: int
+    watched: Callable[[Iterable], Iterable]
+    ids_of_letters: Mapping[str, int]
+    isolation: Any
+    workers: int
+
+    def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> Share:
+        """The items' outcome. items: by their place in the task."""
+        started = time.perf_counter()
+        prompts = {n: prompt_ids(self.tokenizer, item.messages) for n, item in items.items()}
+        # An answer needs a position of its own, but for a letter, which is read off the last one.
+        limit = (positions(self.model) or math.inf) - (task.kind == "text")
+        asked = {n: item for n, item in items.items() if len(prompts[n]) <= limit}
+        share = Share(
+            correct=dict.fromkeys(items, False),
+            too_long=len(items) - len(asked),
+            tokens_forwarded=sum(len(prompts[n]) for n in asked),
+        )
+        fitting = [prompts[n] for n in asked]
+        if task.kind == "letters":
+            right = self._right_letters(list(asked.values()), fitting)
+        else:
+            answers = written_answers(
+                self.model,
+                self.tokenizer,
+                fitting,
+                max_new_tokens=task.max_new_tokens,
+                batch_rows=self.batch_rows,
+                watched=self.watched,
+            )
+            share.tokens_generated = sum(map(len, answers))
+            right = self._right_texts(task, list(asked.values()), answers)
+        share.correct |= dict(zip(asked, right, strict=True))
+        share.seconds = time.perf_counter() - started
+        return share
+
+    def _right_letters(self, items: list[ChatItem], prompts: list[list[int]]) -> list[bool]:
+        chosen = chosen_letters(
+            self.model,
+            prompts,
+            [[self.ids_of_letters[letter] for letter in item.letters] for item in items],
+            pad=self.tokenizer.pad_token_id or 0,
+            batch_rows=self.batch_rows,
+            watched=self.watched,
+        )
+        return [item.letters[place] == item.answer for item, place in zip(items, chosen, strict=True)]
+
+    def _right_texts(self, task: ChatTask, items: list[ChatItem], answers: list[list[int]]) -> list[bool]:
+        texts = [self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in answers]
+        pairs = list(zip(items, texts, strict=True))
+        if task.check is not None:
+            return [task.check(item, text) for item, text in pairs]
+        from pipeline.evals.sandbox.run import run_programs
+
+        assert task.program is not None, f"{task.name} has neither check nor program"
+        programs = [task.program(item, text) for item, text in pairs]
+        right: list[bool] = []
+        for first in range(0, len(programs), self.batch_rows):
+            beat()
+            done = run_programs(
+                programs[first : first + self.batch_rows], workers=self.workers, isolation=self.isolation
+            )
+            right += [execution.passed for execution in done]
+        return right
+
+
+# Accuracy of a chat model on its tasks, and ChatCORE: the mean of what they are above guessing.
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
 CHAT_CORE = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
@@ -192,3 +403,196 @@ def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None, 
         isolation=isolation,
         window=window,
     )
+
+
+# Chat scores as rows for evals.json, as metrics by name, and as a table for the terminal.
+
+RULE = 1  # raise it when the same items under the same window give other answers
+
+
+def chat_results(
+    tasks: list[LoadedTask], scores: list[TaskScore], findings: Findings | None = None
+) -> list[dict[str, Any]]:
+    """A row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
+
+    tasks: those that were to be scored; scores may be of the first ones only. findings: of the training text of the run
+    that is scored; rows then tell of contaminated items too.
+    """
+    loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
+    numbers, cleaned = chat_numbers(scores), _cleaned(loaded_by_name, scores, findings)
+    protocols = {score.name: chat_protocol(loaded_by_name[score.name], score) for score in scores}
+    rows = []
+    for score in scores:
+        loaded, (low, high) = loaded_by_name[score.name], score.interval
+        rows.append(
+            {
+                "name": f"chat/{score.name}",
+                "value": numbers.pop(f"chat/{score.name}"),
+                "low": low,
+                "high": high,
+                **protocols[score.name].row(),
+                "centred": score.centred,
+                "items": score.n,
+                "of": score.of,
+                "complete": score.complete,
+                "too_long": score.too_long,
+                "seconds": score.seconds,
+                "tokens_forwarded": score.tokens_forwarded,
+                "tokens_generated": score.tokens_generated,
+                "files": loaded.files,
+                "revision": loaded.revision,
+                "isolation": score.isolation,
+                "checker": loaded.task.checker,
+                **contamination_of(cleaned.get(score.name)),
+            }
+        )
+    means = []
+    for name, value in numbers.items():
+        tasks_of_mean = MEANS[name.removesuffix("_part")]  # others that were scored beside them change nothing
+        together = Protocol({"score": "chat", "tasks": {task: dict(protocols[task].parts) for task in tasks_of_mean}})
+        accuracies = {score.name: score.accuracy for score in scores if score.name in tasks_of_mean}
+        found = clean_mean(accuracies, cleaned, lambda task, accuracy: loaded_by_name[task].task.centred(accuracy))
+        low, high = chat_interval(scores, name, value)
+        about = {"name": name, "value": value, "low": low, "high": high, **together.row(), "tasks": list(tasks_of_mean)}
+        means.append(about | contamination_of(found))
+    return means + rows
+
+
+def _cleaned(
+    loaded: dict[str, LoadedTask], scores: list[TaskScore], findings: Findings | None
+) -> dict[str, dict[str, Any]]:
+    """By task, of those that were looked for: the score without contaminated items."""
+    cleaned = {}
+    for score in scores if findings else []:
+        flags = item_flags(findings, f"chat/{score.name}", chat_texts(loaded[score.name]))
+        if findings and flags is not None:
+            cleaned[score.name] = clean_score(findings["tasks"][f"chat/{score.name}"], score.correct, flags)
+    return cleaned
+
+
+def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:
+    """Return the protocol of a task: the first so many items of its files, its longest answer and checker."""
+    task = loaded.task
+    return Protocol(
+        {
+            "score": "chat",
+            "task": task.name,
+            "texts": digest([file["sha256"] for file in loaded.files]),
+            "items": "all" if score.n == len(loaded.items) else score.n,
+            **({"max_new_tokens": task.max_new_tokens} if task.kind == "text" else {}),
+            **({"checker": task.checker} if task.checker else {}),
+            # A question that fits may still leave a written answer too few positions.
+            "window": (score.window or "any") if score.too_long or task.kind == "text" else "whole prompts",
+            "bos": "as the template",
+            "rule": RULE,
+        }
+    )
+
+
+def heading() -> str:
+    return f"{'task':<20} {'items':>7} {'accuracy':>9}  {'95 %':<11}  {'centred':>8} {'tokens':>10} {'seconds':>8}"
+
+
+def task_line(score: TaskScore) -> str:
+    low, high = score.interval
+    notes = [f"of {score.of:,}"] if score.n < score.of else []
+    if score.too_long:
+        notes.append(f"{score.too_long:,} questions longer than the model's positions, which count as wrong")
+    if score.isolation is not None:
+        notes.append(f"programs run behind {score.isolation}")
+    return (
+        f"{score.name:<20} {score.n:>7,} {score.accuracy:>9.4f}  {low:.3f}-{high:.3f}  {score.centred:>8.4f} "
+        f"{score.tokens_forwarded + score.tokens_generated:>10,} {score.seconds:>8.1f}"
+        + "".join(f"  {n}" for n in notes)
+    )
+
+
+def closing_lines(scores: list[TaskScore]) -> list[str]:
+    """The means over tasks, or which tasks they would take."""
+    means = {name: value for name, value in chat_numbers(scores).items() if name.startswith("chat/core")}
+    if not means:
+        missing = [name for name in CHAT_CORE if name not in {score.name for score in scores}]
+        return [f"no ChatCORE without {', '.join(missing)}"]
+    lines = []
+    for name, value in means.items():
+        low, high = chat_interval(scores, name, value)
+        lines.append(f"{name}: {value:.6f}  (95 % {low:.4f} to {high:.4f})")
+    return lines
+
+
+# `python -m pipeline.evals RUN_OR_MODEL chat`: the chat tasks that a command line asks for.
+
+WHERE = "command line: chat"
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedChat:
+    """Tasks with their items, and how they are to be scored."""
+
+    tasks: list[LoadedTask]
+    arguments: argparse.Namespace
+
+    def require_ready(self, tokenizer: Any) -> None:
+        """Raises what would stop the scoring later: no chat template, no letters, programs that may not be run."""
+        require_ready(
+            self.tasks,
+            tokenizer,
+            execute=self.arguments.execute,
+            unsafe_exec=self.arguments.unsafe_exec,
+            where=WHERE,
+        )
+
+    def score(
+        self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
+    ) -> list[dict[str, Any]]:
+        """Rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
+        print(heading())
+        scores = score_chat_tasks(
+            self.tasks,
+            model,
+            tokenizer,
+            max_per_task=self.arguments.max_per_task,
+            batch_rows=self.arguments.batch_rows,
+            rank=rank,
+            world_size=world_size,
+            execute=self.arguments.execute,
+            unsafe_exec=self.arguments.unsafe_exec,
+            watched=lambda batches: progress_bar(batches, name="chat", shown=rank == 0),
+            report=lambda score: print(task_line(score), flush=True),
+            where=WHERE,
+        )
+        print("\n".join(closing_lines(scores)))
+        if self.arguments.tasks["chat"] is None and not self.arguments.execute:
+            print(
+                "humaneval was left out: it runs programs that the model writes. Add --execute to run them in a sandbox."
+            )
+        return chat_results(self.tasks, scores, findings)
+
+
+def open_chat(
+    names: list[str] | None, arguments: argparse.Namespace, *, settings: dict[str, Any], cache: str | None
+) -> AskedChat:
+    """The tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
+
+    settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
+    not, or that run programs without --execute.
+    """
+    if names is None:
+        names = [name for name in (*CHAT_CORE, "spelling_bee") if name != "humaneval" or arguments.execute]
+    longest = arguments.max_new_tokens or settings.get("max_new_tokens") or 512
+    tasks = [dataclasses.replace(task, max_new_tokens=longest) for task in built_in_tasks(names, where=WHERE)]
+    for name, file in arguments.own_task.items():
+        tasks.append(
+            custom_task(
+                name,
+                source=Source(files=file),
+                checker=arguments.checker,
+                folder=code_of_command(arguments),
+                max_new_tokens=longest,
+                where=WHERE,
+            )
+        )
+    require_execution(tasks, arguments.execute, arguments.unsafe_exec, where=WHERE)
+    places = arguments.chat_data or ([settings["data"]] if settings.get("data") else None)
+    loaded = load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), cache=cache_dir(cache), where=WHERE)
+    return AskedChat(loaded, arguments)

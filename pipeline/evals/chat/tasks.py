@@ -1,30 +1,225 @@
-"""The chat tasks by name: where their rows come from, how they are asked and judged, what guessing scores."""
+"""Chat tasks: their files, items, prompts and checkers."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+import string
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts.errors import DataError, RecipeError
-from pipeline.artifacts.user_code import CodeFolder
-from pipeline.evals.chat.checkers import (
-    MessagesChecker,
-    checker_of,
-    gsm8k_correct,
-    humaneval_program,
-    spelling_correct,
-)
-from pipeline.evals.chat.items import ChatItem
-from pipeline.evals.chat.rows import (
-    ReadRow,
-    arc_item,
-    gsm8k_item,
-    humaneval_item,
-    mmlu_item,
-    spelling_item,
-)
+import numpy as np
+
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, TandemError, refuse
+from pipeline.process.storage import cache_dir
+from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
-from pipeline.sources.formats import format_of
+from pipeline.sources.files import SourceFile, local_files
+from pipeline.sources.formats import Format, format_of
+from pipeline.sources.quickstart.spelling import LETTERS, NUMBERS, is_held_out, word_conversation
+from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
+from pipeline.sources.verify import FactsOfFiles, row_name, verified
+
+# A question put to the assistant, whatever task it belongs to.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatItem:
+    """One question. messages: what the assistant answers to. answer: the right letter, or what a checker compares with.
+
+    letters: what may be answered, for multiple choice. subject: what a score can be split by. row: further texts that
+    a checker needs; of multiple choice the bare question and the right choice.
+    """
+
+    messages: list[dict]
+    answer: str
+    letters: tuple[str, ...] = ()
+    subject: str | None = None
+    row: dict[str, str] = field(default_factory=dict)
+
+
+# Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
+
+MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)} | {"once": "1", "twice": "2", "zero": "0"}
+
+
+def number_after_marks(text: str) -> str | None:
+    """The number after the first ####, without commas; the official rule of GSM8K (grade_school_math/dataset.py)."""
+    found = re.search(r"#### (\-?[0-9\.\,]+)", text)
+    return found[1].replace(",", "") if found else None
+
+
+def number_said(text: str) -> str | None:
+    """The number after ####, else the last one in the text, in digits or in words up to twelve."""
+    words = re.findall(rf"\b(?:\d+|{'|'.join(NUMBER_WORDS)})\b", text.lower())
+    return number_after_marks(text) or (NUMBER_WORDS.get(words[-1], words[-1]) if words else None)
+
+
+def gsm8k_correct(item: ChatItem, text: str) -> bool:
+    """Whether the text's number after #### is the answer's, as text: 18 is not 18.0."""
+    return number_after_marks(text) == item.answer
+
+
+def spelling_correct(item: ChatItem, text: str) -> bool:
+    """A count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    if item.answer.isdecimal():
+        return number_said(text) == item.answer
+    runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
+    return item.answer in (re.sub(r"[^a-z]", "", run) for run in runs)
+
+
+def humaneval_program(item: ChatItem, text: str) -> str:
+    """The program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending without error.
+
+    The completion is the first code block of the text, else all of it. Source of the rules: nanochat tasks/humaneval.py.
+    """
+    block = re.search(r"```(?:python)?\s*\n(.*?)\n```", text, re.DOTALL)
+    completion = (block[1] if block else text).strip()
+    imports = "\n".join(_leading_imports(item.messages[-1]["content"]))
+    return f"{imports}\n\n{completion}\n\n{item.row['test']}\ncheck({item.row['entry_point']})"
+
+
+def _leading_imports(program: str) -> list[str]:
+    """The import lines before the first line that is neither one, nor blank, nor a comment."""
+    found = []
+    for line in map(str.strip, program.split("\n")):
+        if line.startswith(("import ", "from ")):
+            found.append(line)
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def exact(messages: list[dict], text: str) -> bool:
+    """Whether the text is the last message's, but for white space around it."""
+    return text.strip() == (messages[-1].get("content") or "").strip()
+
+
+def contains(messages: list[dict], text: str) -> bool:
+    """Whether the last message's text, without white space around it, stands somewhere in the text."""
+    return (messages[-1].get("content") or "").strip() in text
+
+
+def checker_of(checker: str | MessagesChecker, *, folder: CodeFolder | str | None, where: str) -> MessagesChecker:
+    """The function that `exact`, `contains` or `module:attr` names; RecipeError when there is none."""
+    if callable(checker):
+        return checker
+    if checker in ("exact", "contains"):
+        return {"exact": exact, "contains": contains}[checker]
+    what = f"there is no checker {checker!r}"
+    if ":" in checker:
+        found = import_attribute(checker, folder, where=f"{where}: the checker")
+        if callable(found):
+            return found
+        what = f"the checker {checker} is no function"
+    raise RecipeError(
+        f"{where}: {what}, so nothing can be judged. Write exact, contains, or module:attr of a function (messages, text) -> bool."
+    )
+
+
+# From a dataset's row to a question: one function a format, which raises ValueError with the reason for a row it
+# cannot read.
+
+ReadRow = Callable[[Any], ChatItem]
+
+
+def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
+    """The user's message. No space before a letter: the answer's token is then the one that stands here."""
+    options = "".join(f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True))
+    return f"Multiple Choice question: {question}\n{options}\nRespond only with the letter of the correct answer."
+
+
+def arc_item(row: Any) -> ChatItem:
+    """ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle (query, choices, gold)."""
+    if isinstance(row, dict) and ("query" in row or "gold" in row):
+        choices = _texts(_column(row, "choices", list), "choices")
+        question = _column(row, "query", str).removeprefix("Question: ")
+        return _lettered(question, string.ascii_uppercase[: len(choices)], choices, index=_column(row, "gold", int))
+    choices = _column(row, "choices", dict)
+    texts, labels = (_texts(_column(choices, name, list), f"choices.{name}") for name in ("text", "label"))
+    key = _column(row, "answerKey", str)
+    if len(texts) != len(labels) or len(set(labels)) != len(labels):
+        raise ValueError(f"has {len(texts)} choices under the labels {', '.join(labels)}")
+    if key not in labels:
+        raise ValueError(f"has the answerKey {key!r}, which is none of its choices {', '.join(labels)}")
+    return _lettered(_column(row, "question", str), labels, texts, index=labels.index(key))
+
+
+def mmlu_item(row: Any) -> ChatItem:
+    """MMLU: question, choices, answer (the index of a choice), subject."""
+    choices = _texts(_column(row, "choices", list), "choices")
+    return _lettered(
+        _column(row, "question", str),
+        string.ascii_uppercase[: len(choices)],
+        choices,
+        index=_column(row, "answer", int),
+        subject=row.get("subject"),
+    )
+
+
+def gsm8k_item(row: Any) -> ChatItem:
+    """GSM8K: question and a worked answer, whose number stands after ####."""
+    number = number_after_marks(_column(row, "answer", str))
+    if number is None:
+        raise ValueError("has an answer without a number after ####")
+    return ChatItem(messages=_asked(_column(row, "question", str)), answer=number)
+
+
+def humaneval_item(row: Any) -> ChatItem:
+    """HumanEval: the beginning of a program as the user's message; its test and entry_point are kept for the check."""
+    kept = {name: _column(row, name, str) for name in ("test", "entry_point")}
+    prompt = _column(row, "prompt", str)
+    return ChatItem(messages=_asked(prompt), answer=prompt + _column(row, "canonical_solution", str), row=kept)
+
+
+def spelling_item(row: Any) -> ChatItem:
+    """The first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a number."""
+    asked, answered = (_column(message, "content", str) for message in _column(row, "messages", list)[:2])
+    spelled = re.fullmatch(r"([a-z]+): [a-z](?:, [a-z])*\.", answered)
+    answer = spelled[1] if spelled else number_said(answered)
+    if answer is None:
+        raise ValueError(f"has the answer {answered!r}, which neither spells nor counts")
+    return ChatItem(messages=_asked(asked), answer=answer)
+
+
+def _lettered(
+    question: str, letters: Sequence[str], choices: list[str], *, index: int, subject: str | None = None
+) -> ChatItem:
+    if not 2 <= len(choices) == len(letters):
+        raise ValueError(f"has {len(choices)} choices")
+    if not 0 <= index < len(choices):
+        raise ValueError(f"has the answer {index}, outside its {len(choices)} choices (counted from 0)")
+    return ChatItem(
+        messages=_asked(multiple_choice(question, letters, choices)),
+        answer=letters[index],
+        letters=tuple(letters),
+        subject=subject,
+        row={"question": question, "choice": choices[index]},
+    )
+
+
+def _asked(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+def _column(row: Any, name: str, kind: type) -> Any:
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}, not a mapping of columns")
+    if name not in row:
+        raise ValueError(f"has no column {name!r}; found: {', '.join(map(str, row)) or 'none'}")
+    if not isinstance(row[name], kind) or isinstance(row[name], bool):
+        raise ValueError(f"has {type(row[name]).__name__} in the column {name!r}, not {kind.__name__}")
+    return row[name]
+
+
+def _texts(values: list, name: str) -> list[str]:
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"has {name} that are not all texts")
+    return values
+
+
+# The chat tasks by name: where their rows come from, how they are asked and judged, what guessing scores.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,3 +369,189 @@ def custom_task(
         checker=checker if isinstance(checker, str) else f"{checker.__module__}:{checker.__qualname__}",
         max_new_tokens=max_new_tokens,
     )
+
+
+# The items of chat tasks, from the Hub or from local files; every file is read to its end before anything is
+# scored.
+
+SHOWN = 10  # Bad rows of a file that a message lists.
+WORDS = 256  # Questions made from a file of words, as many as nanochat asks.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedTask:
+    """A task and its items in the order in which they are asked; the first n are the same for every n.
+
+    files: label, sha256 and bytes of each. revision: the commit of a Hub dataset.
+    """
+
+    task: ChatTask
+    items: list[ChatItem]
+    files: list[dict[str, Any]]
+    revision: str | None = None
+
+
+def load_chat_tasks(
+    tasks: list[ChatTask],
+    *,
+    places: list[str] | None = None,
+    folder: str | None = None,
+    cache: Path | None = None,
+    where: str = "chat tasks",
+) -> list[LoadedTask]:
+    """The items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
+
+    places: local files and folders in which a built-in task's file is found by its name (arc_easy.jsonl, mmlu_test.jsonl,
+    HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. A task of one's own has its own source; its
+    relative files are looked for in folder. All problems are raised at once: InputMissingError for files that are not
+    there, DataError for files that are not what their name says and for rows that cannot be read, ServiceError.
+    """
+    cache = cache or cache_dir()
+    loaded, problems = [], []
+    for task in tasks:
+        at = f"{where}: {task.name}"
+        try:
+            loaded.append(_load(task, places, folder, cache, at))
+        except TandemError as error:
+            problems.append(error)
+    refuse(problems)
+    return loaded
+
+
+def _load(task: ChatTask, places: list[str] | None, folder: str | None, cache: Path, where: str) -> LoadedTask:
+    revision, files = _files_of(task, places, folder, cache, where)
+    facts = FactsOfFiles(cache)
+    problems, items = [], []
+    for file in files:
+        found = verified(file, _AnyRows("any", "chat", None), facts, column_key="").problems
+        problems += found
+        if not found:
+            kept, bad = _items(task, file)
+            items += kept
+            problems += bad
+    if problems:
+        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+    if not items:
+        names = ", ".join(file.label for file in files)
+        raise DataError(f"{where}: {names} has no rows, so nothing can be scored. Download it again, or name another.")
+    order = np.random.default_rng(42).permutation(len(items))
+    recorded = [
+        {
+            "label": file.label if revision else file.local_path().name,
+            "sha256": facts.of(file.local_path()).sha256,
+            "bytes": file.bytes,
+        }
+        for file in files
+    ]
+    return LoadedTask(task=task, items=[items[index] for index in order], files=recorded, revision=revision)
+
+
+def _files_of(
+    task: ChatTask, places: list[str] | None, folder: str | None, cache: Path, where: str
+) -> tuple[str | None, list[SourceFile]]:
+    spec = task.source
+    if places is not None and task.local_name is not None:
+        return None, _recognised(task, local_files(places, where=where, folder=folder), places, where)
+    if spec.id is None:
+        return None, local_files(spec.files or [], where=where, folder=folder)
+    if spec.id.startswith("tandem:"):
+        from pipeline.sources.quickstart.built_in import built_in_files
+
+        return None, built_in_files(spec, kind="chat", where=where, cache=cache)
+    from pipeline.sources.hub_files import dataset_files
+
+    return dataset_files(spec, where=where, cache=cache, folder=folder)
+
+
+def _split_in(label: str) -> str | None:
+    """Return the split that the file's name tells, else one of its folders; None when none does."""
+    from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
+
+    for part in reversed(Path(label).parts):
+        words = re.split(f"[{NON_WORDS_CHARS}]+", part.lower())
+        for split, keywords in SPLIT_KEYWORDS.items():
+            if set(words) & set(keywords):
+                return str(split)
+    return None
+
+
+def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], where: str) -> list[SourceFile]:
+    """The task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not taken."""
+    expression = re.compile(task.local_name or "", re.IGNORECASE)
+    named = [f for f in files if expression.search(f.local_path().name)]
+    named = named or [f for f in files if expression.search("/".join(f.local_path().parts[-3:]))]
+    found = [f for f in named if _split_in(f.label) in (None, "test")]
+    looked = ", ".join(places)
+    if not found:
+        others = f" {', '.join(f.label for f in named)} is of another split." if named else ""
+        raise InputMissingError(
+            f"{where}: no file of it in {looked}, so it cannot be scored.{others} Its name must match {task.local_name} (in any case)."
+        )
+    if len({re.sub(r"\d+-of-", "", str(f.local_path())) for f in found}) > 1:
+        raise RecipeError(
+            f"{where}: {', '.join(f.label for f in found)} in {looked} could all be it. Name the one that is meant."
+        )
+    return found
+
+
+class _AnyRows(Format):
+    """Rows as they are: the file is verified here, its rows are read by the task."""
+
+    def reader(self):
+        return lambda row: []
+
+    def identity(self) -> str:
+        return "any rows"
+
+
+def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]:
+    """The items of one file, and what is wrong with it, as `file:row: reason`."""
+    path = file.local_path()
+    items, bad = [], []
+    try:
+        for name, value in _rows(path, file.label):
+            try:
+                if isinstance(value, BadRow):
+                    raise ValueError(value.reason)
+                item = task.read_row(value)
+                _must_be_characters(item)
+            except ValueError as error:
+                bad.append((name, str(error)))
+            else:
+                items.append(item)
+    except (EOFError, zlib.error, OSError) as error:
+        return [], [f"{path} is truncated or damaged: {error}. Download it again."]
+    reasons = {reason for _, reason in bad}
+    if bad and not items and len(reasons) == 1:
+        return [], [f"{path}: every row {reasons.pop()}. It is no file of {task.name}: name another."]
+    shown = [f"{name}: {reason}" for name, reason in bad[:SHOWN]]
+    return items, shown + ([f"{path}: {len(bad) - SHOWN} more rows like these"] if len(bad) > SHOWN else [])
+
+
+def _rows(path: Path, label: str) -> Iterator[tuple[str, Any]]:
+    if kind_of(path.name) == "txt":
+        with open_bytes(path) as file:
+            yield from _about_words(line.decode("utf-8", "replace").strip() for line in file)
+        return
+    for block in read_blocks(path):
+        for _, row, value in block:
+            yield row_name(path, row), value
+
+
+def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
+    """Questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they stand in."""
+    held_out = {
+        w
+        for w in words
+        if re.fullmatch(f"[a-z]{{{LETTERS[0]},{LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
+    }
+    order = np.random.default_rng(42).permutation(len(held_out))
+    chosen = sorted(held_out)
+    for index in order[:WORDS]:
+        yield chosen[index], word_conversation(chosen[index])
+
+
+def _must_be_characters(item: ChatItem) -> None:
+    """A JSON escape can make half of a character, which no tokenizer can read: encode raises a ValueError."""
+    for text in (item.answer, *item.row.values(), *(message.get("content") or "" for message in item.messages)):
+        text.encode("utf-8")

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from pipeline.evals.sandbox import walls
-from pipeline.evals.sandbox.seccomp import compute_only, install
+from pipeline.evals.sandbox.walls import compute_only, install
 
 READY, GO, SETUP_S = b"ready", b"go", 30.0
 MOST_LETTERS = 300  # of a reason: all that a program can tell

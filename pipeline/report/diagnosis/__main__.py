@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.report.diagnosis.page import page
+from pipeline.report.diagnosis.section import page
 
 if __name__ == "__main__":
     Path("docs/diagnosis.md").write_text(page(), encoding="utf-8")

@@ -1,10 +1,179 @@
 """What a rule is, and what it finds."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pipeline.report.diagnosis.figures import Figures
+import numpy as np
+
+from pipeline.recipe.schema import Schedule
+from pipeline.report.run_data import RunData
+from pipeline.run_dir.columns import Columns
+
+# Statistics that a few wild values do not move.
+
+SD_OF_MAD = 1.4826  # standard deviation of a normal distribution / its median absolute deviation
+SE_OF_MEDIAN = 1.2533  # standard error of a median / that of a mean, of normal values
+
+
+def median(values: np.ndarray) -> float:
+    return float(np.median(values))
+
+
+def noise(values: np.ndarray) -> float:
+    """Robust standard deviation of the values around their own trend: from the differences of neighbours."""
+    differences = np.diff(values)
+    return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2) if differences.size else 0.0
+
+
+def windows(values: np.ndarray, count: int) -> np.ndarray:
+    """Medians of `count` windows of (nearly) equal length, in order."""
+    return np.array([np.median(part) for part in np.array_split(values, count)])
+
+
+def error_of_difference(values: np.ndarray, length: int) -> float:
+    """Standard error of the difference of the medians of two windows of that length."""
+    return SE_OF_MEDIAN * noise(values) * float(np.sqrt(2 / length))
+
+
+# A run's numbers in the form that rules read: finite values, each series read once.
+
+OF_A_STEP = ("train/loss", "train/loss_ema", "optim/lr", "optim/lrm", "optim/grad_norm", "perf/step_s", "data/samples")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values by step, in the order of the steps."""
+
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return self.values.size
+
+    def where(self, kept: np.ndarray) -> "Series":
+        return Series(self.steps[kept], self.values[kept])
+
+
+class Figures:
+    """What rules may read of a run: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
+
+    def __init__(self, data: RunData):
+        self.data = data
+        self._series: dict[str, Series] = {}
+
+    def series(self, name: str) -> Series:
+        """The finite values of a metric."""
+        if name not in self._series:
+            steps, values = self.data.curve(name)
+            finite = np.isfinite(values)
+            self._series[name] = Series(steps[finite], values[finite].astype(np.float64))
+        return self._series[name]
+
+    def wild(self, name: str) -> list[int]:
+        """Steps at which the metric is NaN or infinite."""
+        steps, values = self.data.curve(name)
+        return [int(step) for step in steps[~np.isfinite(values)]]
+
+    def loss(self) -> Series:
+        """The training loss that the run has; an export may hold only a smoothed one."""
+        return self.series(self.data.loss_name())
+
+    def rate(self) -> Series:
+        """The learning rate, else its multiplier."""
+        return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
+
+    def step(self) -> int:
+        """Optimizer steps that count; an export may hold everything but the loss."""
+        return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
+
+    def passes(self) -> Series:
+        """Whole passes over the data before each step."""
+        epoch = self.series("data/epoch")
+        # Ours and nanochat's counts from one; the Trainer's is the fraction that was read.
+        is_fraction = self.manifest("imported.program") == "Trainer"
+        return Series(epoch.steps, epoch.values if is_fraction else epoch.values - 1)
+
+    def timed(self, name: str) -> Series:
+        """The same without the first logged value of each start, which holds compilation and cold caches."""
+        series, starts = self.series(name), self.series("perf/first_step_s").steps
+        kept = ~np.isin(series.steps, starts)
+        kept[:1] = False
+        return series.where(kept)
+
+    def last(self, name: str) -> float | None:
+        values = self.series(name).values
+        return float(values[-1]) if values.size else None
+
+    def total(self, *names: str) -> float:
+        """The sum of all values of these metrics."""
+        return float(sum(self.series(name).values.sum() for name in names))
+
+    def seconds(self) -> float | None:
+        """Seconds in steps over all attempts that count; None when nobody measured them."""
+        total = self.last("perf/total_s")
+        if total is None and len(self.timed("perf/step_s")):
+            total = float(np.median(self.timed("perf/step_s").values)) * self.step()
+        return total
+
+    def recipe(self, path: str, default: Any = None) -> Any:
+        return _at(self.data.recipe, path, default)
+
+    def manifest(self, path: str, default: Any = None) -> Any:
+        return _at(self.data.manifest, path, default)
+
+    def is_watched(self) -> bool:
+        """Whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
+        return not self.manifest("imported") and bool(self.data.events("attempt"))
+
+    def restarts(self) -> tuple[int, int]:
+        """(restarts, optimizer steps that were made again after them)."""
+        written = Columns.of(self.data.all_rows)
+        rows, _ = written.column(self.data.loss_name())
+        steps, attempts = written.beside("step", rows, missing=0), written.column("attempt")[1]
+        lost, began = 0, 0
+        for row, attempt in written.events("attempt"):
+            before = steps[(rows >= began) & (rows < row)]
+            lost, began = lost + max(int(before.max(initial=0)) - attempt["step"], 0), row
+        return max(int(attempts.max(initial=1)) - 1, 0), lost
+
+    def starts_trained(self) -> bool:
+        """Whether the weights were trained before the first step."""
+        return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
+
+    def schedule(self) -> Schedule | None:
+        """Return the recipe's schedule of groups, None when it does not say.
+
+        recipe.yaml is written before a horizon in epochs is known in steps, which shortens the default warm-up
+        (run/data.py).
+        """
+        settings, steps = self.recipe("optimizer.schedule"), self.data.max_steps()
+        if not settings or self.recipe("optimizer.type", "trainer") == "trainer":
+            return None
+        schedule = Schedule(**{key: value for key, value in settings.items() if key in Schedule.__annotations__})
+        in_epochs = self.recipe("train.num_train_epochs") and not self.recipe("train.max_steps")
+        if in_epochs and steps and schedule.warmup_steps == Schedule().warmup_steps:
+            schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)
+        return schedule
+
+    def warmup_steps(self) -> int | None:
+        """Steps of warm-up by the recipe, None when it does not say."""
+        if self.recipe("optimizer.type", "trainer") != "trainer":
+            schedule = self.schedule()
+            return schedule.warmup_steps if schedule and "warmup_steps" in self.recipe("optimizer.schedule") else None
+        warmup = self.recipe("train.warmup_steps")
+        if warmup is None or warmup >= 1:
+            return None if warmup is None else int(warmup)
+        steps = self.data.max_steps()
+        return None if steps is None else math.ceil(warmup * steps)
+
+
+def _at(tree: Any, path: str, default: Any) -> Any:
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return default if tree is None else tree
+
 
 LONG_ENOUGH_S = 600.0  # shorter runs: start-up, saves and evaluations are a large share of any, and cost little
 Level = Literal["healthy", "note", "trouble", "contradiction", "unknown"]

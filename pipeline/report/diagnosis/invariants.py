@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.report.diagnosis.figures import Figures, Series
-from pipeline.report.diagnosis.finding import Rule, Verdict, rule
-from pipeline.report.diagnosis.robust import median
-from pipeline.report.run_data import RunData
-from pipeline.report.tables import number
+from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, median, rule
+from pipeline.report.run_data import RunData, number
 from pipeline.training.attempts import first_start
 
 EXACT = 1e-6  # relative: both numbers were made of the same ones

@@ -1,8 +1,7 @@
 """Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
 
 from pipeline.data.losses import fit_text
-from pipeline.report.diagnosis.figures import Figures
-from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Level, Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Figures, Level, Rule, Verdict, graded, rule
 
 PASSES_NOTE, PASSES_TROUBLE = 4, 16
 RESTARTS = 3

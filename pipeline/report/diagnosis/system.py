@@ -2,9 +2,19 @@
 
 import numpy as np
 
-from pipeline.report.diagnosis.figures import Figures, Series
-from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Rule, Verdict, graded, rule
-from pipeline.report.diagnosis.robust import error_of_difference, median, noise, windows
+from pipeline.report.diagnosis.finding import (
+    LONG_ENOUGH_S,
+    Figures,
+    Rule,
+    Series,
+    Verdict,
+    error_of_difference,
+    graded,
+    median,
+    noise,
+    rule,
+    windows,
+)
 
 TIMED = 15  # logged step times: five for each third
 DRIFT_NOTE, DRIFT_TROUBLE, DRIFT_WINDOWS = 0.10, 0.25, 5

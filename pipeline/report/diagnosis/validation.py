@@ -5,10 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.data.validation import ENOUGH_BYTES
-from pipeline.report.diagnosis.figures import Figures, Series
-from pipeline.report.diagnosis.finding import Rule, Verdict, graded, rule
+from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, error_of_difference, graded, median, rule
 from pipeline.report.diagnosis.learning import loss_below_start, loss_does_not_rise, loss_falls
-from pipeline.report.diagnosis.robust import error_of_difference, median
 
 EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02

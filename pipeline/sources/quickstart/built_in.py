@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.artifacts.atomic import new_folder
-from pipeline.artifacts.errors import InputMissingError, RecipeError
-from pipeline.artifacts.locks import file_lock
 from pipeline.hardware.cpu import usable_cores
+from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.process.storage import file_lock, new_folder
 from pipeline.sources.files import SourceFile
 from pipeline.sources.quickstart.conversations import conversations
 from pipeline.sources.quickstart.corpus import is_held_out, split_and_deduplicate, text_of

@@ -30,7 +30,7 @@ def trials(lab: Lab, times: int, seed: int) -> list[str]:
 
 
 def trial(lab: Lab, key: str) -> dict:
-    from pipeline.artifacts.run_directory import RunDirectory
+    from pipeline.run_dir.run_directory import RunDirectory
 
     file, damage = key.rsplit("-", 1)
     chance = random.Random(key)

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable
 
-from pipeline.artifacts.atomic import sum_of
+from pipeline.process.storage import sum_of
 from tests.hostile.case import MARKING, MODELING, Case
 from tests.hostile.trial import ALLOWED, Thing
 

@@ -110,7 +110,7 @@ def pickled_state(case: Case) -> None:
     """A checkpoint as the Trainer of others writes it, sealed: its optimizer and random states are pickles."""
     import pickle
 
-    from pipeline.artifacts.checkpoints import whole_folder
+    from pipeline.run_dir.checkpoints import whole_folder
 
     class Touch:
         def __reduce__(self):

@@ -1,0 +1,73 @@
+"""The console's line and the row of metrics.jsonl."""
+
+import time
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from pipeline.evals.core.bundle import TASKS
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
+
+# The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
+
+
+def step_line(row: dict, *, step: int, max_steps: int) -> str:
+    """The line of one logged step; `step` counts from zero."""
+    mfu = row.get("perf/bf16_mfu_pct")
+    return (
+        f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "
+        f"dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | "
+        f"epoch: {row.get('data/epoch', 1)} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
+        f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {row['perf/eta_s'] / 60:.1f}m"
+    )
+
+
+CORE_TASKS = {f"core/{task.name}" for task in TASKS}  # 22, in metrics.jsonl: a line would hold nothing else
+
+
+class Console(TrainerCallback):
+    """Prints and keeps the lines in console.log."""
+
+    def __init__(self, log: Path):
+        self.log = log
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        if "train/loss" in logs:
+            self.say(step_line(logs, step=state.global_step - 1, max_steps=state.max_steps))
+        scores = " | ".join(
+            f"{name}: {value:.6f}"
+            for name, value in logs.items()
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
+            and name not in CORE_TASKS
+            and name.count("/") == 1  # of a mixture's sources the whole stands for all
+        )
+        if scores:
+            self.say(f"step {state.global_step:05d} | {scores}")
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+# metrics.jsonl: the source of truth that report, comparison and trackers' catching up read.
+
+
+class MetricsFile(TrainerCallback):
+    """Appends every logged row with step (optimizer steps made), attempt, time and tokens."""
+
+    def __init__(self, run: RunDirectory, *, attempt: int, batch_tokens: int):
+        self.run, self.attempt, self.batch_tokens = run, attempt, batch_tokens
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and logs:
+            stamp = {
+                "step": state.global_step,
+                "attempt": self.attempt,
+                "time": time.time(),
+                "tokens": state.global_step * self.batch_tokens,
+            }
+            append_row(self.run.metrics, stamp | logs)

@@ -1,0 +1,269 @@
+"""TensorBoard, Weights & Biases and Trackio."""
+
+import html
+import os
+import queue
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from pipeline.callbacks import trackio_writer
+from pipeline.process.secrets import known_secrets, redact_output
+from pipeline.run_dir.run_directory import RunDirectory
+
+# TensorBoard under the same names as metrics.jsonl; what fails in it is told once and never stops a run.
+
+
+class TensorBoard(TrainerCallback):
+    """Writes events; after a restart what an earlier attempt wrote beyond `start_step` is purged. Values are float32."""
+
+    def __init__(self, folder: Path, *, start_step: int):
+        self.folder, self.start_step = folder, start_step
+        self.writer: Any = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            with self._told_once():
+                from torch.utils.tensorboard import SummaryWriter
+
+                self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else 0)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.writer is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            # One event for the row: add_scalar would make, queue and write one for each of its numbers.
+            numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
+            values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in numbers.items()]
+            with self._told_once():
+                self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
+
+    def add_samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
+        """As a table of texts, shown as they are: Markdown and HTML that a model wrote do nothing."""
+        if self.writer is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.compat.proto.tensor_pb2 import TensorProto
+            from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+            from tensorboard.plugins.text.metadata import create_summary_metadata
+
+            cells = ["prompt", "text"]
+            for prompt, text in zip(prompts, texts, strict=True):
+                cells += [f"<pre>{html.escape(prompt)}</pre>", f"<pre>{html.escape(text)}</pre>"]
+            table = TensorProto(
+                dtype="DT_STRING",
+                string_val=[cell.encode() for cell in cells],
+                tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in (len(cells) // 2, 2)]),
+            )
+            metadata = create_summary_metadata(display_name="samples", description="")
+            with self._told_once():
+                self.writer.file_writer.add_summary(
+                    Summary(value=[Summary.Value(tag="samples", metadata=metadata, tensor=table)]), step
+                )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.writer is not None:
+            with self._told_once():
+                self.writer.close()
+            self.writer = None
+
+    @contextmanager
+    def _told_once(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of its files, of its packages: none of them is worth a training run
+            self.writer = None
+            print(
+                f"TensorBoard stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. "
+                "metrics.jsonl has every number.",
+                flush=True,
+            )
+
+
+# Weights & Biases under the same names as metrics.jsonl; a tracker that fails is reported once and never stops a
+# run.
+
+INIT_S = 20  # then the run is kept offline
+# What the end of a run waits for W&B to take the rest: little where a signal ends it, since the machine may be going away.
+FINISH_S, FINISH_AFTER_SIGNAL_S = 30.0, 3.0
+
+
+class Table(list):
+    """Rows of step, prompt and text on their way to W&B."""
+
+    def shown(self, wandb: Any) -> Any:
+        return wandb.Table(columns=["step", "prompt", "text"], data=list(self))
+
+
+class WandbRun(TrainerCallback):
+    """One W&B run per run directory, continued by a restart (its id is kept in the manifest).
+
+    Rows carry `step`, the axis of every chart, `attempt` and `tokens`. W&B's own counter only grows, and rows at or below
+    it are dropped: those that a restart makes again after an unplanned end. A thread does the talking: starting takes
+    seconds, and a server that hangs takes as long as it likes.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        project: str,
+        config: dict,
+        notes: str | None,
+        tags: list[str],
+        attempt: int,
+        batch_tokens: int,
+    ):
+        self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
+        self.attempt, self.batch_tokens = attempt, batch_tokens
+        self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.sender: threading.Thread | None = None
+        self.run_id = ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        try:
+            import wandb  # here, not in the thread: it patches the output streams
+        except Exception as error:
+            print(
+                f"W&B cannot be used ({error}); the run goes on without it. metrics.jsonl has every number.", flush=True
+            )
+            return
+        redact_output()
+        self.run_id = self.run.read_manifest().get("wandb_id") or uuid.uuid4().hex[:8]
+        self.run.update_manifest(wandb_id=self.run_id)
+        # A daemon: what it waits for must not hold the process.
+        self.sender = threading.Thread(target=self._send, args=(wandb,), name="wandb", daemon=True)
+        self.sender.start()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and self.sender is not None:
+            self._put(logs, state.global_step)
+
+    def add_samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
+        rows = [[step, prompt, text] for prompt, text in zip(prompts, texts, strict=True)]
+        if self.sender is not None:
+            self._put({"samples": Table(rows)}, step)
+
+    def _put(self, values: dict[str, Any], step: int) -> None:
+        stamp = {"step": step, "attempt": self.attempt, "tokens": step * self.batch_tokens}
+        self.messages.put({**values, **stamp})
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.sender is None:
+            return
+        self.messages.put(None)
+        wait_s = FINISH_S if state.global_step >= state.max_steps else FINISH_AFTER_SIGNAL_S
+        self.sender.join(wait_s)
+        if self.sender.is_alive():
+            print(f"W&B did not take everything within {wait_s:.0f} s. {self._later()}", flush=True)
+
+    def _send(self, wandb: Any) -> None:
+        try:
+            run = self._start(wandb)
+            while (message := self.messages.get()) is not None:
+                run.log(
+                    {name: value.shown(wandb) if isinstance(value, Table) else value for name, value in message.items()}
+                )
+            run.finish()
+        except Exception as error:  # wandb raises many kinds; none of them is worth a training run
+            print(
+                f"W&B stopped taking numbers ({str(error) or type(error).__name__}); the run goes on without it. {self._later()}",
+                flush=True,
+            )
+
+    def _start(self, wandb: Any) -> Any:
+        """The W&B run, offline when the server does not take it: its files can be sent later."""
+        try:
+            run = self._init(wandb, self.run_id, mode=None)
+        except Exception as error:
+            print(f"W&B could not start ({error}); the run is kept offline. {self._later()}", flush=True)
+            # Another id: W&B's service still holds the first one, and letting go of it asks the server.
+            run = self._init(wandb, uuid.uuid4().hex[:8], mode="offline")
+        run.define_metric("*", step_metric="step")
+        return run
+
+    def _init(self, wandb: Any, run_id: str, *, mode: str | None) -> Any:
+        return wandb.init(
+            project=self.project,
+            name=self.run.name,
+            id=run_id,
+            resume="allow",
+            mode=mode,
+            config=self.config,
+            notes=self.notes,
+            tags=self.tags,
+            dir=str(self.run.path),
+            settings=wandb.Settings(init_timeout=INIT_S, login_timeout=INIT_S),
+        )
+
+    def _later(self) -> str:
+        folder = Path(self.run.path) / "wandb"
+        return f"metrics.jsonl has every number; send W&B's later with: wandb sync --include-online --id {self.run_id} {folder}/*run-*"
+
+
+# Trackio under the same names as metrics.jsonl: a process of its own copies the run's files into its database.
+
+# What the end of a run waits for the last rows. They are written in any case: the process does not end with the run.
+TRACKIO_FINISH_S, TRACKIO_FINISH_AFTER_SIGNAL_S = 30.0, 3.0
+
+
+class TrackioRun(TrainerCallback):
+    """Starts trackio_writer.py beside the training, which hands it nothing: no row waits for Trackio.
+
+    It sees no token, and ends when its input does, with the training.
+    """
+
+    def __init__(self, run: RunDirectory):
+        self.run = run
+        self.process: subprocess.Popen | None = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not state.is_world_process_zero:
+            return
+        secret = {where.rpartition("$")[2] for where in known_secrets()}
+        environment = {name: value for name, value in os.environ.items() if name not in secret}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, trackio_writer.__file__, str(self.run.path), "--follow"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
+                stderr=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,  # a signal for the training, or its death, is no reason to lose rows
+            )
+        except OSError as error:
+            self._tell(str(error))
+
+    def on_log(self, args, state, control, **kwargs):
+        if self.process is not None and self.process.poll() is not None:
+            self._end(None)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.process is not None:
+            self._end(TRACKIO_FINISH_S if state.global_step >= state.max_steps else TRACKIO_FINISH_AFTER_SIGNAL_S)
+
+    def _end(self, wait_s: float | None) -> None:
+        process: Any = self.process
+        self.process = None
+        try:
+            _, said = process.communicate(timeout=wait_s)  # which closes its input
+        except subprocess.TimeoutExpired:
+            print(f"Trackio did not take everything within {wait_s:.0f} s; process {process.pid} goes on.", flush=True)
+            return
+        if process.returncode:
+            self._tell(said.decode(errors="replace").strip().split("\n")[-1] or f"status {process.returncode}")
+
+    def _tell(self, reason: str) -> None:
+        print(
+            f"Trackio stopped taking numbers ({reason}); the run goes on without it. metrics.jsonl has every number; "
+            f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}",
+            flush=True,
+        )

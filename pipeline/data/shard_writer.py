@@ -1,0 +1,284 @@
+"""Makes a source's shards one after the other: the same bytes whether or not it was interrupted in between.
+
+Between two shards the whole state is: the packer before the block of documents that is being worked on, that block's
+place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
+"""
+
+import copy
+import hashlib
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.data.decontamination import Lookout, Watchlist
+from pipeline.data.packing import (
+    PACKERS,
+    BytesPacker,
+    ConversationPacker,
+    PackedRows,
+    count_conversation,
+    documents_begun,
+    fit_conversation,
+    new_counts,
+)
+from pipeline.data.shards import (
+    end_path,
+    map_tensors,
+    read_seal,
+    safetensors_bytes,
+    seal_path,
+    shard_path,
+    shard_tensors,
+    state_path,
+    write_shard,
+)
+from pipeline.process.errors import DataError
+from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
+from pipeline.tokenizer.chat import render, render_batch
+from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
+
+ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
+STATES_KEPT_EVERY = 16  # a shard that was deleted is made again from the nearest earlier state
+
+
+class SequenceWriter:
+    """One source packed into one folder of shards. settings: the packing part of the key (plan.py)."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        source: Any,
+        tokenizer: Any,
+        settings: dict,
+        num_proc: int | None = None,
+        from_shard: int | None = None,
+        watchlist: Watchlist | None = None,
+    ):
+        """Stands after the last sealed shard, or at or before `from_shard` to make that one again."""
+        self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
+        self.num_proc = num_proc
+        self.lookout = Lookout(self.folder, watchlist) if watchlist is not None else None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for torn in self.folder.glob(".*.safetensors.*"):
+            remove_file(torn)  # left by a process that was killed while it wrote
+        self.packer = self._new_packer()
+        self.read = new_counts(settings["kind"])
+        self.pending: list[PackedRows] = []
+        self.bad_rows: list[str] = []
+        self.wanted, self.skip = from_shard, 0
+        self.number = self._first_unsealed() if from_shard is None else from_shard
+        self.blocks = self._packed_blocks(self._restore())
+
+    def extend(self) -> bool:
+        """Seal one more shard; False when the source is used up, which is then sealed too."""
+        shard_rows = self.settings["shard_rows"]
+        while sum(map(len, self.pending)) < shard_rows:
+            packed = next(self.blocks, None)
+            if packed is None:
+                break
+            self.cursor, self.state, rows = packed
+            self.block_rows = self.skip + sum(map(len, rows))
+            self.skip = 0
+            self.pending += rows
+        if not sum(map(len, self.pending)):
+            self._write_end()
+            return False
+        ready = PackedRows.joined(self.pending)
+        self.pending = [ready[shard_rows:]] if len(ready) > shard_rows else []
+        self._seal(ready[:shard_rows])
+        if not self.pending and self.cursor["finishing"]:
+            self._write_end()
+        return True
+
+    def _seal(self, rows: PackedRows) -> None:
+        # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
+        cursor = {**self.cursor, "skip": self.block_rows - sum(map(len, self.pending))}
+        documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
+        counts = {
+            "documents": int(documents.sum()),
+            "bad_rows": self.bad_rows,
+            "read": self._counts(),
+            "cursor": cursor,
+        }
+        self.bad_rows = []
+        if self.lookout:
+            self.lookout.seal(self.number)
+        if seal_path(self.folder, self.number).exists():
+            if self.number == self.wanted:  # The shards before it are only passed through.
+                self._make_again(rows)
+        else:
+            write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.state))
+            write_shard(self.folder, self.number, rows, counts)
+            if self.number and (self.number - 1) % STATES_KEPT_EVERY:
+                remove_file(state_path(self.folder, self.number - 1))
+        self.number += 1
+
+    def _make_again(self, rows: PackedRows) -> None:
+        """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
+        path = shard_path(self.folder, self.number)
+        content = safetensors_bytes(shard_tensors(rows))
+        if hashlib.sha256(content).hexdigest() != read_seal(self.folder, self.number)["sha256"]:
+            raise DataError(
+                f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
+                f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
+            )
+        write_bytes(path, content)
+
+    def _write_end(self) -> None:
+        # The last seal counts what was read up to it; blocks after it gave no row.
+        write_sealed_json(
+            end_path(self.folder),
+            {"shards": self.number, "read": self._counts(), "bad_rows": self.bad_rows},
+        )
+        self.bad_rows = []
+
+    def _counts(self) -> dict[str, Any]:
+        return copy.deepcopy({**self.read, **self.packer.counts})
+
+    def _first_unsealed(self) -> int:
+        number = 0
+        while seal_path(self.folder, number).exists():
+            number += 1
+        return number
+
+    def _new_packer(self):
+        s = self.settings
+        common = {
+            "row_tokens": s["row_tokens"],
+            "pad": s["pad"],
+            "dtype": s["dtype"],
+            "documents": s["packing_documents"],
+        }
+        if s["kind"] == "chat":
+            return ConversationPacker(**common)
+        if s.get("target_bytes"):
+            return BytesPacker(PACKERS[s["packing"]], bos=s["bos"], **common)
+        return PACKERS[s["packing"]](bos=s["bos"], **common)
+
+    def _restore(self) -> dict:
+        """Cursor to go on at; the packer and the counts are set to what they were there."""
+        while self.number > 0 and not state_path(self.folder, self.number - 1).exists():
+            self.number -= 1
+        self.resumed = self.number > 0
+        if not self.resumed:
+            return {"file": 0, "block": 0, "finishing": False}
+        cursor = read_seal(self.folder, self.number - 1)["cursor"]
+        state = map_tensors(state_path(self.folder, self.number - 1))
+        self.packer.restore({name: array.copy() for name, array in state.items()})
+        self.packer.counts, self.read, self.skip = dict(cursor["packed"]), dict(cursor["read"]), cursor["skip"]
+        return cursor
+
+    def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, dict[str, np.ndarray], list[PackedRows]]]:
+        """(cursor, packer state before it, rows) of each block from the cursor on; last the rest that the packer holds."""
+        place = {"file": cursor["file"], "block": cursor["block"]}
+        again = self.resumed  # the first block was read before: its bad rows are named in the seal before
+        if not cursor["finishing"]:
+            for block in self.source.read(**place):
+                place = {"file": block.file, "block": block.index}
+                before, state = self._cursor(place, finishing=False), self.packer.state()
+                if self.lookout:
+                    self.lookout.look(block.items)
+                rows, bad = self._pack(block)
+                self.bad_rows += [] if again else bad
+                yield before, state, self._without_skipped(rows)
+                again = False
+                if self.is_full():
+                    break
+        before, state = self._cursor(place, finishing=True), self.packer.state()
+        if self.lookout:
+            self.lookout.look([])
+        yield before, state, self._without_skipped(self.packer.finish())
+
+    def _cursor(self, place: dict, *, finishing: bool) -> dict:
+        return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": copy.deepcopy(self.read)}
+
+    def _without_skipped(self, rows: list[PackedRows]) -> list[PackedRows]:
+        if not self.skip:
+            return rows
+        rest = PackedRows.joined(rows)[self.skip :]
+        return [rest] if len(rest) else []
+
+    def is_full(self) -> bool:
+        limit = self.settings.get("limit_bytes")
+        return limit is not None and self.read["text_bytes"] >= limit
+
+    def _pack(self, block: Any) -> tuple[list[PackedRows], list[str]]:
+        """Rows that the block finishes, and the block's bad rows."""
+        pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
+        self.read["empty_rows"] += block.empty_rows
+        return pack(self, block)
+
+
+def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+    rows: list[PackedRows] = []
+    for documents in batches_of(block.items, ENCODE_CHARS):
+        for document, (ids, *lengths) in zip(documents, encoded_documents(writer, documents), strict=True):
+            writer.read["documents"] += 1
+            writer.read["text_tokens"] += len(ids)
+            writer.read["text_bytes"] += len(document.text.encode())
+            if len(ids):
+                rows += writer.packer.add(ids, (document.file, document.row_group, document.row), *lengths)
+            else:
+                writer.read["empty_rows"] += 1
+            if writer.is_full():
+                return rows, block.bad_rows
+    return rows, block.bad_rows
+
+
+def encoded_documents(writer: SequenceWriter, documents: list) -> Iterator[tuple[np.ndarray, ...]]:
+    """(ids,) of each document, or (ids, bytes of text that each id covers) when the rows must carry them."""
+    texts = [document.text for document in documents]
+    if writer.settings.get("target_bytes"):
+        for text in texts:
+            ids, lengths = span_byte_lengths(writer.tokenizer, text)
+            yield np.array(ids), np.array(lengths)
+    else:
+        for encoded in encode_documents(writer.tokenizer, texts, num_proc=writer.num_proc):
+            yield (encoded,)
+
+
+def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+    rows: list[PackedRows] = []
+    bad = list(block.bad_rows)
+    capacity, overflow = writer.settings["row_tokens"] + 1, writer.settings["max_row_overflow"]
+    for talk, rendered in zip(block.items, rendered_talks(writer.tokenizer, block.items), strict=True):
+        if isinstance(rendered, DataError):
+            bad.append(f"{writer.source.files[talk.file].label}:{talk.row}: {rendered}")
+            continue
+        ids, trained, outcome = fit_conversation(
+            talk.messages, rendered, partial(render, writer.tokenizer), capacity=capacity, overflow=overflow
+        )
+        kept = 0 if ids is None else len(ids)
+        count_conversation(writer.read, length=len(rendered[0]), kept=kept, outcome=outcome)
+        if ids is not None:
+            rows += writer.packer.add(ids, trained, (talk.file, talk.row_group, talk.row))
+    return rows, bad
+
+
+def rendered_talks(tokenizer: Any, talks: list) -> list:
+    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
+    try:
+        return render_batch(tokenizer, [talk.messages for talk in talks])
+    except DataError as error:
+        if len(talks) == 1:
+            return [error]
+        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
+        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
+
+
+def batches_of(documents: list, characters: int) -> Iterator[list]:
+    """The documents in order, in lists of at most so many characters or one document."""
+    batch: list = []
+    size = 0
+    for document in documents:
+        if batch and size + len(document.text) > characters:
+            yield batch
+            batch, size = [], 0
+        batch.append(document)
+        size += len(document.text)
+    if batch:
+        yield batch

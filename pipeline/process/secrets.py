@@ -1,0 +1,268 @@
+"""What a secret looks like, which ones this machine holds, and text without them."""
+
+import atexit
+import errno
+import netrc
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline.process.errors import UNREADABLE, readable
+
+# What access tokens look like, by who gives them out: what each begins with, and the whole. A 40-digit hex key (older W&B)
+# looks like a git commit: those are found by their value, taken from the environment and the login files.
+PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
+    "Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{30,}"),
+    "Hugging Face organization token": ((b"api_org_",), rb"\bapi_org_[A-Za-z0-9]{30,}"),
+    "W&B key": ((b"wandb_v1_",), rb"\bwandb_v1_[A-Za-z0-9_]{30,}"),
+    "GitHub token": (
+        (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
+        rb"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
+    ),
+    "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "Google API key": ((b"AIza",), rb"\bAIza[0-9A-Za-z_\-]{35}\b"),
+    "OpenAI-style key": ((b"sk-",), rb"\bsk-[A-Za-z0-9_\-]{32,}"),
+    "Slack token": ((b"xoxa-", b"xoxb-", b"xoxp-", b"xoxr-", b"xoxs-"), rb"\bxox[abprs]-[A-Za-z0-9\-]{20,}"),
+    "private key": (
+        (b"-----BEGIN ",),
+        rb"-----BEGIN (?:[A-Z]{1,20} )?PRIVATE KEY-----(?s:.{0,16384}?-----END (?:[A-Z]{1,20} )?PRIVATE KEY-----)?",
+    ),
+    "password in a URL": ((b"://",), rb"://[^\s/:@\"']{1,64}:[^\s/@\"']{3,128}@(?=[a-zA-Z0-9])"),
+}
+_COMPILED = {kind: (begins, re.compile(pattern)) for kind, (begins, pattern) in PATTERNS.items()}
+REDACTED = "[secret]"
+
+# Names of variables that hold a secret; not $PWD and $OLDPWD, which are folders.
+_ENVIRONMENT = re.compile(
+    r"(TOKEN|SECRET|PASS(WORD|WD|PHRASE|CODE)?|(API|ACCESS)KEY|_KEY|_PWD|CREDENTIALS?|CONN(ECTION)?_?STR(ING)?|_SAS|_DSN|COOKIE"
+    r"|WEBHOOK(_URL)?)(_?[0-9]+)?$"
+)
+# The secret inside of a longer value, which a program may print alone: of an address, of a connection string.
+_INSIDE = (
+    re.compile(r"://[^\s/:@]*:([^\s/@]+)@"),
+    re.compile(r"(?:^|;)\s*(?:AccountKey|Shared\w+|Password|Pwd)\s*=\s*([^;]+)", re.IGNORECASE),
+)
+
+
+def kinds_in(block: bytes) -> set[str]:
+    """Whose tokens stand in these bytes."""
+    return {kind for kind, (begins, pattern) in _COMPILED.items() if any(_holds(block, b, pattern) for b in begins)}
+
+
+def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
+    # A search for all patterns at once takes minutes for a model of 2 GB; one for a few fixed bytes, seconds.
+    at = block.find(begin)
+    while at >= 0:
+        if pattern.match(block, at):
+            return True
+        at = block.find(begin, at + 1)
+    return False
+
+
+@cache
+def known_secrets() -> dict[str, bytes]:
+    """Secrets this machine holds, by where they stand: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
+    found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
+    for name, value in os.environ.items():
+        inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
+        found |= {f"password {number} in ${name}": secret for number, secret in enumerate(inside, 1)}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    token = Path(os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or cache / "huggingface") / "token")
+    with suppress(OSError, ValueError, RuntimeError):  # no login or no home, no secret
+        found["the Hugging Face login"] = token.expanduser().read_text()
+    for file in [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]:
+        found |= _netrc_logins(file)
+    # A short value is a word, which stands in texts for other reasons.
+    return {where: os.fsencode(value.strip()) for where, value in found.items() if len(value.strip()) >= 8}
+
+
+def _is_path(value: str) -> bool:
+    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what lies in it is no part of the environment."""
+    with suppress(OSError, ValueError):
+        return os.path.isabs(value) and os.path.exists(value)
+    return False
+
+
+def _netrc_logins(file: str) -> dict[str, str]:
+    """Passwords of a netrc file by where they stand; also of one that the parser refuses, since W&B reads it."""
+    try:
+        path = Path(file).expanduser()
+        hosts = netrc.netrc(str(path)).hosts  # named, else one that others may read is refused
+    except netrc.NetrcParseError:
+        words = path.read_text(errors="replace").split()
+        return {f"login {i} in {path.name}": b for i, (a, b) in enumerate(pairwise(words)) if a == "password"}
+    except (OSError, ValueError, RuntimeError):  # not there, no text, no home
+        return {}
+    return {f"the login of {host} in {path.name}": login[2] for host, login in hosts.items() if login[2]}
+
+
+@cache
+def _values() -> tuple[str, ...]:
+    """Return the known secrets as texts may hold them, the longest first."""
+    values = {os.fsdecode(value) for value in known_secrets().values()}
+    values |= {ascii(value)[1:-1] for value in values}  # as a repr or a log line shows it
+    return tuple(sorted(values, key=len, reverse=True))
+
+
+@cache
+def _secret_text() -> re.Pattern[str]:
+    patterns = [f"(?:{pattern.decode()})" for _, pattern in PATTERNS.values()]
+    return re.compile("|".join([*map(re.escape, _values()), *patterns]))
+
+
+def redacted(text: str) -> str:
+    """The text with every secret replaced: the values this machine holds, and whatever looks like an access token."""
+    return _secret_text().sub(REDACTED, text)
+
+
+def _unfinished_pattern() -> re.Pattern[str]:
+    begins = [begin.decode() for begins, _ in PATTERNS.values() for begin in begins]
+    words = "|".join(re.escape(begin) for begin in begins if begin[0].isalpha())
+    parts = sorted({begin[:length] for begin in begins for length in range(1, len(begin) + 1)})
+    return re.compile(
+        rf"(?<!\w)(?:{words})[A-Za-z0-9_-]*\Z"
+        rf"|(?<!\w)(?:{'|'.join(re.escape(part) for part in parts if part[0].isalpha())})\Z"
+        rf"|(?:{'|'.join(re.escape(part) for part in parts if not part[0].isalpha())})\Z"
+        r"|-----BEGIN [A-Z ]*(?:PRIVATE KEY[A-Za-z0-9+/=:,\s-]*)?\Z"
+        r"|://[^\s/:@\"']{1,64}:[^\s/@\"']{0,128}@?\Z"
+    )
+
+
+# The end of a text that may go on as a token: a beginning of one, and what may follow it.
+_UNFINISHED = _unfinished_pattern()
+_LONGEST = 16_384  # characters; what goes on for longer is no token
+
+
+def _unfinished(text: str, start: int) -> int:
+    """Return where the secret begins, from start on, that the text may end in the middle of; its length when it ends in none."""
+    found = _UNFINISHED.search(text, max(start, len(text) - _LONGEST))
+    first = min([found.start() if found else len(text), *(_prefix_at_end(text, start, value) for value in _values())])
+    if first == len(text):
+        return first
+    # Of a secret that is whole and may go on, nothing is shown either.
+    return min([first, *(m.start() for m in _secret_text().finditer(text, start) if m.start() < first < m.end())])
+
+
+def _prefix_at_end(text: str, start: int, secret: str) -> int:
+    at = max(start, len(text) - len(secret) + 1)
+    while (at := text.find(secret[0], at)) >= 0:
+        if secret.startswith(text[at:]):
+            return at
+        at += 1
+    return len(text)
+
+
+# What this program and the progress bars of libraries write themselves: colours, a line up, the rest of the line, its beginning.
+_OWN_CONTROL = re.compile("(\\x1b\\[[0-9;]{0,8}m|\\x1b\\[[AK]|\\r)")
+
+
+def printed_text(text: str) -> str:
+    """Return what this process prints, of which a part may be others' text: control characters escaped, but for colours and progress bars."""
+    if not UNREADABLE.search(text):
+        return text
+    parts = _OWN_CONTROL.split(text)
+    return "".join(part if n % 2 else readable(part, most=len(part)) for n, part in enumerate(parts))
+
+
+def redact_output() -> None:
+    """From now on nothing that this process prints, anybody's traceback included, holds a secret or steers the terminal.
+
+    Again after something has replaced the streams' `write` to see what is printed: it then sees redacted text only.
+    """
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    sys.stdout, sys.stderr = (stream and _RedactedStream(stream) for stream in streams)
+
+
+def release_output() -> None:
+    """Write what waits, before the process ends."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.release() if isinstance(stream, _RedactedStream) else stream.flush()
+
+
+class _Tail(threading.local):
+    """The end of what a thread has written, which may be the beginning of a secret.
+
+    shown: characters of it that are written already. start: 1 when the first one is only what stands before, 0 at the beginning.
+    """
+
+    text, shown, start = "", 0, 0
+
+
+class _RedactedStream:
+    """A text stream that writes printed_text(redacted(text)); everything else is the stream's own.
+
+    What may be the beginning of a secret waits for what follows, so that one in two writes is found.
+
+    Nobody may be there to read: a terminal that was closed or a `tee` that was interrupted is the run's reason to save and
+    leave, and must not keep it from that.
+    """
+
+    def __init__(self, stream: IO[str]):
+        self._stream, self._tail = stream, _Tail()
+        atexit.register(self.release)
+
+    def write(self, text: str) -> int:
+        whole = self._tail.text + text
+        self._show(whole, _unfinished(whole, self._tail.start))
+        return len(text)
+
+    def flush(self) -> None:
+        # A word that a prompt or a progress bar ends in is shown at once; of a secret, no more than three characters are.
+        tail = self._tail
+        if len(tail.text) - _unfinished(tail.text, tail.start) < 4:
+            with _without_reader():
+                self._stream.write(printed_text(tail.text[tail.shown :]))
+            tail.shown = len(tail.text)
+        with _without_reader():
+            self._stream.flush()
+
+    def release(self) -> None:
+        """Write what waits: nothing follows any more."""
+        with suppress(ValueError):  # closed
+            self._show(self._tail.text, len(self._tail.text))
+            self.flush()
+
+    def _show(self, whole: str, end: int) -> None:
+        """Write the text up to there, less what has been shown; the rest waits."""
+        at = shown = self._tail.shown
+        pieces = []
+        for found in _secret_text().finditer(whole, self._tail.start, end):
+            if found.end() > shown:
+                pieces += [whole[at : found.start()], REDACTED]
+                at = found.end()
+        pieces.append(whole[at:end])
+        if end > self._tail.start:
+            kept = end - 1  # and the character before: a token begins a word
+            self._tail.text, self._tail.shown, self._tail.start = whole[kept:], max(shown, end) - kept, 1
+        else:
+            self._tail.text = whole
+        if out := "".join(pieces):
+            with _without_reader():
+                self._stream.write(printed_text(out))
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __iter__(self) -> Any:
+        return iter(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _without_reader() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            raise

@@ -1,0 +1,389 @@
+"""Files written whole or not at all, locks, and the cache's folder."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from pipeline.process.errors import CannotWriteError, DamagedFileError
+
+# Files and folders that exist whole or not at all.
+
+# A file system that has no such call says one of these; it is no error of this file.
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+JSON_BYTES = 256 * 2**20  # of a tokenizer.json 40 MB are seen, of our own files far less
+JSON_DEPTH = 100
+OWN_SUM = "own_sha256"
+_noted: set[str] = set()
+
+
+def note_once(text: str, *, about: str | None = None) -> None:
+    """Print what a user should know of this machine on stderr, once per process. about: what two notes have in common that
+    say the same; default their text."""
+    if (about or text) not in _noted:
+        _noted.add(about or text)
+        print(f"note: {text}", file=sys.stderr, flush=True)
+
+
+def _fsync(descriptor: int, folder: Path) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+        note_once(
+            f"{folder}: its file system does not know fsync ({error.strerror}), so a power cut may take files that were just written",
+            about=f"fsync {os.fstat(descriptor).st_dev}",
+        )
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the entries of a folder durable: a rename is on disk only after its parent is."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        _fsync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        _fsync(file.fileno(), path.parent)
+
+
+# Folders that must stay where they are while this process lives: absolute path -> a file that lies in it all the time.
+_kept_in_place: dict[Path, Path] = {}
+
+
+def keep_in_place(folder: Path, *, mark: Path) -> None:
+    """From now on nothing is written below the folder when `mark`, a file in it, is gone: it was renamed or removed."""
+    _kept_in_place[folder.absolute()] = mark.absolute()
+
+
+def raise_if_moved(path: Path) -> None:
+    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`)."""
+    path = path.absolute()
+    for folder, mark in _kept_in_place.items():
+        if path.is_relative_to(folder) and not mark.exists():
+            raise CannotWriteError(
+                f"{folder}: {mark.name} is not there any more, so the run directory was renamed or removed while the run was training, and "
+                "nothing more is written. Give it its name back, then run the same command again."
+            )
+
+
+def make_parent(path: Path) -> None:
+    """Create the folder of a file to be written. Raises CannotWriteError where that would be half of one that was moved away."""
+    raise_if_moved(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Replace a file by new content: readers see the old bytes or the new ones, also after a power cut."""
+    path = Path(path)
+    make_parent(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            _fsync(file.fileno(), path.parent)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # the error above is the one to tell
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    # A path that is no UTF-8 has lone surrogates, which UTF-8 cannot hold; escaped, JSON gives them back.
+    write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+
+
+def write_sealed_json(path: str | Path, value: dict[str, Any]) -> None:
+    """Write an object with a checksum of its own, which `read_sealed_json` compares."""
+    write_json(path, {**value, OWN_SUM: sum_of(value)})
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Return the object in a JSON file, whoever wrote it.
+
+    Raises DamagedFileError for what is no object, too large or nested too deeply; OSError as open does.
+    """
+    data = read_bounded(path)
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{path}: is no JSON as it was written ({error}), so nothing that it says can be trusted. Put it back from a copy, or remove "
+            "it where it can be made again."
+        ) from None
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading its bytes. Raises DamagedFileError for a folder, and for a pipe or a device, which would have no end."""
+    # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+    raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
+
+
+def refuse_endless_files(folder: str | Path) -> None:
+    """Raise DamagedFileError where a folder has a pipe or a device among its files: a library that opens it would wait for ever."""
+    for path in sorted(Path(folder).iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DamagedFileError(f"{path}: is a pipe or a device, not a file, so the folder is not used. Remove it.")
+
+
+def read_bounded(path: str | Path) -> bytes:
+    """Return a file's bytes, of one that is too large for `parse_json` no more than shows that."""
+    with open_regular(path) as file:
+        # read(n) takes n bytes of memory at once, however small the file is.
+        return file.read(min(os.fstat(file.fileno()).st_size, JSON_BYTES) + 1)
+
+
+def read_sealed_json(path: str | Path) -> dict[str, Any]:
+    """As read_json; DamagedFileError also when the content is not that of its checksum. Files of old have none."""
+    value = read_json(path)
+    own_sum = value.pop(OWN_SUM, None)
+    if own_sum is not None and own_sum != sum_of(value):
+        raise DamagedFileError(
+            f"{path}: has other content than was written, so nothing that it says can be trusted. Put it back from a copy, or remove it "
+            "where it can be made again."
+        )
+    return value
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """Return the object in bytes from a disk or a network; ValueError says in a few words why there is none."""
+    if len(data) > JSON_BYTES:
+        raise ValueError(f"longer than {JSON_BYTES >> 20} MiB")
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("no object of keys")
+    level: list[Any] = [value]
+    for _ in range(JSON_DEPTH):
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
+        level = [child for child in level if isinstance(child, (dict, list))]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
+
+
+def sum_of(value: dict[str, Any]) -> str:
+    """Return the sha256 of an object as JSON gives it back: there every key is text."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode()).hexdigest()
+
+
+def remove_file(path: Path) -> None:
+    """Delete a file that may be gone already. What a file system keeps as it is in use (NFS: EBUSY) is left and named."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        note_once(f"{path}: is in use and could not be removed; remove it later")
+
+
+def sha256_file(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_bytes(folder: str | Path) -> int:
+    """Bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0 without one."""
+    total = 0
+    for where, _, names in os.walk(folder):  # unlike rglob it passes over a folder that has gone since it was listed
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(where, name)).st_size
+    return total
+
+
+def temporary_folder(path: str | Path) -> Path:
+    """A new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never counts as whole."""
+    path = Path(path)
+    make_parent(path)
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+    temporary.mkdir()
+    return temporary
+
+
+def publish_folder(temporary: Path, path: Path) -> None:
+    """Fsync every file and rename the folder. If `path` exists by then (another process was first), it is discarded."""
+    for folder, _, names in os.walk(temporary, topdown=False):
+        for name in names:
+            fsync_file(Path(folder, name))
+        fsync_folder(Path(folder))
+    if path.exists():
+        shutil.rmtree(temporary, ignore_errors=True)
+    else:
+        os.rename(temporary, path)
+        fsync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder that appears under its name only when the block has ended well; yields the temporary one, which is removed after an error."""
+    temporary = temporary_folder(path)
+    try:
+        yield temporary
+        publish_folder(temporary, Path(path))
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Rename a folder, also to where only a copy can get it (another disk, a lower layer of overlayfs); `target` is whole or absent."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with new_folder(target) as copy:
+            shutil.copytree(source, copy, dirs_exist_ok=True)
+        shutil.rmtree(source, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder such that a crash in between leaves nothing that looks whole: renamed first, then removed."""
+    trash = path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        os.rename(path, trash)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        trash = (
+            path  # a lower layer of overlayfs: a crash in between leaves a damaged one, which every reader finds out
+        )
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+# The folder where prepared data lives between runs.
+
+PARTS = ("files", "preparations", "shards", "tokenizers")  # every cache that a run was prepared in has several of them
+
+
+def cache_dir(value: str | None = None) -> Path:
+    """Return the folder of tokenizers and shards: the recipe's, else $TANDEM_CACHE, else ~/.cache/tandem.
+
+    Raises CannotWriteError for a user without a home, as in a container that runs under any number.
+    """
+    try:
+        return (
+            Path(value or os.environ.get("TANDEM_CACHE") or Path.home() / ".cache" / "tandem").expanduser().absolute()
+        )
+    except RuntimeError:
+        raise CannotWriteError(
+            "data.cache_dir: this user has no home folder to keep prepared data in. Set TANDEM_CACHE, HOME or data.cache_dir."
+        ) from None
+
+
+def cache_of_run(value: str | None) -> Path:
+    """Return the cache that a run's own recipe names, where it is one already; else the user's, since somebody else may have written
+    the recipe, and what is evaluated must not be written where it says."""
+    named = cache_dir(value)
+    if sum((named / part).is_dir() for part in PARTS) > 1:
+        return named
+    own = cache_dir()
+    return named if named.is_relative_to(own) else own
+
+
+def can_be_made(folder: Path) -> bool:
+    """Return whether the folder is there or could be made, as far as its nearest ancestor tells."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK)
+
+
+# Locks on files: the kernel drops one when the last process that has it open dies, so a lock file left behind locks
+# nothing.
+
+ABSENT = (*NOT_SUPPORTED, errno.ENOLCK)
+POLL_S = 0.05
+FOREVER = float("inf")
+
+
+def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[bytes] | None:
+    """Return the open file that holds the lock until it is closed here and in every child that inherited it; None when
+    another process still holds it after `wait_s`.
+
+    The file is `path`, which is made unless the lock is shared, or where that cannot be locked one of this machine.
+    """
+    file: IO[bytes] = open(path, "rb" if shared else "ab")  # noqa: SIM115 - the lock lives as long as the file is open
+    deadline = time.monotonic() + wait_s
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    operation |= 0 if wait_s == FOREVER else fcntl.LOCK_NB
+    while True:
+        try:
+            fcntl.flock(file, operation)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                file.close()
+                return None
+            time.sleep(POLL_S)
+        except OSError as error:
+            file.close()
+            if error.errno not in ABSENT:
+                raise
+            if is_stand_in(file):
+                raise CannotWriteError(
+                    f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks ({error.strerror}), so two "
+                    "starts of one run could not be told apart. Set TMPDIR to a folder that has."
+                ) from None
+            note_once(
+                f"{Path(path).parent}: its file system has no locks ({error.strerror}), so two starts are told apart on this machine only. "
+                "Do not start one run, or prepare its data, on two machines at once",
+                about=f"locks {os.stat(path).st_dev}",
+            )
+            file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
+
+
+def is_stand_in(file: IO[bytes]) -> bool:
+    """Return whether a lock holds on this machine only, as the path's own file system has none."""
+    return Path(file.name).parent == _folder()
+
+
+@contextmanager
+def file_lock(path: str | Path, *, blocking: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on a file while the block runs; yields whether it is held."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = lock(path, wait_s=FOREVER if blocking else 0.0)
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"tandem-locks-{os.getuid()}"
+
+
+def _stand_in(path: Path) -> Path:
+    _folder().mkdir(mode=0o700, exist_ok=True)
+    return _folder() / hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]

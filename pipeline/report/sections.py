@@ -1,0 +1,557 @@
+"""Sections of the report of one run."""
+
+import json
+import re
+import shlex
+import statistics
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pipeline.monitor.gpu import is_throttled
+from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, kwh, read_gpus, usual_period_s
+from pipeline.process.storage import folder_bytes
+from pipeline.report.benchmarks import protocols_text
+from pipeline.report.outcome import wall_s
+from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, read_run, spread, table
+from pipeline.run_dir.columns import Columns
+from pipeline.run_dir.manifest import unknown_keys
+from pipeline.run_dir.run_directory import base_run
+
+# Evaluations by command that are neither bits per byte nor benchmarks.
+
+
+def other_results_text(data: RunData) -> str:
+    rows = [[name, step, number(value, 6), of] for name, step, value, of in data.other_results()]
+    return table(["metric", "step", "value", "of"], rows) if rows else ""
+
+
+# How a run lived: its checkpoints, its attempts and what each lost.
+
+
+def checkpoints_text(data: RunData) -> str:
+    rows = [
+        [f"checkpoint-{step}", f"{size / 2**20:,.1f} MiB", "yes" if sealed else "no"]
+        for step, size, sealed in data.checkpoints
+    ]
+    if data.run.model.is_dir():
+        size = folder_bytes(data.run.model)
+        rows.append(["model/", f"{size / 2**20:,.1f} MiB", "finished model"])
+    return table(["folder", "size", "sealed"], rows) if rows else ""
+
+
+def attempts_text(data: RunData) -> str:
+    """Each attempt: from where, how far, how long, and how many of its logged steps the next one had to make again."""
+    written = Columns.of(data.all_rows)
+    starts = {row.get("attempt"): row for _, row in written.events("attempt")}
+    at, _ = written.column("train/loss")
+    of = written.beside("attempt", at, missing=0)
+    steps = written.beside("step", at, missing=0)
+    rows: list[list[Any]] = []
+    numbers = [attempt for attempt, _, _ in data.running]
+    for n, (attempt, began, last) in enumerate(data.running):
+        own = steps[of == attempt]
+        reached = own.max().item() if len(own) else None
+        start = starts.get(attempt, {})
+        following = starts.get(numbers[n + 1], {}).get("step") if n + 1 < len(numbers) else None
+        lost = None if reached is None or following is None else max(reached - following, 0)
+        rows.append([attempt, date(began), start.get("step"), reached, f"{(last - began) / 60:.1f} min", number(lost)])
+    head = ["attempt", "began", "from step", "last logged step", "ran", "steps lost"]
+    return filled_table(head, rows)
+
+
+# What of a run's manifest is not as documented: of a newer version, or changed by hand.
+
+
+def manifest_text(data: RunData) -> str:
+    """A list of such keys; "" for a manifest that is as documented."""
+    lines = [f"- {problem}: left out of this report" for problem in data.manifest_problems]
+    unknown = unknown_keys(data.manifest)
+    lines += [f"- not documented in this version: {', '.join(unknown)}"] if unknown else []
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+# What a run was fed: each source's share of the rows, and the tokenizer.
+
+
+def data_shares_text(data: RunData) -> str:
+    """Where the text came from, and what of it became rows."""
+    inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
+    rows = []
+    for use, key in (("training", "sources"), ("validation", "validation")):
+        for source in inputs.get(key) or []:
+            share = (shares.get(source.get("name")) or {}) if use == "training" else {}
+            rows.append(
+                [
+                    source.get("name"),
+                    use,
+                    number(len(source.get("files", []))),
+                    percent(share.get("share")),
+                    number(share.get("rows")),
+                    number(share.get("tokens")),
+                    number(share.get("epochs")),
+                    _lost(share),
+                ]
+            )
+    consumed = [
+        [name.split("/", 2)[2], number(data.last(name))]
+        for name in data.columns.names()
+        if name.startswith("data/source/")
+    ]
+    head = ["source", "use", "files", "share of rows", "rows", "tokens", "epochs", "padded or lost"]
+    parts = [filled_table(head, rows), table(["consumed so far", "number"], consumed) if consumed else ""]
+    if inputs.get("batch_tokens"):
+        parts.insert(1, f"A step takes {number(inputs['batch_tokens'])} row positions.\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _lost(share: dict[str, Any]) -> str | None:
+    return ", ".join(f"{name} {percent(part)}" for name, part in (share.get("lost") or {}).items()) or None
+
+
+def tokenizer_text(data: RunData) -> str:
+    found = (data.manifest.get("inputs") or {}).get("tokenizer") or {}
+    asked = data.recipe.get("tokenizer") or {}
+    rows = [
+        ["ids", number(found.get("size"))],
+        ["identity", str(found["identity"])[:16] if found.get("identity") else None],
+        *([name, asked.get(name)] for name in ("path", "revision", "split_pattern")),
+        ["characters trained on", None if asked.get("path") else number(asked.get("train_chars"))],
+    ]
+    known = [row for row in rows if row[1] is not None]
+    return table(["tokenizer", "value"], known) if known else ""
+
+
+# What a run is, before any curve: name, hardware, hyperparameters, data by identity, notes; and where else it is
+# told.
+
+HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
+# Manifest entries that have a place of their own in the report, or that only a machine reads.
+TOLD_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
+TOLD_ELSEWHERE |= {
+    "wandb_id",
+    "wandb_url",
+    "plan",
+    "model",
+    "peak_memory_bytes",
+    "imported",
+    "created",
+    "ended",
+    "finished",
+    *HARDWARE,
+}
+DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
+# Keys of the recipe that make a run what it is; all of them stand in the section on the recipe.
+HYPERPARAMETERS = re.compile(
+    r"model\.(?!.*attn_implementation)|data\.(row_tokens|batch_tokens|packing)$"
+    r"|optimizer\.(type|rate_scale|schedule\.|groups\.\w+\.(learning_rate|weight_decay)$)"
+    r"|train\.(learning_rate|weight_decay|lr_scheduler|warmup|max_|seed$|per_device_train_batch_size$|bf16$|fp16$|fp8$)"
+)
+
+
+def metadata_text(data: RunData) -> str:
+    """Three tables: the run and its hardware, its hyperparameters, its data."""
+    manifest = data.manifest
+    rows: list[list[Any]] = [["run", data.name], ["stage", data.stage], ["note", manifest.get("note")]]
+    rows += [[name, date(manifest[name])] for name in ("created", "ended") if manifest.get(name)]
+    rows += [[name, value] for key in HARDWARE for name, value in flat({key: manifest.get(key)})]
+    rows += [[name, value] for name, value in flat(manifest) if name.split(".")[0] not in TOLD_ELSEWHERE]
+    rows.append(["run directory", data.run.path])
+    if parent := manifest.get("forked_from"):
+        rows.append(["forked from", f"{parent.get('run')} at step {parent.get('step')}"])
+        rows += [["changed against it", line] for line in parent.get("differences", [])]
+    if start := (data.recipe.get("model") or {}).get("start_from"):
+        rows.append(["weights started from", start])
+    chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
+    texts = data_rows(data)
+    parts = [
+        table(["what", "value"], [row for row in rows if row[1] is not None]),
+        table(["hyperparameter", "value"], chosen) if chosen else "",
+        table(DATA_HEAD, texts) if texts else "",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def data_rows(data: RunData) -> list[list[Any]]:
+    """Each source of text by identity, under DATA_HEAD."""
+    inputs = data.manifest.get("inputs") or {}
+    return [
+        [
+            source.get("name"),
+            use,
+            source.get("id"),
+            source.get("revision"),
+            str(source.get("fingerprint") or "")[:16] or None,
+        ]
+        for use, key in (("training", "sources"), ("validation", "validation"))
+        for source in inputs.get(key) or []
+    ]
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Every entry that says something, as (dotted name, value)."""
+    found: list[tuple[str, Any]] = []
+    for name, entry in value.items():
+        if isinstance(entry, dict):
+            found += flat(entry, f"{prefix}{name}.")
+        elif entry not in (None, [], ""):
+            text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
+            found.append((prefix + name, date(text) if name in ("ended", "time") else text))
+    return found
+
+
+def links_text(data: RunData) -> str:
+    """Where else the run can be looked at: the Hub, W&B, TensorBoard."""
+    rows: list[list[Any]] = []
+    if repository := (data.recipe.get("hub") or {}).get("id"):
+        rows.append(["Hub", repository])
+    rows += [
+        ["W&B " + key, data.manifest[f"wandb_{key}"]] for key in ("id", "url") if data.manifest.get(f"wandb_{key}")
+    ]
+    if data.run.tensorboard.is_dir():
+        rows.append(["TensorBoard", f"tensorboard --logdir {shlex.quote(str(data.run.tensorboard))}"])
+    return table(["where", "what"], rows) if rows else ""
+
+
+def failure_text(data: RunData) -> str:
+    return code(json.dumps(data.failure, indent=2, ensure_ascii=False)) if data.failure else ""
+
+
+def recipe_text(data: RunData) -> str:
+    return code(yaml.safe_dump(data.recipe, sort_keys=False, allow_unicode=True), "yaml") if data.recipe else ""
+
+
+def versions_text(data: RunData) -> str:
+    versions = data.manifest.get("versions") or {}
+    return table(["package", "version"], list(versions.items())) if versions else ""
+
+
+def results_text(data: RunData) -> str:
+    """The final numbers, but for the benchmarks, which have a section of their own."""
+    from pipeline.report.run_data import suite_of
+
+    results = flat(data.manifest.get("results") or {})
+    if data.benchmarks():
+        results = [(name, value) for name, value in results if suite_of(name) is None]
+    return table(["what", "value"], [[name, number(value)] for name, value in results]) if results else ""
+
+
+# How the training went, in numbers beside the plots: learning rate, losses, gradient norm, system.
+
+ROWS_OF_A_TABLE = 16
+
+
+def learning_rate_text(data: RunData) -> str:
+    """Peak and last rate of each group, and where the peak was reached."""
+    names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
+    names = [name for name in names if len(data.curve(name)[0])]
+    if not names:
+        return ""
+    rows = []
+    for name in names:
+        steps, rates = data.curve(name)
+        highest = int(rates.argmax())
+        group = name.removeprefix("optim/lr").strip("/") or "all parameters"
+        rows.append([group, f"{rates[highest]:.3g}", number(steps[highest].item()), f"{rates[-1]:.3g}"])
+    return table(["learning rate of", "peak", "first at step", "last"], rows)
+
+
+def losses_text(data: RunData) -> str:
+    """What the loss began and ended with, its course, and the bits per byte."""
+    steps, losses = data.curve("train/loss")
+    if not len(steps):
+        return "No step was logged.\n" + _bpb(data)
+    of = f" of {number(data.max_steps())}" if data.max_steps() else ""
+    facts: list[list[Any]] = [
+        ["steps", f"{number(data.step())}{of}"],
+        ["tokens (row positions)", number(data.tokens())],
+        ["train/loss, first and last logged", f"{losses[0]:.4f}, {losses[-1]:.4f}"],
+    ]
+    for name in ("val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb"):
+        at, values = data.curve(name)
+        if len(at):
+            facts.append(
+                [
+                    f"{name}, first, lowest, last",
+                    f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}",
+                ]
+            )
+    return "\n".join(part for part in (table(["what", "value"], facts), _history(data), _bpb(data)) if part)
+
+
+def _history(data: RunData) -> str:
+    """Some of the logged steps, evenly spaced."""
+    names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
+    steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
+    rows = [[step, *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
+    return filled_table(["step", *names], rows)
+
+
+def _at(step: int, steps: np.ndarray, values: np.ndarray) -> float | None:
+    place = np.searchsorted(steps, step)
+    return values[place].item() if place < len(steps) and steps[place] == step else None
+
+
+def _bpb(data: RunData) -> str:
+    scores = data.scores()
+    if not scores:
+        return ""
+    by_name: dict[tuple[str, str | None], list[Any]] = {}
+    for score in scores:
+        by_name.setdefault((score.name, score.of), []).append(score)
+    rows = [
+        [score.name, score.step, f"{score.value:.6f}", score.protocol, number(score.bytes), score.of]
+        for group in by_name.values()
+        for score in spread(group, ROWS_OF_A_TABLE)
+    ]
+    note = "### Bits per byte\n\nTwo figures compare only when their protocol is the same: it names what was scored and how.\n\n"
+    table_of_scores = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
+    return "\n".join(part for part in (note + table_of_scores, protocols_text(scores)) if part)
+
+
+def gradient_norm_text(data: RunData) -> str:
+    """The norm before clipping, and what was clipped or left out."""
+    steps, norms = data.curve("optim/grad_norm")
+    if not len(steps):
+        return ""
+    highest = int(norms.argmax())
+    rows: list[list[Any]] = [
+        [
+            "gradient norm before clipping: median, largest",
+            f"{np.median(norms):.3g}, {norms[highest]:.3g} (step {steps[highest]:,})",
+        ]
+    ]
+    limit = (data.recipe.get("train") or {}).get("max_grad_norm")
+    if limit:
+        rows.append(["clipped to (train.max_grad_norm)", number(limit)])
+        rows.append(["logged steps above it", f"{number(int((norms > limit).sum()))} of {number(len(norms))}"])
+    rows += [
+        [name, number(data.last(name))]
+        for name in ("optim/clip_frac", "optim/skipped_steps", "optim/nonfinite_steps")
+        if data.last(name) is not None
+    ]
+    return table(["what", "value"], rows)
+
+
+def system_text(data: RunData) -> str:
+    """Median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
+    rows = []
+    for name in data.columns.names():
+        if not name.startswith(("perf/", "mem/", "gpu/", "host/", "disk/", "net/", "data/wait_", "ckpt/")):
+            continue
+        _, values = data.curve(name)
+        if name in ("perf/total_s", "perf/eta_s", "perf/first_step_s"):  # one of each says all
+            rows.append([name, None, None, None, number(values[-1].item())])
+            continue
+        of_rates = values[1:] if name.startswith("perf/") and len(values) > 1 else values
+        if len(of_rates):
+            figures = (float(np.median(of_rates)), of_rates.min().item(), of_rates.max().item(), values[-1].item())
+            rows.append([name, *map(number, figures)])
+    return table(["number", "median", "lowest", "highest", "last"], rows) if rows else ""
+
+
+# Texts that the model wrote: before its fine-tuning where there was one, while training, and by command.
+
+SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
+
+
+def samples_text(data: RunData) -> str:
+    """Each prompt with its first and its last text of the training; then the newest texts by command of each model."""
+    return "\n".join(part for part in (_while_training(data), *_by_command(data.evals)) if part)
+
+
+def _while_training(data: RunData) -> str:
+    if not data.samples:
+        return ""
+    first, last = data.samples[0]["step"], data.samples[-1]["step"]
+    texts: dict[str, dict[int, str]] = {}
+    for row in data.samples:
+        texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
+    steps = [first] if first == last else [first, last]
+    parent = parent_of(data)
+    before = {} if parent is None else _last_texts(parent)
+    head = f"{parent.name}, before this run" if parent else "before"
+    rows = [
+        [prompt, _shown(before.get(prompt)), *(_shown(by_step.get(step)) for step in steps)]
+        for prompt, by_step in texts.items()
+    ]
+    return filled_table(["prompt", head, *(f"step {step}" for step in steps)], rows)
+
+
+def parent_of(data: RunData) -> RunData | None:
+    """The run whose model this one began with, where it still lies and its model has the recorded hash."""
+    base = base_run(data.run.path, data.manifest)
+    return None if base is None else read_run(str(base.path))
+
+
+def _last_texts(data: RunData) -> dict[str, str]:
+    """The newest text of each prompt, while training or by command."""
+    by_command = [row for entry in data.evals for row in entry.get("samples") or []]
+    return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}
+
+
+def _by_command(entries: list[dict[str, Any]]) -> list[str]:
+    newest = {entry.get("subject"): entry for entry in entries if entry.get("samples")}
+    parts = []
+    for subject, entry in newest.items():
+        step = "" if entry.get("step") is None else f", step {number(entry['step'])}"
+        rows = [[row.get("prompt"), _how(row), _shown(row.get("text"))] for row in entry["samples"]]
+        parts.append(f"By command, {subject}{step}:\n\n" + table(["prompt", "chosen", "text"], rows))
+    return parts
+
+
+def _shown(text: str | None) -> str | None:
+    if text is None or len(text) <= SHOWN_CHARS:
+        return text
+    return f"{text[:SHOWN_CHARS]} [... {len(text) - SHOWN_CHARS:,} characters more]"
+
+
+def _how(row: dict[str, Any]) -> str | None:
+    temperature = row.get("temperature")
+    if temperature is None:
+        return None
+    chosen = "the likeliest" if temperature == 0 else f"sampled, temperature {temperature:g}"
+    return chosen + (f", top_k {row['top_k']}" if row.get("top_k") else "") + (", as a chat" if row.get("chat") else "")
+
+
+# What the GPUs did and drew, from gpu-<host>.csv: load, heat, what held their clocks back, energy and its price.
+
+
+def energy_text(data: RunData) -> str:
+    """Markdown; "" for a run whose GPUs nobody sampled."""
+    rows: list[list[Any]] = []
+    sampled: list[tuple[GpuSeries, EnergyMeter]] = []
+    for path in data.run.all_gpu_samples():
+        host = path.stem.removeprefix("gpu-")
+        found = read_gpus(path)
+        sampled += [(gpu, energy_of(gpu)) for gpu in found]
+        for index in sorted({gpu.index for gpu in found}):
+            rows.append([host, index, *_of_gpu([gpu for gpu in found if gpu.index == index])])
+    if not sampled:
+        return ""
+    head = ["host", "GPU", "name", "power, mean and highest, W", "of its limit", "deg C, mean and highest", "busy", "memory, highest, GiB", "SM clock, mean, MHz", "throttled samples", "why"]  # fmt: skip
+    return "\n".join([filled_table(head, rows), table(["what", "value"], _facts(data, sampled))])
+
+
+def total_kwh(data: RunData) -> float | None:
+    """Of all GPUs, hosts and attempts; None where nobody sampled, or one of them told no energy."""
+    joules = [energy_of(gpu).best_j() for path in data.run.all_gpu_samples() for gpu in read_gpus(path)]
+    known = [value for value in joules if value is not None]
+    return kwh(sum(known)) if known and len(known) == len(joules) else None
+
+
+def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
+    told = {name: [v for gpu in attempts for v in gpu.told(name)] for name in attempts[0].numbers}
+    reasons = sum((gpu.reasons for gpu in attempts), Counter[str]())
+    held = Counter({words: count for words, count in reasons.items() if is_throttled(words)})
+    return [
+        attempts[-1].name,
+        _mean_and_highest(told["power_w"]),
+        _mean(told["power_pct"], " %"),
+        _mean_and_highest(told["temp_c"]),
+        _mean(told["util_pct"], " %"),
+        number(max(told["mem_used_gib"], default=None)),
+        _mean(told["sm_clock_mhz"]),
+        percent(held.total() / reasons.total()) if reasons else None,
+        ", ".join(f"{words} {percent(count / reasons.total())}" for words, count in held.most_common()) or None,
+    ]
+
+
+def _mean(values: list[float], unit: str = "") -> str | None:
+    return f"{statistics.fmean(values):,.1f}{unit}" if values else None
+
+
+def _mean_and_highest(values: list[float]) -> str | None:
+    return f"{statistics.fmean(values):,.1f}, {max(values):,.1f}" if values else None
+
+
+def _facts(data: RunData, sampled: list[tuple[GpuSeries, EnergyMeter]]) -> list[list[Any]]:
+    rates = sorted({f"{rate:.3g}" for gpu, _ in sampled if (rate := _rate_hz(gpu)) is not None}, key=float)
+    wanted = (data.recipe.get("monitor") or {}).get("gpu_hz")
+    facts: list[list[Any]] = []
+    if rates:
+        reached = rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
+        facts.append(["samples of a GPU per second, reached", reached + (f", {wanted:g} asked for" if wanted else "")])
+    hours = sum(gpu.times[-1] - gpu.times[0] for gpu, _ in sampled) / 3600
+    facts.append(["GPU hours between first and last sample, all attempts", f"{hours:.4g}"])
+    known = [(meter, joules) for _, meter in sampled if (joules := meter.best_j()) is not None]
+    if len(known) < len(sampled):
+        facts.append(["energy", f"not known: {len(sampled) - len(known)} of {len(sampled)} records have no power"])
+    else:
+        facts += _energy(data, [meter for meter, _ in known], sum(joules for _, joules in known))
+    price = (data.recipe.get("run") or {}).get("gpu_hour_cost")
+    if price is not None:
+        facts.append(["cost at run.gpu_hour_cost", f"{price * hours:,.2f}"])
+    return facts
+
+
+def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[list[Any]]:
+    counted = sum(meter.counted_j is not None for meter in meters)
+    how = {0: "trapezoids over the sampled power", len(meters): "the GPUs' own counters"}.get(
+        counted, "counters where there are, else trapezoids"
+    )
+    facts: list[list[Any]] = [["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"]]
+    both = [(meter.joules, meter.counted_j) for meter in meters if meter.counted_j and meter.covered_s]
+    if both:
+        integral, told = (sum(column) for column in zip(*both, strict=True))
+        difference = f"{100 * (integral / told - 1):+.2f} %"
+        facts.append(["trapezoids over the sampled power, against the counters", difference])
+    gaps = sum(meter.gaps for meter in meters)
+    if gaps:
+        seconds = sum(meter.gap_s for meter in meters)
+        facts.append(["gaps in the sampling, not bridged by trapezoids", f"{gaps}, {seconds:,.0f} s in all"])
+    if data.tokens():
+        facts.append(
+            ["energy per token, start-up, evaluations and lost steps included", f"{number(joules / data.tokens())} J"]
+        )
+    while_training = [value for _, value in data.series("perf/energy_j_per_token")]
+    if while_training:
+        facts.append(["energy per token in steps, median", f"{number(statistics.median(while_training))} J"])
+    return facts
+
+
+def _rate_hz(gpu: GpuSeries) -> float | None:
+    """Mean, in one attempt; the usual distance says nothing of samples that came late."""
+    if usual_period_s(gpu.times) is None:
+        return None
+    return (len(gpu.times) - 1) / max(gpu.times[-1] - gpu.times[0], 1e-9)
+
+
+# Was it worth its cost: what the run took and what it reached. Facts only; the judgement is the reader's.
+
+
+def worth_text(data: RunData) -> str:
+    """Runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
+    rows = spent(data)
+    for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
+        if (value := data.last(name)) is not None:
+            rows.append([what, number(value)])
+    if data.tokens():
+        rows.append(["tokens (row positions)", number(data.tokens())])
+    facts = table(["what it took", "value"], rows) if rows else ""
+    reached = results_text(data)
+    return "\n".join(part for part in (facts, f"Final numbers:\n\n{reached}" if reached else "") if part)
+
+
+def spent(data: RunData) -> list[list[Any]]:
+    """(what, value) of time, device hours, cost and energy, as far as they are known."""
+    running_s = wall_s(data)
+    rows: list[list[Any]] = []
+    if running_s:
+        rows.append(["time running, all attempts", _hours(running_s)])
+    if steps_s := data.last("perf/total_s"):
+        rows.append(["time in steps that count", _hours(steps_s)])
+    if running_s and (devices := data.manifest.get("world_size")):
+        rows.append(["processes", number(devices)])
+        rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
+        if price := (data.recipe.get("run") or {}).get("gpu_hour_cost"):
+            rows.append(["cost (device hours x run.gpu_hour_cost)", number(price * devices * running_s / 3600)])
+    if (energy := data.last("perf/energy_kwh")) is not None:
+        rows.append(["energy of the GPUs, kWh", number(energy)])
+    return rows
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.2f} min"

@@ -1,0 +1,278 @@
+"""The rows of a run, and the record of what they were made of."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.decontamination import Seen, id_of_file
+from pipeline.data.prepare import Preparation, start_preparation
+from pipeline.data.preview import warning_lines
+from pipeline.data.rows import TrainingRows
+from pipeline.data.validation import ValidationRows, held_out_coverage
+from pipeline.evals.benchmarks import benchmarks_of
+from pipeline.evals.contamination import save_watchlist
+from pipeline.hardware.device import decide_bf16
+from pipeline.preflight.checks import cadence_notes
+from pipeline.process.errors import DataError
+from pipeline.process.storage import cache_dir
+from pipeline.process.user_code import ran
+from pipeline.recipe import Recipe
+from pipeline.recipe.checks import check_warmup
+from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.schema import Schedule
+from pipeline.run.open_run import OpenRun, refuse_without_steps
+from pipeline.sources.open import use_held_out, use_revisions
+from pipeline.sources.overlap import overlap_of
+from pipeline.sources.raw_rows import text_bytes
+from pipeline.sources.verify import FactsOfFiles
+from pipeline.tokenizer import identity
+from pipeline.tokenizer.coverage import lost_text
+from pipeline.training.distributed import on_rank_0
+
+# The horizon against the data: how often the run will see them, and a warm-up that fits a run given in epochs.
+
+MANY_EPOCHS = 4.0  # Up to about four, repeated text teaches nearly as much as new text (Muennighoff et al. 2023).
+
+
+def settle_warmup(recipe: Recipe) -> None:
+    """Apply to a horizon in epochs, now that it is known in steps, what a horizon in steps was read with.
+
+    The default warm-up is at most a fifth of the run. Raises RecipeError for one that was given and is longer than it.
+    """
+    schedule, steps = recipe.optimizer.schedule, recipe.train["max_steps"]
+    # Compared, not looked up among the given keys: the saved recipe of a run gives every key.
+    if recipe.optimizer.type != "trainer" and schedule.warmup_steps == Schedule().warmup_steps:
+        schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)
+    problems = Problems()
+    check_warmup(recipe, problems)
+    problems.raise_if_any()
+
+
+def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
+    """Steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
+    steps = recipe.train["max_steps"]
+    lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
+    for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
+        epochs, about = share.get("epochs"), ""
+        if epochs is None:
+            epochs, about = _estimate(share["rows"], opened, sequence), "about "
+        if epochs is None:
+            lines.append(f"  {source}: epochs not known before all of it is prepared")
+            continue
+        lines.append(f"  {source}: {about}{epochs:.2f} epochs")
+        if epochs > MANY_EPOCHS:
+            lines.append(
+                f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches little. Add text, or train shorter."
+            )
+    return lines
+
+
+def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
+    """Epochs by the bytes of text a row has held so far; None when the size of the text is not known."""
+    whole, totals = text_bytes(source), sequence.totals()
+    read = totals.get("text_bytes")
+    if not whole or not read or not totals["rows"]:
+        return None
+    return planned / (totals["rows"] * whole / read)
+
+
+# Rows for this run: one process of the run prepares, the others attach.
+
+
+def open_rows(
+    recipe: Recipe, tokenizer: Any, sources: tuple[list, list], run: OpenRun
+) -> tuple[TrainingRows, ValidationRows]:
+    """Training and validation rows; returns when the first step's rows are sealed, while the rest is prepared ahead.
+
+    run: rows before the step that it goes on from need not be kept.
+    """
+    started: list[Preparation] = []
+
+    def start() -> dict:
+        watchlist = save_watchlist(benchmarks_of(recipe), cache=cache_dir(recipe.data.cache_dir))
+        here = run.directory.path
+        started.append(
+            start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
+        )
+        for line in unchecked_lines(started[0].plan, run):
+            print(line, flush=True)
+        return started[0].description()
+
+    description = on_rank_0(start)
+    preparation = started[0] if started else Preparation.attach(description)
+    rows = TrainingRows.open(preparation=preparation)
+    in_epochs = "max_steps" not in recipe.train
+    recipe.train["max_steps"] = rows.total_steps()
+    if in_epochs:
+        settle_warmup(recipe)
+    if run.forks:
+        refuse_without_steps(recipe, run.step)
+    validation = ValidationRows.open(preparation)
+
+    def say() -> None:
+        notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
+        warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
+        print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
+
+    on_rank_0(say)
+    return rows, validation
+
+
+def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
+    """How much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
+    if not plan["watchlist"]:
+        return []
+    seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
+    if not seen.unchecked:
+        return []
+    return [
+        f"contamination: nobody looked for the evaluation items in {seen.unchecked:,} of {seen.shards:,} shards, as they were prepared before. "
+        f"To look, while this run trains: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
+    ]
+
+
+# What a run was fed: files, tokenizer and parent weights by hash, recorded once and compared at every later start.
+
+
+def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
+    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now, and
+    holds out the files that it has held out."""
+    if run.step:
+        inputs = run.directory.read_manifest().get("inputs", {})
+        use_revisions(recipe, inputs)
+        use_held_out(recipe, inputs)
+
+
+def record_inputs(
+    recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
+) -> None:
+    """Write the inputs to the manifest at the first start, and set validation.coverage.
+
+    At a later one raises DataError naming each input that is another one now: going on would mix two runs.
+    """
+
+    def record() -> float:
+        begun = run.directory.read_manifest().get("inputs", {}) if run.step else {}
+        now = {
+            "tokenizer": {"identity": identity(tokenizer), "size": len(tokenizer)},
+            "sources": [source.describe() for source in sources[0]],
+            "validation": [source.describe() for source in sources[1]],
+            "batch_tokens": recipe.data.batch_tokens,
+            "max_steps": recipe.train["max_steps"],
+            "start_from": _weights(recipe, begun.get("start_from")),
+            **_overlap(begun, sources),
+            **_validation_bytes(begun, validation, tokenizer),
+        }
+        validation.coverage = held_out_coverage(tokenizer, sources[1])
+        now |= _protocols(recipe, validation, now.get("validation_bytes", {}))
+        shares = rows.shares()
+        _record(run, now, shares=shares)
+        run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
+        for source in sources[0] + sources[1]:
+            print(source.headline())
+        if len(shares) > 1:
+            print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
+        if not validation.keeps_text:
+            print(
+                f"note: there are no bits per byte of data.validation, only val/loss: {lost_text(validation.coverage)}."
+            )
+        return validation.coverage
+
+    validation.coverage = on_rank_0(record)
+
+
+def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:
+    """Under which protocols validation is scored, and their parts; null where it is not."""
+    dtype = "float16" if recipe.train.get("fp16") else "float32"
+    if decide_bf16(recipe.train.get("bf16"), fp16=dtype == "float16"):
+        dtype = "bfloat16"
+    scored = [
+        role for role in ("validation", "documents") if validation.plan[role] and validation.plan[role]["sequences"]
+    ]
+    found = {}
+    for name, role in (("val/bpb", "validation"), ("val/bpb_documents", "documents")):
+        count = scored_bytes.get("sft/assistant_bpb" if recipe.stage == "sft" else name)
+        if role in scored and validation.keeps_text:
+            found[name] = validation.protocol(name, scored_bytes=count, dtype=dtype)
+    ids = {name: found[name].id if name in found else None for name in ("val/bpb", "val/bpb_documents")}
+    return {"protocols": ids, "protocol_parts": {name: dict(protocol.parts) for name, protocol in found.items()}}
+
+
+def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:
+    """Looked for before the first step (preflight/inputs.py) and kept from then on; nothing where nothing is held out."""
+    if begun:
+        return {"overlap": begun["overlap"]} if "overlap" in begun else {}
+    overlap = overlap_of(*sources)
+    known = {name: value for name, value in asdict(overlap).items() if value is not None}
+    return {"overlap": known} if overlap.documents else {}
+
+
+def _validation_bytes(begun: dict[str, Any], validation: Any, tokenizer: Any) -> dict[str, Any]:
+    """Counted at the first start; absent where no bytes are known."""
+    scored = begun.get("validation_bytes") or validation.scored_bytes(tokenizer)
+    return {"validation_bytes": scored} if scored else {}
+
+
+def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> None:
+    before = run.directory.read_manifest().get("inputs")
+    if before is not None and run.step > 0:
+        changed = changes(before, now)
+        if changed:
+            lines = "\n  ".join(changed)
+            raise DataError(
+                f"{run.directory.path}: the run was trained on other inputs than it would go on with:\n  {lines}\n"
+                "Put them back, or give this run another run.name to start anew."
+            )
+    run.directory.update_manifest(inputs=now, shares=shares)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """A line for every input that differs; files are named."""
+    lines = []
+    if before["tokenizer"]["identity"] != now["tokenizer"]["identity"]:
+        lines.append(
+            f"tokenizer: another one ({before['tokenizer']['size']} -> {now['tokenizer']['size']} ids, or other merges or template)"
+        )
+    for role in ("sources", "validation"):
+        old, new = ({s["name"]: s for s in inputs[role]} for inputs in (before, now))
+        for name in sorted(old.keys() | new.keys()):
+            if name not in old or name not in new:
+                lines.append(f"{role}: {name} is {'new' if name in new else 'gone'}")
+            elif old[name]["fingerprint"] != new[name]["fingerprint"]:
+                lines += _changed_files(f"{role}: {name}", old[name], new[name])
+    lines += [
+        f"{key}: {before.get(key)} -> {now[key]}"
+        for key in ("batch_tokens", "max_steps", "start_from")
+        if before.get(key) != now[key]
+    ]
+    return lines
+
+
+def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    before, after = ({f["label"]: f["sha256"] for f in source["files"]} for source in (old, new))
+    lines = [
+        f"{where}: {label} has other content" for label in before if label in after and before[label] != after[label]
+    ]
+    lines += [f"{where}: {label} is gone" for label in before if label not in after]
+    lines += [f"{where}: {label} is new" for label in after if label not in before]
+    return lines or [f"{where}: the files' order or how their rows are read"]
+
+
+def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
+    """Files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id the commit,
+    which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
+    start_from = recipe.model.start_from
+    if start_from is None:
+        return None
+    if not Path(start_from).is_dir():
+        return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
+    facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
+    files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
+    return {"from": start_from} | {path.name: facts.of(path).sha256 for path in files}
+
+
+def _commit(repo_id: str) -> dict[str, str]:
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    found = extract_commit_hash(cached_file(repo_id, "config.json"), None)
+    return {"commit": found} if found else {}

@@ -1,0 +1,226 @@
+"""The shape a run is trained on: what may change between two starts, at the price of the last bits."""
+
+import copy
+import os
+import shlex
+import shutil
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.data.preview import table
+from pipeline.hardware.cpu import peak_bytes
+from pipeline.hardware.device import device_info
+from pipeline.preflight.plan import Plan, make_plan, remember
+from pipeline.recipe import Recipe
+from pipeline.recipe.sizes import sizes_from_model
+from pipeline.run.batch_size import memory_hint
+from pipeline.run.open_run import OpenRun
+from pipeline.run.publishing import Publishing
+from pipeline.run_dir.rows import last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.build import mark_finished, write_finished_model
+from pipeline.training.trainer import TandemTrainer
+
+
+def say_shape(run: OpenRun, trainer: Any) -> None:
+    """Print the shape of this start and keep it in the manifest; say so when a run goes on with another one.
+
+    On the same shape a resume is bitwise; on another one the same rows follow and the losses agree to rounding.
+    """
+    args = trainer.args
+    if not trainer.is_world_process_zero():
+        return
+    half = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
+    shape = {
+        "device": device_info().name,
+        "processes": args.world_size,
+        "micro_batch": args.per_device_train_batch_size,
+        "micro_steps": args.gradient_accumulation_steps,
+        "threads": torch.get_num_threads(),
+        "dtype": "float8" if trainer.recipe.train.get("fp8") else half,
+        "compiled": args.torch_compile,
+        "attention": trainer.model.config._attn_implementation,
+    }
+    before = run.directory.read_manifest().get("shape")
+    run.directory.update_manifest(shape=shape)
+    print("shape: " + ", ".join(f"{name} {value}" for name, value in shape.items()), flush=True)
+    changed = [
+        f"{name} {before.get(name)} -> {value}" for name, value in shape.items() if before and before.get(name) != value
+    ]
+    if run.step and changed:
+        print(
+            f"note: going on with another shape ({'; '.join(changed)}): the same rows follow, equal to rounding but not bitwise.",
+            flush=True,
+        )
+
+
+# What a run promised and what it was built as, in its manifest: the two sides of the report's plan against outcome.
+
+PARTS = ("total", "start", "steps", "evaluations", "saves")
+
+
+def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
+    """Write `plan` and `model` to the manifest, when steps and micro-batch are known. A run that goes on keeps its first plan.
+
+    The plan is arithmetic on the recipe, and what a probe has measured for it: nothing is measured here, so that the training
+    starts at once, and nothing is read from the model that was built.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    model = trainer.model
+    flops = sizes_from_model(model, recipe.data.row_tokens).flops_per_token("nanochat")
+    facts: dict[str, Any] = {
+        "model": _known(
+            {
+                "class": type(model).__name__,
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "flops_per_token": flops,
+            }
+        )
+    }
+    if not (run.step and "plan" in run.directory.read_manifest()):
+        facts["plan"] = plan_facts(plan_of(recipe, run, trainer))
+    run.directory.update_manifest(**facts)
+
+
+def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
+    """Return the plan of the run as it was built: its micro-batch, and the validation that it scores."""
+    settled = copy.deepcopy(recipe)  # make_plan fills what is open
+    settled.train["per_device_train_batch_size"] = trainer.args.per_device_train_batch_size
+    scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")
+    scored_bytes = sum(scored.values()) if scored else None
+    return make_plan(settled, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """The plan as run_manifest.json holds it (run_dir/manifest.py); what is not known is left out."""
+    memory = plan.memory
+    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "total")} if memory else {}  # fmt: skip
+    parameters = plan.sizes.parameters() if plan.sizes else {}
+    expected = plan.val_bpb
+    cost, energy, duration = plan.cost, plan.energy_kwh, plan.duration
+    return _known(
+        {
+            "device": plan.device.name,
+            "processes": plan.processes,
+            "parameters": parameters.get("total"),
+            "scaling_parameters": plan.sizes.scaling if plan.sizes else None,
+            "steps": plan.steps,
+            "tokens": plan.tokens,
+            "flops": plan.flops,
+            "memory_bytes": _known(parts) or None,
+            "process_bytes": plan.process_bytes,
+            "checkpoint_bytes": plan.checkpoint_bytes,
+            "run_disk_bytes": plan.run_disk_bytes,
+            "training_s": plan.training_s,
+            "duration_s": {name: asdict(getattr(duration, name)) for name in PARTS} if duration else None,
+            "duration_source": duration.source if duration else None,
+            "cost": cost.value if cost else None,
+            "energy_kwh": energy.value if energy else None,
+            "probe": plan.probe.facts() if plan.probe else None,
+            "val_bpb": expected.facts() if expected else None,
+        }
+    )
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+# The end of a run: model/, results, report, and the next command to type.
+
+
+def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Publishing) -> None:
+    """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
+    directory = run.directory
+    if trainer.is_world_process_zero():
+        write_finished_model(
+            directory,
+            trainer.accelerator.unwrap_model(trainer.model),
+            trainer.processing_class,
+            dtype=recipe.hub.dtype,
+            step=trainer.state.global_step,
+        )
+        directory.update_manifest(
+            status="finished",
+            ended=time.time(),
+            results=results(directory),
+            shares=trainer.rows.shares(),
+            peak_memory_bytes=_peak_memory(trainer),
+        )
+        if hint := memory_hint(recipe, trainer):
+            print(f"note: {hint}")
+        print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
+        _look_back(recipe, run, trainer)
+    # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        publishing.finish()  # alone: no other rank waits for a service
+        mark_finished(directory)  # last: a run cut off before this does its end again
+        print(next_command(recipe, directory), flush=True)
+
+
+def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
+    found = {"host": peak_bytes()}
+    return found | ({"device": trainer.log_row.memory.peak()} if trainer.args.device.type == "cuda" else {})
+
+
+def results(directory: RunDirectory) -> dict[str, float]:
+    """The last value of each validation number, the first one as <name>/first, and the time trained."""
+    rows = last_attempts(read_rows(directory.metrics))
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/")):
+                found.setdefault(f"{name}/first", value)
+                found[name] = value
+            elif name in ("train/loss", "perf/total_s", "tokens", "step"):
+                found[name] = value
+    return found
+
+
+def next_command(recipe: Recipe, directory: RunDirectory) -> str:
+    """What a person would want to do now, to be pasted into the shell that started the run."""
+    path, python = shlex.quote(str(directory.path)), _python()
+    lines = [f"{directory.path}: finished; the model is in {directory.model}"]
+    if recipe.stage == "pretrain":
+        lines.append(f"stage 2:          bash run_sft.sh recipes/quickstart_sft.yaml model.start_from={path}")
+        lines.append(f'continue a text:  {python} -m pipeline.chat {path} -p "Once upon a time"')
+    else:
+        lines.append(f"chat with it:     {python} -m pipeline.chat {path}")
+    return "\n".join(lines)
+
+
+def _python() -> str:
+    """`python` where that is this environment's, else its path: the scripts make one without activating it."""
+    found = shutil.which("python")
+    if found and Path(found).parent == Path(sys.executable).parent:
+        return "python"
+    return shlex.quote(os.path.relpath(sys.executable))
+
+
+def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
+    """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
+    from pipeline.report.run_data import read_run
+    from pipeline.report.single import write_report
+
+    directory = run.directory
+    try:
+        data = read_run(str(directory.path))
+        write_report(data)
+        if run.step == 0:  # one that was stopped and went on tells nothing of a start
+            remember(plan_of(recipe, run, trainer), data)
+    except Exception:
+        traceback.print_exc()
+        path = shlex.quote(str(directory.path))
+        print(
+            f"{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
+            f"To try again: {_python()} -m pipeline.report {path}",
+            file=sys.stderr,
+        )

@@ -1,0 +1,337 @@
+"""run.fork_from: a new run from another one's state."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.hardware.cpu import process_start
+from pipeline.hub.pull import restore_from_hub
+from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, InputMissingError, RecipeError
+from pipeline.process.secrets import redacted
+from pipeline.process.storage import remove_file, write_text
+from pipeline.recipe import Recipe, dump_recipe
+from pipeline.recipe.identity import differences, must_match
+from pipeline.recipe.located_yaml import load_mapping
+from pipeline.run_dir.checkpoints import by_step, clean, problems, step_of
+from pipeline.run_dir.failures import record_failures_in
+from pipeline.run_dir.rows import append_row, last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory, find_run
+from pipeline.training.distributed import on_rank_0
+
+# A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size.
+FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.type", "train.optim:")
+
+
+def can_fork(differing: list[str]) -> bool:
+    """Whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
+    return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
+
+
+def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
+    """The parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
+
+    Raises RecipeError for differences that the parent's state or its row numbers cannot follow.
+    """
+    name, _, step = str(recipe.run.fork_from).partition("@")
+    parent = find_run(name, recipe.run.directory)
+    if parent is None:
+        raise InputMissingError(
+            f"{recipe.path}: run.fork_from: no run {name!r}. Name a run directory or a run of {recipe.run.directory}/."
+        )
+    checkpoint = parent.checkpoint(int(step)) if step else parent.whole_checkpoint()
+    if checkpoint is None or problems(checkpoint):
+        raise InputMissingError(
+            f"{recipe.path}: run.fork_from: {name} has no whole checkpoint{' at step ' + step if step else ''}."
+        )
+    changed = differences(parent.read_manifest()["must_match"], must_match(recipe))
+    if not can_fork(changed):
+        lines = "\n  ".join(line for line in changed if line.startswith(FIXED_IN_A_FORK))
+        raise RecipeError(
+            f"{recipe.path}: run.fork_from: a fork takes up {name}'s weights, optimizer and place in the data, and these keys would not fit them:\n  {lines}\n"
+            f"Put them back, or start a new run from its weights alone: model.start_from={name}."
+        )
+    at = step_of(checkpoint) or 0
+    refuse_without_steps(recipe, at)
+    return checkpoint, {"run": name, "step": at, "differences": changed}
+
+
+def refuse_without_steps(recipe: Recipe, step: int) -> None:
+    """Raises RecipeError when a fork from that step has nothing left to train; a horizon in epochs is known with the data."""
+    horizon = recipe.train.get("max_steps")
+    if horizon and horizon <= step:
+        raise RecipeError(
+            f"{recipe.where('run.fork_from')}: goes on from step {step}, and this run ends at step {horizon}: the parent's weights would come out "
+            "unchanged. Fork from an earlier step, or train longer."
+        )
+
+
+# Opening a run: which directory, whether it may go on, from which checkpoint, and what the manifest says of it.
+
+VERSIONS = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "numpy",
+    "pyarrow",
+)
+
+
+@dataclass
+class OpenRun:
+    """A run that may train: its directory, the checkpoint to go on from, and the number of this attempt.
+
+    The lock stays with rank 0's process for as long as it lives.
+    """
+
+    directory: RunDirectory
+    checkpoint: Path | None
+    attempt: int
+    finished: bool
+
+    @property
+    def step(self) -> int:
+        return (step_of(self.checkpoint) or 0) if self.checkpoint else 0
+
+    @property
+    def forks(self) -> bool:
+        """Whether it goes on from its parent's checkpoint: later it has its own."""
+        return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
+
+
+def open_run(recipe: Recipe) -> OpenRun:
+    """Find or create the run directory and decide, on rank 0 for all ranks, what this start does.
+
+    Raises RecipeError with the differences when the directory holds another run, CannotWriteError when it is in use.
+    """
+    run = on_rank_0(lambda: _open(recipe))
+    if not run.finished:
+        record_failures_in(run.directory)
+    return run
+
+
+def _open(recipe: Recipe) -> OpenRun:
+    directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+    restore_from_hub(recipe, directory)
+    manifest = directory.read_manifest()
+    begun = "must_match" in manifest and directory.has_trained()
+    if begun or "finished" in manifest:
+        _refuse_another_run(recipe, directory, manifest)
+    if "finished" in manifest:
+        if _back_to(recipe, directory) is not None:
+            raise RecipeError(
+                f"{recipe.where('run.resume')}: {directory.path} has finished, and its results stay. To go another way from step {recipe.run.resume}, "
+                f"start a new run with run.fork_from={directory.name}@{recipe.run.resume}."
+            )
+        clean(directory.checkpoints)  # what a rotation could not remove; nobody writes there any more
+        print(
+            f"{directory.path}: the run has finished; its model is in {directory.model}. For another run change the recipe or run.name."
+        )
+        return OpenRun(directory, None, manifest["attempts"], True)
+    fork = recipe.run.fork_from is not None
+    parent = parent_of(recipe) if fork and not by_step(directory.checkpoints) else None
+    directory.hold()
+    record_failures_in(directory)
+    remove_file(directory.failure)
+    checkpoint = _choose_checkpoint(recipe, directory)
+    if checkpoint is None and fork:
+        checkpoint, facts = parent or parent_of(recipe)  # again when its own were damaged, every one
+        directory.update_manifest(forked_from=facts)
+    return _record_attempt(recipe, directory, manifest, checkpoint, begun=begun)
+
+
+def _record_attempt(
+    recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any], checkpoint: Path | None, *, begun: bool
+) -> OpenRun:
+    """Write down what this start runs with: the recipe as it is now, and what an earlier start had otherwise."""
+    text, attempt = dump_recipe(recipe), manifest.get("attempts", 0) + 1
+    changed = _recipe_changes(directory, text)
+    write_text(directory.recipe, text)
+    directory.update_manifest(
+        name=recipe.run.name,
+        recipe_name=_recipe_name(recipe, directory, manifest),
+        stage=recipe.stage,
+        note=recipe.run.note,
+        tags=recipe.run.tags,
+        created=manifest.get("created", _now()),
+        must_match=manifest["must_match"] if begun else must_match(recipe),
+        attempts=attempt,
+        status="running",
+        command=[redacted(argument) for argument in sys.argv],
+        **environment(),
+    )
+    directory.keep_in_place()
+    step = (step_of(checkpoint) or 0) if checkpoint else 0
+    row: dict[str, Any] = {
+        "event": "attempt",
+        "attempt": attempt,
+        "step": step,
+        "time": time.time(),
+        "began": process_start(),
+    }
+    append_row(directory.metrics, row | ({"changed": changed} if changed else {}))
+    going_on = f"going on from {checkpoint.name} (attempt {attempt})" if checkpoint else "starting"
+    print(f"run {directory.path}: {going_on}", flush=True)
+    for line in changed:
+        print(f"  changed: {line}", flush=True)
+    return OpenRun(directory, checkpoint, attempt, False)
+
+
+def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> str:
+    """The stem of the recipe's file; of the run's own recipe.yaml that of the file it was made from."""
+    path = Path(recipe.path or "recipe")
+    own = path.resolve() == directory.recipe.resolve()
+    return manifest["recipe_name"] if own and "recipe_name" in manifest else path.stem
+
+
+def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
+    if not directory.recipe.is_file():
+        return []
+    try:
+        before = _flat(load_mapping(directory.recipe))
+    except DamagedFileError:
+        return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
+    return differences(before, _flat(yaml.safe_load(text)))
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> None:
+    if recipe.run.resume == "never" and ("finished" in manifest or not _has_lost_all(directory)):
+        raise CannotWriteError(
+            f"{directory.path}: run.resume is never and the run exists. Give another run.name, or remove the folder."
+        )
+    found = differences(manifest["must_match"], must_match(recipe))
+    if found:
+        lines = "\n  ".join(found)
+        with_state = (
+            f", and with it run.fork_from={directory.name} to start from that one's state" if can_fork(found) else ""
+        )
+        raise RecipeError(
+            f"{recipe.path}: {directory.path} holds a run whose recipe differs in keys that cannot change, and going on would mix two runs:\n  {lines}\n"
+            f"Give this one another run.name{with_state}."
+        )
+
+
+def _has_lost_all(directory: RunDirectory) -> bool:
+    """Return whether checkpoints were saved here and none of them is whole any more."""
+    return directory.has_saved() and directory.whole_checkpoint() is None
+
+
+def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
+    """The step that run.resume names, if it is for this start: the same command again goes on from where the last one came to."""
+    step = recipe.run.resume
+    if not isinstance(step, int):
+        return None
+    again = directory.recipe.is_file() and not _recipe_changes(directory, dump_recipe(recipe))
+    return None if again else step
+
+
+def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
+    back_to = _back_to(recipe, directory)
+    if back_to is not None:
+        wanted = directory.checkpoint(back_to)
+        if not wanted.is_dir():
+            raise InputMissingError(
+                f"{wanted}: run.resume names this checkpoint and it does not exist. Use run.resume: auto for the newest."
+            )
+        if found := problems(wanted):
+            raise DataError(
+                f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
+            )
+        _say(directory.set_aside_after(back_to))
+        return wanted
+    checkpoint, notes = directory.newest_checkpoint()
+    _say(notes)
+    if checkpoint is None and directory.has_saved():
+        if recipe.run.resume != "never":
+            raise _all_checkpoints_lost(recipe, directory)
+        directory.start_anew()
+    if isinstance(recipe.run.resume, int) and checkpoint and (step_of(checkpoint) or 0) > recipe.run.resume:
+        print(
+            f"{directory.path}: the last start went back to step {recipe.run.resume} already; this one goes on from what it saved. "
+            "To go back once more, start with another key changed, or move the later checkpoints away.",
+            flush=True,
+        )
+    _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
+    return checkpoint
+
+
+def _all_checkpoints_lost(recipe: Recipe, directory: RunDirectory) -> DataError:
+    """Return the error of a run that has trained and cannot go on: only the user may throw that away."""
+    aside = sorted(path.name for path in directory.quarantine.glob("*"))
+    lies = f"{directory.quarantine} holds {', '.join(aside)}" if aside else f"{directory.quarantine} is empty"
+    model = directory.newest_whole_model()
+    rest = f"the newest whole model is {model} (model.start_from takes it)" if model else "no whole model is left"
+    return DataError(
+        f"{directory.path}: the run has trained and no checkpoint of it is whole, so it cannot go on where it was; {lies}; {rest}. "
+        "Put a whole checkpoint back into checkpoints/, or start anew at step 0 with run.resume=never."
+    )
+
+
+def _say(notes: list[str]) -> None:
+    for note in notes:
+        print(note, file=sys.stderr, flush=True)
+
+
+def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
+    """Whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step still owes."""
+    if run.step == 0:
+        return recipe.evals.bpb.at_start
+    train = recipe.train
+    on_cadence = train["eval_strategy"] == "steps" and run.step % train["eval_steps"] == 0
+    if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
+        return False
+    recorded = (r for r in last_attempts(read_rows(run.directory.metrics)) if r.get("step") == run.step)
+    return not any(name.startswith(("val/", "sft/")) for row in recorded for name in row)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, code and machine, for the manifest."""
+    versions = {}
+    for name in VERSIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "git": _git_state(),
+        "host": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "world_size": int(os.environ.get("WORLD_SIZE", 1)),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    root = Path(__file__).parents[2]
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+        changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (
+        {"commit": commit.stdout.strip(), "changed_files": len(changed.stdout.splitlines())}
+        if commit.returncode == 0
+        else None
+    )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

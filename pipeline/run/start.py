@@ -1,0 +1,72 @@
+"""The process itself, before anything else of a run: threads, ranks, import path."""
+
+import hashlib
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
+from pipeline.hardware.device import device_info, leave_accelerators
+from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
+from pipeline.process.storage import cache_dir
+from pipeline.recipe import Recipe
+from pipeline.recipe.resolve import with_batch_tokens
+from pipeline.recipe.start_from import begun_run, resolve_start
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.distributed import on_rank_0
+
+
+def start_process(recipe: Recipe) -> int:
+    """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
+
+    On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
+    deterministic.
+    """
+    from accelerate import PartialState
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # hints about what the recipe decided on purpose
+    logging.disable_progress_bar()  # one for every saved file
+    if recipe.train.get("use_cpu"):
+        leave_accelerators()
+    on_cpu = device_info().kind == "cpu"
+    if on_cpu:
+        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        use_deterministic_kernels()
+        keep_freed_memory()
+    # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
+    compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
+    _settle(recipe, *on_rank_0(lambda: _settled(recipe, state.num_processes)))
+    if on_cpu:
+        decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
+    return state.num_processes
+
+
+def _settled(recipe: Recipe, processes: int) -> tuple:
+    """Start, name and batch of the run. One that has begun keeps its batch, whatever number of processes goes on with it."""
+    resolve_start(recipe)
+    batch_tokens = with_batch_tokens(recipe, processes)
+    kept = begun_run(recipe).get("data.batch_tokens")
+    if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
+        print(
+            f"{recipe.where('train.gradient_accumulation_steps')}: would make a step of {batch_tokens:,} tokens on {processes} processes, and "
+            f"this run began with {kept:,}, which it keeps. For another batch give another run.name.",
+            flush=True,
+        )
+        batch_tokens = kept
+    return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, batch_tokens
+
+
+def _trains_in_bfloat16(recipe: Recipe) -> bool:
+    """Return whether `auto` is bfloat16. A run that goes on on the same processor keeps what it began with."""
+    shape = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("shape", {})
+    if recipe.train.get("bf16") == "auto" and shape.get("device") == cpu_name() and begun_run(recipe):
+        return shape.get("dtype") == "bfloat16"
+    return bfloat16_is_faster()
+
+
+def _settle(recipe: Recipe, start_from: str | None, tokenizer: str | None, name: str, batch_tokens: int) -> None:
+    recipe.model.start_from, recipe.tokenizer.path, recipe.run.name = start_from, tokenizer, name
+    recipe.data.batch_tokens = batch_tokens

@@ -1,0 +1,149 @@
+"""The process that puts a checkpoint on the disk while training goes on, and outlives the training's death.
+
+    start(job, images) in the training process; `python pipeline/run_dir/checkpoint_writer.py` is the other side.
+
+A job is one line of JSON on stdin: the temporary folder that holds the small files already, its final name, the facts of
+its manifest, what rotation keeps, and for each large file its descriptor and size: an unnamed file in memory, inherited.
+No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints/.writing locked: the next start of the
+run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the error as JSON on stderr.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).parents[2])
+
+from pipeline.process.storage import lock, parse_json, publish_folder, remove_file
+from pipeline.run_dir.checkpoints import rotate, seal
+
+LOCK = ".writing"
+_CHUNK = 8 << 20
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One checkpoint to write. images: file name -> (descriptor, bytes); scores: step -> what rotation finds the best by."""
+
+    temporary: str
+    target: str
+    facts: dict[str, Any]
+    images: dict[str, tuple[int, int]]
+    keep: int | None
+    every: int | None
+    scores: dict[int, float]
+
+
+def start(job: Job) -> subprocess.Popen:
+    """Begin to write; the caller leaves the images alone until the process has ended."""
+    held = take_lock(Path(job.target).parent)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
+            stderr=subprocess.PIPE,
+            pass_fds=[held.fileno(), *(descriptor for descriptor, _ in job.images.values())],
+            start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
+        )
+    finally:
+        held.close()  # the process holds it now
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it has died: its status tells
+    process.stdin = None  # communicate() would flush it
+    return process
+
+
+def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> IO[bytes]:
+    """The open, locked file; BlockingIOError when a writer still holds it after `wait_s`."""
+    if (file := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
+        raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
+    return file
+
+
+def write(job: Job) -> None:
+    """Write the images, seal, rename, rotate. After an error nothing of it is left."""
+    temporary, target = Path(job.temporary), Path(job.target)
+    for left in temporary.glob(".*"):  # half a manifest of a writer that was killed
+        remove_file(left)
+    try:
+        sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
+        seal(temporary, sums=sums, **job.facts)
+        publish_folder(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    try:
+        rotate(target.parent, keep=job.keep, every=job.every, scores=job.scores)
+    except OSError as error:
+        raise NotRotatedError(error.errno, error.strerror, error.filename) from error
+
+
+class NotRotatedError(OSError):
+    """The new checkpoint is whole; old ones could not be deleted."""
+
+
+def last_words(told: bytes) -> dict[str, Any]:
+    """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand before it."""
+    return parse_json(told.strip().rpartition(b"\n")[2])
+
+
+def not_rotated(told: bytes) -> str | None:
+    """What kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
+    with suppress(ValueError):
+        error = last_words(told)
+        if error["rotating"]:
+            return f"{error['filename']}: {error['strerror']}"
+    return None
+
+
+def _write_image(path: Path, descriptor: int, size: int) -> str:
+    """Copy a file in memory to the disk; returns its sha256."""
+    digest = hashlib.sha256()
+    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        for offset in range(0, size, _CHUNK):
+            chunk = memoryview(os.pread(descriptor, min(_CHUNK, size - offset), offset))
+            digest.update(chunk)
+            while chunk:
+                chunk = chunk[os.write(out, chunk) :]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        os.close(out)
+    return digest.hexdigest()
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    text = sys.stdin.buffer.read()
+    if not text.endswith(b"\n"):
+        return 1  # the training died before it had said what to write; the next start clears its folder away
+    job = Job(**json.loads(text))
+    job.scores = {int(step): score for step, score in job.scores.items()}
+    try:
+        write(job)
+    except OSError as error:
+        told = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+        print(json.dumps(told | {"rotating": isinstance(error, NotRotatedError)}), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

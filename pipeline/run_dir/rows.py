@@ -1,0 +1,80 @@
+"""Append-only files of JSON lines: metrics and samples. One line is one row, written whole."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pipeline.process.storage import make_parent, open_regular
+
+LINE_BYTES = 2**24  # longest row that is read; a sample of a long context has a few 100 kB
+
+
+def append_row(path: str | Path, row: dict[str, Any]) -> None:
+    """Add one row. A torn last line, left by a crash, is closed first so that it cannot swallow this one."""
+    path = Path(path)
+    make_parent(path)
+    with open(path, "ab+") as file:
+        size = file.seek(0, 2)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """All rows that are whole; lines torn by a crash are left out. An absent file has no rows."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    rows = []
+    with open_regular(path) as file:
+        for line in whole_lines(file):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+    return rows
+
+
+def whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; one that is longer than any row is left out."""
+    while line := file.readline(LINE_BYTES):
+        if line.endswith(b"\n") or len(line) < LINE_BYTES:
+            yield line
+        else:
+            skip_line(file)
+
+
+def skip_line(file: BinaryIO) -> None:
+    """Go to the next line without holding the rest of this one in memory."""
+    while (rest := file.readline(LINE_BYTES)) and not rest.endswith(b"\n"):
+        pass
+
+
+def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The run as it counts: an attempt that went on from step s makes the earlier attempts' rows after s void.
+
+    Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from). One from step 0 measures
+    step 0 again, and its recipe may be another one than that of a start that failed.
+    """
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        if row.get("event") == "attempt":
+            kept = [r for r in kept if counts_beside(r, row)]
+        kept.append(row)
+    return kept
+
+
+def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
+    """Whether a row still counts beside the attempts that came after its own."""
+    return all(counts_beside(row, later) for later in attempts if later.get("attempt", 0) > row.get("attempt", 0))
+
+
+def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
+    """Whether a row of an earlier attempt still counts."""
+    step, start = row.get("step", 0), later_attempt["step"]
+    return step <= start and (start > 0 or "event" in row)

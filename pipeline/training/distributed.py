@@ -1,0 +1,202 @@
+"""Ranks that agree: values shared, votes, and failures of one rank that all must know."""
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from pipeline.process.errors import CannotWriteError, HangError, TandemError
+from pipeline.process.storage import remove_file
+from pipeline.run_dir.failures import has_been_told
+from pipeline.run_dir.run_directory import RunDirectory
+
+# What one rank decides, all ranks know: also when the decision is that the run cannot start.
+
+Decision = TypeVar("Decision")
+
+
+def on_rank_0(decide: Callable[[], Decision]) -> Decision:
+    """Call `decide` on rank 0 only and give every rank its result; its TandemError or OSError is raised on every rank.
+
+    Without it the other ranks would wait in their next collective for a rank that has left.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return decide()
+    outcome: list = [None, None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            outcome = [decide(), None]
+        except (TandemError, OSError) as error:
+            outcome = [None, error]
+    torch.distributed.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        outcome[1].of_all_ranks = True
+        raise outcome[1]
+    return outcome[0]
+
+
+def from_every_rank(value: Any) -> list:
+    """What every rank has to say, in rank order; every rank must call this."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return [value]
+    values: list = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
+    """The numbers of every rank, which all have the same names, by one gather on the device."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return [numbers]
+    own_1N = torch.tensor([list(numbers.values())], dtype=torch.float64, device=device)
+    every_RN = own_1N.new_empty(torch.distributed.get_world_size(), len(numbers))
+    torch.distributed.all_gather_into_tensor(every_RN, own_1N)
+    return [dict(zip(numbers, rank, strict=True)) for rank in every_RN.tolist()]
+
+
+def store_of_ranks() -> Any:
+    """Where a rank leaves word for the others without waiting for them; None for one rank alone."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return None
+    store: Any = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
+    # A connection of its own: the other one is held for as long as somebody waits for a key on it.
+    return store.clone()
+
+
+# Several machines of one run share its directory and its prepared data: proven before anything is written there.
+
+
+def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
+    """Raises CannotWriteError on every rank when a machine of this run sees another folder under that path, or cannot write there.
+
+    key: what sets the folder. A file that rank 0 makes must be there for all, and each must be able to make one beside it.
+    On a single machine there is nothing to prove.
+    """
+    if (
+        not torch.distributed.is_initialized()
+        or int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == torch.distributed.get_world_size()
+    ):
+        return
+    name = [f".shared-{secrets.token_hex(8)}"]
+    torch.distributed.broadcast_object_list(name, src=0)
+    mark = folder / name[0]
+    first = torch.distributed.get_rank() == 0
+    refusal = _refusal(mark, keep=True) if first else ""
+    torch.distributed.barrier()
+    there = not first and _is_there(mark)
+    refusal = refusal or (_refusal(mark.with_name(f"{mark.name}-{torch.distributed.get_rank()}")) if there else "")
+    seen: list[tuple[str, bool, str]] = [("", False, "")] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(seen, (socket.gethostname(), first or there, refusal))
+    if first and not refusal:
+        remove_file(mark)
+    hosts = {host: reason for host, _, reason in seen if reason}
+    blind = sorted({host for host, sees, _ in seen if not sees})
+    if hosts:
+        told = "; ".join(f"{host} ({reason})" for host, reason in sorted(hosts.items()))
+        raise CannotWriteError(
+            f"{folder}: cannot be written by {told}, and every machine of a run writes there. Set {key} to a folder that all of them can write."
+        )
+    if blind:
+        raise CannotWriteError(
+            f"{folder}: {', '.join(blind)} cannot see what {seen[0][0]} writes there, and all machines of a run share it. "
+            f"Set {key} to a folder that all of them share."
+        )
+
+
+def _refusal(file: Path, *, keep: bool = False) -> str:
+    """Why the file cannot be made here; empty when it can. Raises nothing: the other ranks wait for this one's word."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        if not keep:
+            remove_file(file)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _is_there(mark: Path) -> bool:
+    """Network file systems remember for a while that a file was absent; listing its folder asks anew."""
+    try:
+        return mark.name in os.listdir(mark.parent)
+    except OSError:  # absent, or not for this user: the other ranks wait for this one's word
+        return False
+
+
+# The processes of this run: who they are, which are gone, and what it means when one is.
+
+SETTLE_S = 3.0  # a connection breaks a moment before its process is seen to be gone
+
+
+@dataclass(frozen=True)
+class Process:
+    machine: tuple[str, str]
+    host: str
+    pid: int
+    began: str
+
+    @classmethod
+    def this(cls) -> "Process":
+        # Containers may share a host name and not their process numbers.
+        namespace = os.readlink("/proc/self/ns/pid") if sys.platform == "linux" else ""
+        host, pid = socket.gethostname(), os.getpid()
+        return cls((host, namespace), host, pid, _state_and_beginning(pid)[1])
+
+    def is_gone(self) -> bool:
+        try:
+            state, began = _state_and_beginning(self.pid)
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            return True
+        return began != self.began or state in ("Z", psutil.STATUS_ZOMBIE)
+
+
+def _state_and_beginning(pid: int) -> tuple[str, str]:
+    """When a process began tells it from another one of its number. Not psutil's create_time on Linux: that moves when the
+    system's clock is set, and a rank would look lost."""
+    if sys.platform == "linux":
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5): the name may hold spaces
+        return fields[0], fields[19]
+    process = psutil.Process(pid)
+    return process.status(), str(process.create_time())
+
+
+class Ranks:
+    """All ranks of this start; every rank must make one."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = from_every_rank(Process.this())
+        self.own = next(n for n, process in enumerate(self.processes) if process == Process.this())
+
+    def gone(self) -> list[int]:
+        """Ranks whose process is gone, as far as this machine can see."""
+        own = self.processes[self.own]
+        return [
+            n
+            for n, process in enumerate(self.processes)
+            if n != self.own and process.machine == own.machine and process.is_gone()
+        ]
+
+    def found_gone(self) -> list[int]:
+        """The same after an error in a collective, which comes a moment before."""
+        ends = time.monotonic() + (SETTLE_S if len(self.processes) > 1 else 0)
+        while not (gone := self.gone()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        return gone
+
+    def lost(self, gone: list[int], run: RunDirectory, *, step: int) -> HangError:
+        """What the ranks that are left say. A rank that could tell its own error has written it by now."""
+        names = " and ".join(f"rank {n} (process {self.processes[n].pid} on {self.processes[n].host})" for n in gone)
+        if has_been_told(run):
+            return HangError(f"ended with {names}, whose error is told above.")
+        return HangError(
+            f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack of memory. "
+            "The last checkpoint is whole. Run the same command again to go on from it."
+        )

@@ -1,0 +1,456 @@
+"""The row of metrics of one optimizer step: rates, times, memory, FLOPs."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainingArguments
+
+from pipeline.data.rows import Consumed
+from pipeline.hardware.cpu import process_start
+from pipeline.monitor.heartbeat import beat
+from pipeline.process.retries import retries
+from pipeline.recipe.sizes import KeysSeen
+from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.attempts import first_start, lost_steps
+from pipeline.training.checkpoint import bits_per_byte
+from pipeline.training.distributed import numbers_of_every_rank
+from pipeline.training.guard import total_norm
+from pipeline.training.optimizer import MuonAdamW
+from pipeline.training.schedules import logged_rates
+
+# Four levels of a CUDA device's memory, which are often taken for each other.
+
+GIB = 2**30
+
+
+class DeviceMemory:
+    """What PyTorch's allocator and the driver say, at the moments of logging; nothing where the device is not CUDA.
+
+    run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or what stands in for
+    it in a test.
+    """
+
+    def __init__(self, device: torch.device, *, cuda: Any = torch.cuda):
+        self.device, self.cuda = device, cuda
+        self.run_peak = self.start_peak = 0
+
+    def read(self) -> dict[str, float]:
+        """mem/* of this rank; the interval of peak_allocated begins again."""
+        if self.device.type != "cuda":
+            return {}
+        stats = self.cuda.memory_stats(self.device)
+        free, total = self.cuda.mem_get_info(self.device)
+        peak = stats["allocated_bytes.all.peak"]
+        self.cuda.reset_peak_memory_stats(self.device)
+        self.start_peak = max(self.start_peak, peak)
+        self.run_peak = max(self.run_peak, peak)
+        return {
+            "mem/allocated_gib": stats["allocated_bytes.all.current"] / GIB,
+            "mem/reserved_gib": stats["reserved_bytes.all.current"] / GIB,
+            "mem/peak_allocated_gib": peak / GIB,
+            "mem/run_peak_allocated_gib": self.run_peak / GIB,
+            "mem/device_used_gib": (total - free) / GIB,
+            "mem/alloc_retries": stats["num_alloc_retries"],
+            "mem/ooms": stats["num_ooms"],
+        }
+
+    def peak(self) -> int:
+        """Bytes allocated at most in this process since its first reading, whatever was read meanwhile."""
+        return max(self.start_peak, self.cuda.max_memory_allocated(self.device))
+
+
+# Numbers of an update that will be logged: zeros in the gradient before it, the norms of the update and of the
+# parameters.
+
+
+class UpdateNumbers:
+    """`look` before the update of a step that will be logged, `read` after it."""
+
+    def __init__(self) -> None:
+        self._zeros: Tensor | None = None
+        self._norms: list[Tensor] = []
+
+    def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """parameters: those with a gradient, which nothing has scaled or clipped to zero yet."""
+        self._zeros, self._norms = count_zeros([p.grad for p in parameters if p.grad is not None]), []
+        ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+        if isinstance(ours, MuonAdamW):
+            ours.measure_next_update(self._norms)
+
+    def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
+        """optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no ratio where
+        the update was left out or the optimizer is another's."""
+        if self._zeros is None:
+            return {}
+        numbers = {
+            "optim/param_norm": total_norm([p.detach() for p in parameters]),
+            "optim/num_zeros_in_grad": self._zeros,
+        }
+        if self._norms:
+            numbers["optim/update_ratio"] = total_norm(self._norms) / numbers["optim/param_norm"]
+        self._zeros, self._norms = None, []
+        return {name: number.item() for name, number in numbers.items()}
+
+
+def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
+    """Entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
+    return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
+
+
+# How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow.
+
+
+class OwnTime:
+    """Seconds from asking for a step's rows to the end of this rank's last backward pass, before it waits for the others.
+
+    Gradients are exchanged while the backward pass runs, and DDP waits for the exchange in a callback at its end: a
+    callback that was queued before the pass began comes before DDP's. On CUDA the two moments are events on the stream,
+    read when a step is logged; nothing waits for them. One rank measures nothing.
+    """
+
+    def __init__(self, device: torch.device, *, world_size: int):
+        self.device, self.world_size = device, world_size
+        self.waits = False  # whether this rank's share of the backward pass is done and it waits for the others
+        self._begun: Any = None
+        self._ended: Any = None
+        self._steps: list[tuple[Any, Any]] = []
+
+    def begin(self) -> None:
+        """A step's rows are about to be asked for."""
+        beat()
+        self._close()
+        if self.world_size > 1:
+            self._begun, self._ended = self._now(), None
+
+    def before_backward(self, loss: torch.Tensor) -> None:
+        """Of every micro-batch; the last one's end counts."""
+        beat()
+        self.waits = False
+        if self.world_size > 1:
+            loss.register_hook(self._queue)
+
+    def _queue(self, gradient: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._mark)  # type: ignore[attr-defined]
+
+    def _mark(self) -> None:
+        self._ended, self.waits = self._now(), True
+
+    def _now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _close(self) -> None:
+        self.waits = False
+        if self._begun is not None and self._ended is not None:
+            self._steps.append((self._begun, self._ended))
+        self._begun = None
+
+    def read(self) -> float:
+        """Seconds a step of this rank, mean of those since the last reading; NaN where nothing was measured."""
+        self._close()
+        if not self._steps:
+            return math.nan
+        seconds = [end - begun if isinstance(end, float) else self._between(begun, end) for begun, end in self._steps]
+        self._steps = []
+        return sum(seconds) / len(seconds)
+
+    @staticmethod
+    def _between(begun: Any, end: Any) -> float:
+        end.synchronize()  # passed long ago, but for the last step's
+        return begun.elapsed_time(end) / 1000
+
+
+def slowest(seconds: list[float]) -> dict[str, float]:
+    """The slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
+    rank = max(range(len(seconds)), key=seconds.__getitem__)
+    others = (sum(seconds) - seconds[rank]) / (len(seconds) - 1)
+    return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}
+
+
+# Rates of a run: step time, tokens a second, MFU, time left; without evaluations and saves.
+
+
+class StepMeter:
+    """Counts the seconds spent in steps; `pause` excludes what is not a step.
+
+    flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
+    compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
+    windows, isolated_flops: keys that the layers' queries see at most, and the exact FLOPs by the mean of those they saw
+    (recipe/sizes.py): rows whose documents are isolated have fewer pairs than their length says.
+    """
+
+    EMA = 0.9
+
+    def __init__(
+        self,
+        *,
+        batch_tokens: int,
+        max_steps: int,
+        world_size: int,
+        flops_per_token: dict[str, float | None],
+        peak: float | None,
+        bf16_peak: float | None,
+        windows: Sequence[int] = (),
+        isolated_flops: Callable[[KeysSeen], float | None] | None = None,
+    ):
+        self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
+        self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
+        self.isolated_flops = isolated_flops
+        # Of this rank's isolated rows since the last reading.
+        self._keys, self._positions = dict.fromkeys(windows, 0), 0
+        self.total_s = 0.0
+        self.targets = 0  # trained on so far, over all ranks and attempts
+        self.loss_ema, self.logged = 0.0, 0
+        self._paused_s = self._waited_s = 0.0
+        self._started: float | None = None
+        self._paused_at: float | None = None
+        self._steps_since = 0
+        self._first = True
+        self._first_step_s: float | None = None
+        self._carried_s = 0.0  # of the interval that was open at the checkpoint
+        self._timed_steps, self._timed_s = 0, 0.0
+
+    def begin(self) -> None:
+        """A step is about to be made. What came before the first one, as loading a checkpoint, is no time of steps."""
+        if self._started is None:
+            self._started, self._paused_s = time.perf_counter(), 0.0
+        elif self._first_step_s is None:
+            self._first_step_s = _since_process_start()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self._paused_at = started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_s += time.perf_counter() - started
+            self._paused_at = None
+
+    def look(self, batch: dict[str, Any]) -> None:
+        """Count the visible pairs of a micro-batch that still is on the host. A query sees itself and what stands before it in
+        its document, as far as the window goes."""
+        if (positions_BT := batch.get("position_ids")) is not None:
+            self._positions += positions_BT.numel()
+            for window in self._keys:
+                self._keys[window] += int((positions_BT + 1).clamp(max=window).sum())
+
+    def step(self, targets: int) -> None:
+        """One optimizer step is about to be made on that many targets."""
+        self._steps_since += 1
+        self.targets += targets
+
+    def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
+        """Numbers of the interval since the last reading, which ends after `step` steps in all."""
+        elapsed = max(self._elapsed(), 1e-9)
+        steps = max(self._steps_since, 1)
+        waited, self._waited_s = wait_s - self._waited_s, wait_s
+        self.total_s += elapsed
+        if not self._first:
+            # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
+            self._timed_steps, self._timed_s = self._timed_steps + steps, self._timed_s + elapsed
+        starting = self._first
+        self._first, self._carried_s = False, 0.0
+        self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
+        self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
+        self.logged += 1
+        step_s = elapsed / steps
+        tokens_per_s = self.batch_tokens / step_s
+        numbers = {
+            "train/loss_ema": self.loss_ema / (1 - self.EMA**self.logged),
+            "perf/step_s": step_s,
+            "perf/tok_per_s": tokens_per_s,
+            "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
+            "perf/eta_s": (self.max_steps - step)
+            * (self._timed_s / self._timed_steps if self._timed_steps else step_s),
+            "perf/total_s": self.total_s,
+            "data/wait_s": waited / steps,
+        }
+        if starting:
+            numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
+        exact, nanochat = self._exact_flops(), self.flops_per_token.get("nanochat")
+        if exact:
+            numbers["perf/tflops_per_gpu"] = exact * tokens_per_s / self.world_size / 1e12
+        if exact and self.peak:
+            numbers["perf/mfu_pct"] = 100 * exact * tokens_per_s / self.world_size / self.peak
+        if nanochat and self.bf16_peak:
+            numbers["perf/bf16_mfu_pct"] = 100 * nanochat * tokens_per_s / self.world_size / self.bf16_peak
+        return numbers
+
+    def _exact_flops(self) -> float | None:
+        """Return the exact FLOPs of a row position of the interval."""
+        positions, keys = self._positions, self._keys
+        if not positions or self.isolated_flops is None:
+            return self.flops_per_token.get("exact_causal")
+        self._keys, self._positions = dict.fromkeys(keys, 0), 0
+        return self.isolated_flops(lambda window, rows: keys[min(window, rows)] / positions)
+
+    def _elapsed(self) -> float:
+        """Seconds of steps since the last reading."""
+        if self._started is None:
+            return self._carried_s
+        now = time.perf_counter() if self._paused_at is None else self._paused_at
+        return self._carried_s + now - self._started - self._paused_s
+
+    def state_dict(self) -> dict[str, float]:
+        """open_s, open_steps: of the interval since the last reading."""
+        return {
+            "total_s": self.total_s,
+            "open_s": self._elapsed(),
+            "open_steps": self._steps_since,
+            "loss_ema": self.loss_ema,
+            "logged": self.logged,
+            "targets": self.targets,
+        }
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total_s, self.loss_ema, self.logged = state["total_s"], state["loss_ema"], int(state["logged"])
+        self.targets = int(state["targets"])
+        self._carried_s, self._steps_since = state.get("open_s", 0.0), int(state.get("open_steps", 0))
+
+
+def _since_process_start() -> float:
+    return time.time() - process_start()
+
+
+# The row of a logged step: every number of docs/metrics.md that the training itself knows.
+
+UPDATE_EVERY = 10  # steps
+# Of the others the rank's that has most.
+SUMS_OF_RANKS = ("mem/alloc_retries", "mem/ooms", "data/retries")
+
+
+class LogRow:
+    """Made on every rank in the same step: what is of all ranks is gathered once. The first rank's row is written.
+
+    What no row of numbers can be derived from by the step alone is in state_dict.
+    """
+
+    def __init__(self, run: RunDirectory, args: TrainingArguments):
+        self.update, self.memory = UpdateNumbers(), DeviceMemory(args.device)
+        self.before_s = 0.0  # of perf/total_s, in the run that this one was forked from
+        self.first_start: float | None = None
+        self.lost_steps = 0
+        if args.process_index == 0:
+            rows = read_rows(run.metrics)
+            self.first_start, self.lost_steps = first_start(rows), lost_steps(rows)
+        self.queue = HubQueue(run)
+        self._published: tuple[int, list[int]] = 0, []  # bytes of the file, and the steps that it names
+
+    def state_dict(self) -> dict[str, float]:
+        return {"before_s": self.before_s, "peak_bytes": self.memory.run_peak}
+
+    def resume(self, trainer: Any, checkpoint: Path, state: dict[str, float]) -> None:
+        """Go on from a checkpoint of this run, or of the one that it is forked from."""
+        if checkpoint.parent != trainer.run.checkpoints:
+            self.before_s = trainer.meter.total_s
+        elif state:
+            self.before_s, self.memory.run_peak = state["before_s"], int(state["peak_bytes"])
+        if trainer.args.process_index == 0:
+            trainer.saver.note_good(checkpoint)
+
+    def measures_update(self, trainer: Any) -> bool:
+        """Whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
+        its update is worth the passes over memory: where every step is logged, every tenth."""
+        step, state = trainer.state.global_step + 1, trainer.state
+        if step >= state.max_steps:
+            return True
+        return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
+
+    def row(self, trainer: Any, logs: dict[str, float]) -> dict[str, Any]:
+        """logs: Trainer's, of this step. None is a number that this row leaves out."""
+        step, args, loss, norm = trainer.state.global_step, trainer.args, logs["loss"], logs.get("grad_norm")
+        row: dict[str, Any] = {"train/loss": loss}
+        with suppress(OverflowError):
+            row["train/perplexity"] = math.exp(loss)
+        row |= trainer.meter.read(step=step, loss=loss, wait_s=trainer.loader.wait_s if trainer.loader else 0.0)
+        row |= self._of_all_ranks(trainer, row)
+        row["optim/grad_norm"] = norm if norm is not None and math.isfinite(norm) else None  # of a skipped step
+        row |= logged_rates(
+            trainer.lr_scheduler,
+            trainer_rate=logs["learning_rate"],
+            peak=args.learning_rate,
+            skipped=trainer.accelerator.optimizer_step_was_skipped,
+        )
+        row |= trainer.guard.read(max_norm=args.max_grad_norm)
+        if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # there a rank holds a part of each parameter
+            row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
+        position = trainer.rows.position(step)
+        row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
+        row |= {"data/tokens": trainer.meter.targets, "data/samples": step * trainer.rows.rows_per_step}
+        if args.process_index == 0:
+            row["data/retries"] += trainer.rows.num_retries()
+            row |= data_numbers(trainer.rows.consumed(step), row_tokens=trainer.rows.row_tokens)
+            row |= self._of_attempts(row["perf/total_s"])
+            row |= self._of_checkpoints(trainer, step)
+        return row
+
+    def _of_all_ranks(self, trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
+        own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
+        own |= {"data/retries": retries(), **trainer.text.read()}
+        ranks = numbers_of_every_rank(own, trainer.args.device)
+        numbers: dict[str, Any] = {
+            name: (sum if name in SUMS_OF_RANKS else max)(rank[name] for rank in ranks) for name in own if "/" in name
+        }
+        if peak := numbers.get("mem/run_peak_allocated_gib"):
+            self.memory.run_peak = round(peak * GIB)  # of all ranks, which a resumed run goes on from
+        numbers["train/bpb" if trainer.recipe.stage == "pretrain" else "train/assistant_bpb"] = bits_per_byte(ranks)
+        numbers["data/wait_frac"] = min(numbers["data/wait_s"] / row["perf/step_s"], 1.0)
+        times = [rank["own_s"] for rank in ranks if not math.isnan(rank["own_s"])]
+        return numbers | (slowest(times) if len(times) > 1 else {})
+
+    def _of_attempts(self, total_s: float) -> dict[str, float]:
+        numbers: dict[str, float] = {"perf/lost_steps": self.lost_steps}
+        if self.first_start is not None:
+            since = max(time.time() - self.first_start, 1e-9)
+            numbers["perf/goodput_pct"] = 100 * (total_s - self.before_s) / since
+        return numbers
+
+    def _of_checkpoints(self, trainer: Any, step: int) -> dict[str, float]:
+        last_step, size = trainer.saver.last_good or (0, 0)
+        numbers: dict[str, float] = {"ckpt/age_steps": step - last_step}
+        if size:
+            numbers |= {"ckpt/last_good_step": last_step, "ckpt/bytes": size}
+        hub = trainer.recipe.hub
+        if hub.id is not None and hub.strategy != "end":
+            numbers["ckpt/hub_lag_steps"] = step - self._published_step(hub.id, step)
+        return numbers
+
+    def _published_step(self, repo_id: str, step: int) -> int:
+        """The newest step that the Hub has; 0 while it has none. The file is read when it has grown."""
+        path = self.queue.published
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._published[0]:
+            self._published = size, [row["step"] for row in read_rows(path) if row.get("repo_id") == repo_id]
+        # One beyond this step was published before the run went back.
+        return max((published for published in self._published[1] if published <= step), default=0)
+
+
+def data_numbers(consumed: dict[str, Consumed | None], *, row_tokens: int) -> dict[str, float]:
+    """data/* of what each source gave; the sums only where all of them are known."""
+    known = {name: source for name, source in consumed.items() if source is not None}
+    sources, numbers = list(known.values()), dict[str, float]()
+    if len(known) == len(consumed):
+        positions = row_tokens * sum(source.samples for source in sources)
+        numbers["data/bad_rows"] = sum(source.bad_rows for source in sources)
+        numbers["data/pad_frac"] = sum(source.padded for source in sources) / max(positions, 1)
+        documents = [source.documents for source in sources if source.documents is not None]
+        if len(documents) == len(sources):
+            numbers["data/documents"] = sum(documents)
+    if len(consumed) > 1:
+        for name, source in known.items():
+            numbers[f"data/source/{name}/tokens"] = source.tokens
+            numbers[f"data/source/{name}/samples"] = source.samples
+            if source.documents is not None:
+                numbers[f"data/source/{name}/documents"] = source.documents
+    return numbers
