@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipeline"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # The data's path. A room may import rooms to its left, never to its right.
-ROOMS = ["artifacts", "hardware", "recipe", "monitor", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight"]  # fmt: skip
+ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight", "run"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports them
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000

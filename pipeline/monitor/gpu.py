@@ -164,7 +164,6 @@ class _Gpu:
 
 # The machine beside the devices: processor, memory, disk and network, as rates since the last sample.
 
-GIB = 2**30
 MB = 1e6
 
 

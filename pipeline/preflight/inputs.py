@@ -148,7 +148,7 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         return [], [f"{where}: the Hub did not say whether {recipe.hub.id} may be written ({reason})."]
     if not outcome:
         return [], []
-    run = _run_of(recipe)
+    run = _run(recipe)
     if run.has_trained():
         return [], [
             f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `python -m pipeline.hub push {run.path}`."
@@ -238,13 +238,9 @@ def _packages(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
         f"Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
         for name in missing
     ]
-    if _run_of(recipe).has_trained():
+    if _run(recipe).has_trained():
         return [], [f"{text} The run has trained and goes on." for text in told]
     return [InputMissingError(text) for text in told], []
-
-
-def _run_of(recipe: Recipe) -> RunDirectory:
-    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
 
 
 def _wandb(recipe: Recipe) -> list[str]:

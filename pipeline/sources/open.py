@@ -281,7 +281,6 @@ def use_revisions(recipe: Any, inputs: dict[str, Any]) -> None:
                 spec.revision = before["revision"] or spec.revision
 
 
-LOG = logging.getLogger(__name__)
 SHOWN = 20  # Problems of a kind that a message lists.
 
 
