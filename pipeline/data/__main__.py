@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
 LINE_EVERY_S = 1.0
@@ -79,12 +80,12 @@ def _prepare(arguments: argparse.Namespace) -> None:
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
     from pipeline.recipe.start_from import resolve_start
 
-    resolve_start(recipe)
+    recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
         from pipeline.recipe.resolve import with_batch_tokens
 
         world_size = int(os.environ.get("NPROC", 1))
-        recipe.data.batch_tokens = with_batch_tokens(recipe, world_size)
+        recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
         print(
             f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is {recipe.data.batch_tokens:,} tokens"
         )

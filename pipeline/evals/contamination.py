@@ -16,8 +16,9 @@ from pipeline.process.errors import DataError, InputMissingError, TandemError
 from pipeline.process.storage import cache_dir, cache_of_run, file_lock, read_json, write_json
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
 from pipeline.recipe import Recipe, read_recipe
+from pipeline.recipe.schema import with_values
 from pipeline.run_dir.run_directory import RunDirectory, parents_of
-from pipeline.sources.open import open_sources, use_held_out, use_revisions
+from pipeline.sources.open import open_sources, with_recorded_inputs
 from pipeline.tokenizer.load import open_tokenizer
 
 # What a run read, found again from its own files.
@@ -33,11 +34,9 @@ def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe,
     recipe = read_recipe([str(run.recipe)], stage=None)
     why = f"{run.recipe} belongs to a run, which may have come from elsewhere"
     folder = recipe.run.code_folder if trust_code else None
-    recipe.code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
-    recipe.data.cache_dir = str(cache_of_run(recipe.data.cache_dir))
-    inputs = run.read_manifest().get("inputs") or {}
-    use_revisions(recipe, inputs)
-    use_held_out(recipe, inputs)
+    code = CodeFolder(folder, trusted=trust_code, trust_with=COMMAND_TRUST, closed=why)
+    recipe = with_values(recipe, {"code": code, "data.cache_dir": str(cache_of_run(recipe.data.cache_dir))})
+    recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs") or {})
     return recipe, open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
 
 
@@ -255,7 +254,8 @@ def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
     if not (inputs and run.recipe.exists()):
         raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")
     recipe, sources = own_sources(run, trust_code=trust_code)
-    recipe.data.batch_tokens = inputs["batch_tokens"]  # it may follow from the number of processes, which were others
+    # It may follow from the number of processes, which were others.
+    recipe = with_values(recipe, {"data.batch_tokens": inputs["batch_tokens"]})
     _refuse_changed(run, sources[0], inputs["sources"])
     folder = find_subject(str(run.path)).path
     tokenizer = open_tokenizer(folder, revision=None, beside=None, where=folder)

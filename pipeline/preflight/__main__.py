@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         return 0
     recipe = read_recipe(given)
     if start_folder(recipe) is not None:
-        resolve_start(recipe)
+        recipe = resolve_start(recipe)
     plan, planned = _plan(recipe)
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):

@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 import tomllib
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.checks import warmup_of
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.resolve import micro_batch
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import chosen_sizes
 from pipeline.recipe.start_from import begun_run
 from pipeline.recipe.supported_arguments import FATES
@@ -96,7 +96,7 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
 
 
 def _without(recipe: Recipe, name: str) -> Recipe:
-    return replace(recipe, train=recipe.train | {name: FATES[name].default})
+    return with_values(recipe, {f"train.{name}": FATES[name].default})
 
 
 def _refusal(recipe: Recipe) -> str | None:
@@ -110,7 +110,7 @@ def _refusal(recipe: Recipe) -> str | None:
     from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 
     steps = recipe.train.get("max_steps") or STEPS
-    known = replace(recipe, train=recipe.train | {"max_steps": steps})
+    known = with_values(recipe, {"train.max_steps": steps})
     run = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     decided: dict[str, Any] = {
         "bf16": decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16"))),
@@ -149,9 +149,9 @@ SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or 
 LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
 
 
-def check_before_training(recipe: Recipe, *, processes: int) -> None:
-    """Raises on every rank what rank 0 finds on its machine, all in one message; notes go to the console. The attention that
-    rank 0 chooses is every rank's.
+def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
+    """Return the recipe with the attention that rank 0 chooses for all. Raises on every rank what rank 0 finds on its machine,
+    all in one message; notes go to the console.
 
     A run that has finished needs nothing any more: it is not checked.
     """
@@ -178,10 +178,10 @@ def check_before_training(recipe: Recipe, *, processes: int) -> None:
 
     chosen = on_rank_0(decide)
     if chosen is None:
-        return
-    recipe.model.chosen_attention, _ = chosen
+        return recipe
     refuse_unshared(_run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
+    return with_values(recipe, {"model.chosen_attention": chosen[0]})
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:

@@ -1,6 +1,5 @@
 """What a run reads and reaches, checked before it starts: files, user code, services."""
 
-import copy
 import importlib.util
 import inspect
 import json
@@ -21,7 +20,7 @@ from pipeline.recipe.sizes import model_fields
 from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sources.open import use_held_out, use_revisions
+from pipeline.sources.open import with_recorded_inputs
 
 # What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model.
 # Imports torch.
@@ -306,10 +305,7 @@ def _sources(recipe: Recipe) -> list[str]:
     run = _run(recipe)
     goes_on = run.has_trained()
     if goes_on:
-        recipe = copy.deepcopy(recipe)
-        inputs = run.read_manifest().get("inputs", {})
-        use_revisions(recipe, inputs)
-        use_held_out(recipe, inputs)
+        recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []

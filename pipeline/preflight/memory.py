@@ -7,6 +7,7 @@ from pipeline.hardware.cpu import available_bytes
 from pipeline.hardware.device import DeviceInfo
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import CountedSizes, Sizes
 
 FP32 = 4
@@ -178,8 +179,8 @@ def planned_micro_batch(
     on_cpu = device.kind == "cpu"
     limit = CPU_SHARE * available_bytes() / processes if on_cpu else DEVICE_SHARE * (device.memory_gib or 0) * 2**30
     for rows in options(recipe, processes):
-        recipe.micro_batch = rows  # which memory_of reads
-        need = memory_of(recipe, sizes, processes=processes, half=half, compiled=compiled).total if sizes else None
+        tried = with_values(recipe, {"micro_batch": rows})
+        need = memory_of(tried, sizes, processes=processes, half=half, compiled=compiled).total if sizes else None
         fits = need <= limit if need is not None and limit else rows <= UNKNOWN
         if fits and not (on_cpu and rows * recipe.data.row_tokens > CPU_POSITIONS):
             return rows

@@ -32,6 +32,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
 from pipeline.report.fit import FARTHEST, Expected, expected_bpb
@@ -331,11 +332,12 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_bytes: int | None = None) -> Plan:
-    """The plan for that many processes, one for each accelerator (or several on a CPU). Fills data.batch_tokens, and the micro-batch where it is auto.
+    """The plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
 
     scored_bytes: of one scoring of the validation, where the data are open already.
     """
-    recipe.data.batch_tokens = with_batch_tokens(recipe, processes)
+    batch_tokens = with_batch_tokens(recipe, processes)
+    recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)
     steps = _steps(recipe)
     compute = _compute_format(recipe, device)
@@ -344,9 +346,8 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
     rows = None if steps is None else steps * rows_per_step(recipe)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
     if is_auto(recipe):
-        recipe.micro_batch = planned_micro_batch(
-            recipe, sizes, device, processes=processes, half=half, compiled=compiled
-        )
+        rows_planned = planned_micro_batch(recipe, sizes, device, processes=processes, half=half, compiled=compiled)
+        recipe = with_values(recipe, {"micro_batch": rows_planned})
     by_rows = partial(memory_of, recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
     return Plan(
         recipe=recipe,
@@ -355,7 +356,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
         compute_format=compute,
         sizes=sizes,
         steps=steps,
-        batch_tokens=recipe.data.batch_tokens,
+        batch_tokens=batch_tokens,
         micro_steps=micro_steps(recipe, processes),
         memory=by_rows() if by_rows else None,
         least_memory=by_rows(rows=1) if by_rows else None,

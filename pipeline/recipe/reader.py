@@ -9,7 +9,7 @@ from pipeline.recipe.checks import check_filled, check_given, check_stage
 from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
 from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
-from pipeline.recipe.schema import SECTIONS, Recipe
+from pipeline.recipe.schema import SECTIONS, Recipe, freeze
 from pipeline.recipe.sizes import LLAMA_NAMES, NOT_OPTIONS, TANDEM_OPTIONS
 from pipeline.recipe.supported_arguments import FATES
 from pipeline.recipe.training_arguments import read_train
@@ -19,7 +19,7 @@ from pipeline.recipe.values import MISSING, Converter, unknown_key
 
 
 def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
-    """The recipe argv[0], by path or bare name, with the overrides argv[1:]. stage: that of the command, None when it serves both.
+    """Return the recipe argv[0], by path or bare name, with the overrides argv[1:], frozen. stage: that of the command, None when it serves both.
 
     Raises RecipeError with one line per mistake, InputMissingError when the recipe or one it extends is not there.
     """
@@ -39,7 +39,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     fill(recipe, problems)
     check_filled(recipe, problems)
     problems.raise_if_any()
-    return recipe
+    return freeze(recipe)
 
 
 def _typed(tree: Item, problems: Problems) -> Recipe:

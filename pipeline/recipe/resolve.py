@@ -13,7 +13,7 @@ from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, Recipe, Source
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source
 from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_of
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.training_arguments import defaults
@@ -456,9 +456,9 @@ def code_folder_of(recipe: Recipe) -> CodeFolder:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses as dictionaries of the keys of a recipe, internal fields left out."""
+    """Return dataclasses as dictionaries of the keys of a recipe, internal fields left out."""
     if is_dataclass(value):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.metadata.get("internal")}
     if isinstance(value, list):
         return [plain(v) for v in value]
-    return value
+    return dict(value) if isinstance(value, ReadOnlyDict) else value

@@ -4,8 +4,8 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pipeline.process.user_code import CodeFolder
 
@@ -34,6 +34,58 @@ def key(
     return field(default=default, metadata=metadata)
 
 
+class Section:
+    """A section of a recipe: the reader fills it, and `freeze` ends that."""
+
+    __slots__ = ("_frozen",)  # beside the keys: vars() of a section gives these alone
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise FrozenInstanceError(f"the recipe is frozen, so {name} cannot be set. Make another one: with_values(recipe, {{...}})")
+        super().__setattr__(name, value)
+
+
+class ReadOnlyDict(dict):
+    """`train` and `model.options` of a frozen recipe."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise FrozenInstanceError("the recipe is frozen. Make another one: with_values(recipe, {...})")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple:  # what copy and pickle ask
+        return type(self), (dict(self),)
+
+    def __deepcopy__(self, memo: dict) -> "ReadOnlyDict":
+        return self
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def freeze(section: AnySection) -> AnySection:
+    """Return the section, read-only from now on with all sections in it."""
+    for name, value in vars(section).items():
+        for inner in value if isinstance(value, list) else [value]:
+            if isinstance(inner, Section):
+                freeze(inner)
+        if type(value) is dict and name in ("train", "options"):
+            object.__setattr__(section, name, ReadOnlyDict(value))
+    object.__setattr__(section, "_frozen", True)
+    return section
+
+
+def with_values(section: AnySection, values: dict[str, Any]) -> AnySection:
+    """Return the recipe (or section) with these keys, `data.batch_tokens`, set: frozen, and what does not change is shared."""
+    for key_name, value in values.items():
+        name, _, rest = key_name.partition(".")
+        inner = getattr(section, name)
+        if rest:
+            value = ReadOnlyDict({**inner, rest: value}) if isinstance(inner, dict) else with_values(inner, {rest: value})
+        section = replace(section, **{name: value})  # type: ignore[type-var]
+    return freeze(section)
+
+
 MOST_POSITIONS = 2**24  # of a row
 MOST_IDS = 10_000_000  # of a tokenizer
 
@@ -44,7 +96,7 @@ COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response"
 
 
 @dataclass(kw_only=True)
-class Source:
+class Source(Section):
     """Where documents or conversations come from: `id` (a data set) or `files` (on this machine)."""
 
     id: str | None = key(None, "A Hub dataset; or a folder on this machine, read as `load_dataset` reads it, or as `save_to_disk` wrote it (relative to the recipe's folder, then to the working folder); or a built-in one: tandem:quickstart_text, tandem:quickstart_chat, tandem:spelling. Configurations, splits and data files are those that the `datasets` library finds.")
@@ -63,7 +115,7 @@ class Source:
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(Section):
     """Who this run is, where it lives, how long it trains."""
 
     stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
@@ -87,7 +139,7 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class Tokenizer:
+class Tokenizer(Section):
     """A byte-level BPE trained on the run's own text, or a ready one."""
 
     path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
@@ -100,7 +152,7 @@ class Tokenizer:
 
 
 @dataclass(kw_only=True)
-class Data:
+class Data(Section):
     """Sources, packing into rows, the global batch, the cache."""
 
     sources: list[Source] = key(list, "What is trained on.", must_match=True)
@@ -120,7 +172,7 @@ class Data:
 
 
 @dataclass(kw_only=True)
-class Model:
+class Model(Section):
     """Sizes and architecture. Without a preset the defaults are GPT-2's."""
 
     type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr.", must_match=True)
@@ -143,7 +195,7 @@ class Model:
 
 
 @dataclass(kw_only=True)
-class Group:
+class Group(Section):
     """Settings of one parameter group; what is not given is filled from the table of defaults (recipe/resolve.py)."""
 
     learning_rate: float | None = key(None, "Peak rate.", minimum=0, maximum=1e38, must_match=True)
@@ -154,7 +206,7 @@ class Group:
 
 
 @dataclass(kw_only=True)
-class Groups:
+class Groups(Section):
     """The parameter groups of adamw and muon_adamw, by what a parameter does."""
 
     embeddings: Group = field(default_factory=Group, metadata={"doc": "Token (and position) embeddings."})
@@ -167,7 +219,7 @@ class Groups:
 
 
 @dataclass(kw_only=True)
-class Schedule:
+class Schedule(Section):
     """The shape of the rates over the run, in optimizer steps; step s (zero-based) has the multiplier lrm(s)."""
 
     warmup_steps: int = key(40, "Linear warm-up: lrm = (s + 1) / warmup_steps. The default is at most a fifth of the run; so is an inherited one that is longer than the run of a horizon named later (train.max_steps=20).", minimum=0, must_match=True)
@@ -179,7 +231,7 @@ class Schedule:
 
 
 @dataclass(kw_only=True)
-class Optimizer:
+class Optimizer(Section):
     """Who updates the weights."""
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
@@ -189,7 +241,7 @@ class Optimizer:
 
 
 @dataclass(kw_only=True)
-class Bpb:
+class Bpb(Section):
     """Bits per byte on validation text, every train.eval_steps and always at the end."""
 
     tokens: int = key(10_485_760, "Row positions scored for val/bpb; all there are when fewer. The bytes scored are part of the protocol.", minimum=1)
@@ -199,7 +251,7 @@ class Bpb:
 
 
 @dataclass(kw_only=True)
-class Core:
+class Core(Section):
     """CORE, 22 tasks centred on guessing: while training, and the defaults of python -m pipeline.evals RUN core."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
@@ -210,7 +262,7 @@ class Core:
 
 
 @dataclass(kw_only=True)
-class OwnTask:
+class OwnTask(Section):
     """A chat task of one's own: conversations whose last message, the assistant's, is the right answer."""
 
     name: str | None = key(None, "Its metric is chat/<name>.")
@@ -224,7 +276,7 @@ class OwnTask:
 
 
 @dataclass(kw_only=True)
-class ChatTasks:
+class ChatTasks(Section):
     """Chat tasks while training; data and max_new_tokens are also those of python -m pipeline.evals RUN chat."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
@@ -238,7 +290,7 @@ class ChatTasks:
 
 
 @dataclass(kw_only=True)
-class Evals:
+class Evals(Section):
     """What is measured, beside the loss; the cadence of bpb and tasks is train.eval_steps."""
 
     bpb: Bpb = field(default_factory=Bpb, metadata={"doc": "Bits per byte."})
@@ -249,7 +301,7 @@ class Evals:
 
 
 @dataclass(kw_only=True)
-class Samples:
+class Samples(Section):
     """Texts generated while training, with fixed prompts."""
 
     prompts: list[str] = key(["The capital of France is", "The chemical symbol of gold is", "If yesterday was Friday, then tomorrow will be", "The opposite of hot is", "The planets of the solar system are:", "My favorite color is", "If 5*x + 3 = 13, then x is"], "Continued at every sampling; in SFT they are the user's first message.")
@@ -262,7 +314,7 @@ class Samples:
 
 
 @dataclass(kw_only=True)
-class Monitor:
+class Monitor(Section):
     """Where the numbers go, beside metrics.jsonl and the console."""
 
     trackers: list[Literal["tensorboard", "wandb", "trackio"]] = key(["tensorboard"], "Trackers; WANDB_API_KEY and WANDB_MODE come from the environment. trackio needs its extra, and writes into the run directory only.")
@@ -275,7 +327,7 @@ class Monitor:
 
 
 @dataclass(kw_only=True)
-class Hub:
+class Hub(Section):
     """Publishing; the token comes from HF_TOKEN or `hf auth login` only."""
 
     id: str | None = key(None, "Repository to publish to; none: nothing is published.")
@@ -289,7 +341,7 @@ class Hub:
 
 
 @dataclass(kw_only=True)
-class Recipe:
+class Recipe(Section):
     """One run. `train` holds transformers.TrainingArguments by their own names (recipe/training_arguments.py)."""
 
     run: Run = field(default_factory=Run)

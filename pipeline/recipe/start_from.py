@@ -7,7 +7,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.recipe.forms import REPOSITORY
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run, latest_run
@@ -31,8 +31,8 @@ SIZES = (
 )
 
 
-def resolve_start(recipe: Recipe) -> None:
-    """Replace model.start_from by the folder it means now, and take the tokenizer from there unless one is named.
+def resolve_start(recipe: Recipe) -> Recipe:
+    """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is named.
 
     A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<recipe>` the last
     finished run of that recipe. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
@@ -40,7 +40,7 @@ def resolve_start(recipe: Recipe) -> None:
     """
     start = recipe.model.start_from
     if start is None:
-        return
+        return recipe
     run = _run(recipe, start)
     if run is None and start.startswith("latest:"):
         name = start.removeprefix("latest:")
@@ -54,14 +54,15 @@ def resolve_start(recipe: Recipe) -> None:
             raise InputMissingError(
                 f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
             )
-        recipe.model.start_from = str(folder)
+        recipe = with_values(recipe, {"model.start_from": str(folder)})
     elif not Path(start).is_dir() and not REPOSITORY.fullmatch(start):
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a run's name or a Hub id like owner/name."
         )
     if recipe.tokenizer.path is None:
-        recipe.tokenizer.path = recipe.model.start_from
-        recipe.places.setdefault("tokenizer.path", recipe.places.get("model.start_from", ""))
+        places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
+        recipe = with_values(recipe, {"tokenizer.path": recipe.model.start_from, "places": places})
+    return recipe
 
 
 def start_folder(recipe: Recipe) -> Path | None:

@@ -16,6 +16,7 @@ from pipeline.preflight.plan import gibibytes
 from pipeline.process.errors import OutOfMemoryError
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import KEY, is_auto, micro_batch, micro_steps
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
 from pipeline.training.distributed import from_every_rank, on_rank_0
@@ -26,13 +27,14 @@ RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the up
 THREADS = 512 << 20
 
 
-def settle_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
-    """Make `auto` a number, the same on all ranks, before anything of the training is made from it. Every rank calls it.
+def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> Recipe:
+    """Return the recipe with a number for `auto`, the same on all ranks, before anything of the training is made from it. Every rank
+    calls it, and the trainer has it from then on.
 
     Raises OutOfMemoryError when not even one row fits.
     """
     if not is_auto(recipe):
-        return
+        return recipe
     args = trainer.args
     possible = options(recipe, args.world_size)
     # Ranks may see other devices and other free memory: the first one's word counts.
@@ -53,10 +55,12 @@ def settle_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
         why += " by arithmetic"
     if args.device.type == "cpu" and not refuses:
         why += f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
-    recipe.micro_batch = args.per_device_train_batch_size = trainer._train_batch_size = rows
+    trainer.recipe = recipe = with_values(recipe, {"micro_batch": rows})
+    args.per_device_train_batch_size = trainer._train_batch_size = rows
     args.gradient_accumulation_steps = micro_steps(recipe, args.world_size)
     if trainer.is_world_process_zero():
         print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
+    return recipe
 
 
 def _kept(run: OpenRun, possible: list[int]) -> int | None:

@@ -19,9 +19,9 @@ from pipeline.process.user_code import ran
 from pipeline.recipe import Recipe
 from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import Schedule
+from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.open_run import OpenRun, refuse_without_steps
-from pipeline.sources.open import use_held_out, use_revisions
+from pipeline.sources.open import with_recorded_inputs
 from pipeline.sources.overlap import overlap_of
 from pipeline.sources.raw_rows import text_bytes
 from pipeline.sources.verify import FactsOfFiles
@@ -34,18 +34,19 @@ from pipeline.training.distributed import on_rank_0
 MANY_EPOCHS = 4.0  # Up to about four, repeated text teaches nearly as much as new text (Muennighoff et al. 2023).
 
 
-def settle_warmup(recipe: Recipe) -> None:
-    """Apply to a horizon in epochs, now that it is known in steps, what a horizon in steps was read with.
+def resolve_warmup(recipe: Recipe) -> Recipe:
+    """Return the recipe with what a horizon in steps is read with, where it is one in epochs and known in steps by now.
 
     The default warm-up is at most a fifth of the run. Raises RecipeError for one that was given and is longer than it.
     """
     schedule, steps = recipe.optimizer.schedule, recipe.train["max_steps"]
     # Compared, not looked up among the given keys: the saved recipe of a run gives every key.
     if recipe.optimizer.type != "trainer" and schedule.warmup_steps == Schedule().warmup_steps:
-        schedule.warmup_steps = min(schedule.warmup_steps, steps // 5)
+        recipe = with_values(recipe, {"optimizer.schedule.warmup_steps": min(schedule.warmup_steps, steps // 5)})
     problems = Problems()
     check_warmup(recipe, problems)
     problems.raise_if_any()
+    return recipe
 
 
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
@@ -81,8 +82,9 @@ def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
 
 def open_rows(
     recipe: Recipe, tokenizer: Any, sources: tuple[list, list], run: OpenRun
-) -> tuple[TrainingRows, ValidationRows]:
-    """Training and validation rows; returns when the first step's rows are sealed, while the rest is prepared ahead.
+) -> tuple[Recipe, TrainingRows, ValidationRows]:
+    """Return the recipe with its number of steps, and training and validation rows, when the first step's rows are sealed, while
+    the rest is prepared ahead.
 
     run: rows before the step that it goes on from need not be kept.
     """
@@ -102,9 +104,9 @@ def open_rows(
     preparation = started[0] if started else Preparation.attach(description)
     rows = TrainingRows.open(preparation=preparation)
     in_epochs = "max_steps" not in recipe.train
-    recipe.train["max_steps"] = rows.total_steps()
+    recipe = with_values(recipe, {"train.max_steps": rows.total_steps()})
     if in_epochs:
-        settle_warmup(recipe)
+        recipe = resolve_warmup(recipe)
     if run.forks:
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
@@ -115,7 +117,7 @@ def open_rows(
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
     on_rank_0(say)
-    return rows, validation
+    return recipe, rows, validation
 
 
 def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
@@ -134,13 +136,9 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
 # What a run was fed: files, tokenizer and parent weights by hash, recorded once and compared at every later start.
 
 
-def keep_revisions(recipe: Recipe, run: OpenRun) -> None:
-    """A run that goes on reads the commits of Hub datasets that it began with, whatever their branch holds by now, and
-    holds out the files that it has held out."""
-    if run.step:
-        inputs = run.directory.read_manifest().get("inputs", {})
-        use_revisions(recipe, inputs)
-        use_held_out(recipe, inputs)
+def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
+    """Return the recipe, of a run that goes on with the commits of Hub datasets and the held-out files that it began with."""
+    return with_recorded_inputs(recipe, run.directory.read_manifest().get("inputs", {})) if run.step else recipe
 
 
 def record_inputs(
@@ -199,7 +197,7 @@ def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) ->
 
 
 def _overlap(begun: dict[str, Any], sources: tuple[list, list]) -> dict[str, Any]:
-    """Looked for before the first step (preflight/inputs.py) and kept from then on; nothing where nothing is held out."""
+    """Looked for before the first step (run/data.py) and kept from then on; nothing where nothing is held out."""
     if begun:
         return {"overlap": begun["overlap"]} if "overlap" in begun else {}
     overlap = overlap_of(*sources)

@@ -1,6 +1,5 @@
 """The shape a run is trained on: what may change between two starts, at the price of the last bits."""
 
-import copy
 import os
 import shlex
 import shutil
@@ -18,6 +17,7 @@ from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, make_plan, remember
 from pipeline.recipe import Recipe
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.batch_size import memory_hint
 from pipeline.run.open_run import OpenRun
@@ -91,11 +91,10 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
 
 def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
     """Return the plan of the run as it was built: its micro-batch, and the validation that it scores."""
-    settled = copy.deepcopy(recipe)  # make_plan fills what is open
-    settled.train["per_device_train_batch_size"] = trainer.args.per_device_train_batch_size
+    recipe = with_values(recipe, {"train.per_device_train_batch_size": trainer.args.per_device_train_batch_size})
     scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")
     scored_bytes = sum(scored.values()) if scored else None
-    return make_plan(settled, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
+    return make_plan(recipe, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:

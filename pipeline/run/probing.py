@@ -19,7 +19,6 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
-# What a stage imports and a probe does not need counts in its memory.
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
@@ -27,6 +26,9 @@ from pipeline.preflight.attention import choose_attention
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.resolve import isolates_documents, rows_per_step
+
+# What a stage imports and a probe does not need counts in its memory.
+from pipeline.recipe.schema import with_values
 from pipeline.run.start import start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
@@ -108,11 +110,13 @@ class Clock(TrainerCallback):
 
 def main(argv: list[str]) -> None:
     recipe = read_recipe(argv[1:])
-    processes = start_process(recipe)
-    recipe.train |= {"eval_strategy": "no", "save_strategy": "no"}
-    recipe.train["max_steps"] = 10 * MOST_STEPS
+    recipe, processes = start_process(recipe)
+    few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}
+    recipe = with_values(recipe, few)
     plan = make_plan(recipe, device_info(), processes=processes)
-    recipe.model.chosen_attention = on_rank_0(lambda: choose_attention(recipe, plan.device, plan.sizes))[0]
+    recipe = plan.recipe
+    attention = on_rank_0(lambda: choose_attention(recipe, plan.device, plan.sizes))[0]
+    recipe = with_values(recipe, {"model.chosen_attention": attention})
     tokenizer = _tokenizer(recipe)
     model: Any = build_from_recipe(recipe, tokenizer)
     rows = RandomRows(recipe, len(tokenizer))

@@ -4,6 +4,7 @@ import hashlib
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators
@@ -11,13 +12,14 @@ from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import with_batch_tokens
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import begun_run, resolve_start
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
 
 
-def start_process(recipe: Recipe) -> int:
-    """Join the other ranks and settle what depends on their number, which is returned, and on earlier runs.
+def start_process(recipe: Recipe) -> tuple[Recipe, int]:
+    """Join the other ranks. Return the recipe with what follows from their number and from earlier runs, and their number.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
     deterministic.
@@ -38,15 +40,15 @@ def start_process(recipe: Recipe) -> int:
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
-    _settle(recipe, *on_rank_0(lambda: _settled(recipe, state.num_processes)))
+    recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, state.num_processes)))
     if on_cpu:
         decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
-    return state.num_processes
+    return recipe, state.num_processes
 
 
-def _settled(recipe: Recipe, processes: int) -> tuple:
-    """Start, name and batch of the run. One that has begun keeps its batch, whatever number of processes goes on with it."""
-    resolve_start(recipe)
+def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
+    """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes goes on with it."""
+    recipe = resolve_start(recipe)
     batch_tokens = with_batch_tokens(recipe, processes)
     kept = begun_run(recipe).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
@@ -56,7 +58,12 @@ def _settled(recipe: Recipe, processes: int) -> tuple:
             flush=True,
         )
         batch_tokens = kept
-    return recipe.model.start_from, recipe.tokenizer.path, recipe.run.name, batch_tokens
+    return {
+        "model.start_from": recipe.model.start_from,
+        "tokenizer.path": recipe.tokenizer.path,
+        "run.name": recipe.run.name,
+        "data.batch_tokens": batch_tokens,
+    }
 
 
 def _trains_in_bfloat16(recipe: Recipe) -> bool:
@@ -65,8 +72,3 @@ def _trains_in_bfloat16(recipe: Recipe) -> bool:
     if recipe.train.get("bf16") == "auto" and shape.get("device") == cpu_name() and begun_run(recipe):
         return shape.get("dtype") == "bfloat16"
     return bfloat16_is_faster()
-
-
-def _settle(recipe: Recipe, start_from: str | None, tokenizer: str | None, name: str, batch_tokens: int) -> None:
-    recipe.model.start_from, recipe.tokenizer.path, recipe.run.name = start_from, tokenizer, name
-    recipe.data.batch_tokens = batch_tokens

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from pipeline.process.errors import (
 )
 from pipeline.process.retries import wait_or_raise
 from pipeline.process.storage import cache_dir
+from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
 from pipeline.sources.hub_files import FILES_OF_A_SOURCE, head_findings
@@ -79,15 +81,6 @@ def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None
         )
     train.part, held.part = "train", "validation"
     train.period = held.period = period
-
-
-def use_held_out(recipe: Any, inputs: dict[str, Any]) -> None:
-    """Let the recipe's sources hold out the files that a manifest's inputs name, whatever they would choose by now."""
-    if recipe.data.validation is None:
-        recipe.data.held_out = {
-            source["name"]: [file["label"] for file in source["files"] if "part" not in file]
-            for source in inputs.get("validation", [])
-        }
 
 
 def period_of(rows: int) -> int:
@@ -273,12 +266,25 @@ def _must_be_unchanged(file: SourceFile, path: Path, facts: FactsOfFiles | None)
 # The commits of Hub datasets that a run began with.
 
 
-def use_revisions(recipe: Any, inputs: dict[str, Any]) -> None:
-    """Set the commits of the recipe's Hub datasets to those that a manifest's inputs name."""
-    for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
-        for spec, before in zip(specs, inputs.get(role, []), strict=False):
-            if spec.id is not None and spec.id == before["id"]:
-                spec.revision = before["revision"] or spec.revision
+def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
+    """Return the recipe with the commits of Hub datasets and the held-out files that a manifest's inputs name, whatever a branch
+    holds or the sources would hold out by now."""
+    values: dict[str, Any] = {
+        f"data.{role}": [
+            with_values(spec, {"revision": before["revision"] or spec.revision})
+            if before and spec.id is not None and spec.id == before["id"]
+            else spec
+            for spec, before in zip_longest(specs, inputs.get(role, [])[: len(specs)])
+        ]
+        for role, specs in (("sources", recipe.data.sources), ("validation", recipe.data.validation))
+        if specs
+    }
+    if recipe.data.validation is None:
+        values["data.held_out"] = {
+            source["name"]: [file["label"] for file in source["files"] if "part" not in file]
+            for source in inputs.get("validation", [])
+        }
+    return with_values(recipe, values)
 
 
 SHOWN = 20  # Problems of a kind that a message lists.

@@ -157,7 +157,7 @@ def test_generation_ends_at_the_template_s_end_of_turn_where_the_model_knows_onl
     GenerationConfig(eos_token_id=text_end).save_pretrained(folder)
     for stage, ends in (("sft", [turn_end, text_end]), ("pretrain", text_end)):
         recipe = read_recipe([str(recipe_for(runner, "qwen2", stage, folder))], stage=stage)
-        resolve_start(recipe)
+        recipe = resolve_start(recipe)
         model = build_from_recipe(recipe, load_ready(recipe))
         assert model.generation_config.eos_token_id == ends
     assert "generation also ends at '<|im_end|>'" in capsys.readouterr().out

@@ -27,7 +27,7 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
 
     from pipeline.preflight.inputs import reading_findings
     from pipeline.recipe import read_recipe
-    from pipeline.run.data import keep_revisions
+    from pipeline.run.data import keep_inputs
     from pipeline.sources.open import open_sources
 
     folder = tmp_path / "books"
@@ -51,6 +51,6 @@ def test_a_run_is_scored_on_the_files_that_it_held_out_and_goes_on_with_them(tmp
     assert labels(own_sources.own_sources(run)[1]) == ["39.txt"]
     again = read_recipe([str(run.recipe)], stage=None)
     assert len(labels(open_sources(again, kind="text"))) > 1
-    keep_revisions(again, SimpleNamespace(step=1, directory=run))
+    again = keep_inputs(again, SimpleNamespace(step=1, directory=run))
     assert labels(open_sources(again, kind="text")) == ["39.txt"]
     assert reading_findings(again, only=["sources"])[0] == []

@@ -234,9 +234,8 @@ def _overrides(words: list[str]) -> None:
 
 def _check(argv: list[str]) -> None:
     """What the stages do before they prepare data."""
-    recipe = read_recipe(argv)
-    resolve_start(recipe)
-    check_before_training(recipe, processes=1)
+    recipe = resolve_start(read_recipe(argv))
+    recipe = check_before_training(recipe, processes=1)
     if "max_steps" in recipe.train:  # else the data say it
         build_arguments(recipe, RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)))
 

@@ -22,6 +22,7 @@ from pipeline.preflight.attention import (
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes
 from pipeline.training import build
 
@@ -113,8 +114,8 @@ def test_a_start_from_transformers_nanochat_drops_attention_as_its_config_says(t
     )
     plan = make_plan(read_recipe([str(tmp_path / "sft.yaml")], stage="sft"), CPU, processes=1)
     assert chosen(plan)[0] == expected
-    plan.recipe.model.attn_implementation = "flex_attention"
-    found = [str(problem) for problem in kernel_problems(plan.recipe, GPU)]
+    flex = with_values(plan.recipe, {"model.attn_implementation": "flex_attention"})
+    found = [str(problem) for problem in kernel_problems(flex, GPU)]
     assert len(found) == (expected == "sdpa")
     assert all(told.endswith("Write sdpa.") for told in found)  # a start's options are not the recipe's to set
 
@@ -167,11 +168,11 @@ def test_the_trial_of_flex_attention_runs_forward_and_backward_in_one_graph(monk
 def test_the_choice_of_preflight_is_printed_and_built(quickstart, text_files, monkeypatch, capsys):
     sources = f"data.sources=[{{files: {text_files[0]}}}, {{files: {text_files[1]}}}]"
     recipe = quickstart(sources, *WINDOWED, "model.attn_implementation=null").recipe
-    checks.check_before_training(recipe, processes=1)
+    recipe = checks.check_before_training(recipe, processes=1)
     said = "attention: sdpa (windows of 129 in rows of 512 tokens, by a dense mask: flex_attention has no backward pass on cpu)"
     assert said in capsys.readouterr().out
     assert recipe.model.chosen_attention == "sdpa"
-    recipe.model.chosen_attention = "flex_attention"
+    recipe = with_values(recipe, {"model.chosen_attention": "flex_attention"})
     tokenizer = [0] * 300
     monkeypatch.setattr(build, "model_fields", lambda recipe, **ids: {"n_layer": 1, "n_embd": 32, "n_head": 2})
     monkeypatch.setattr(build, "_check_planned", lambda *_: None)

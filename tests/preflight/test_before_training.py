@@ -17,7 +17,8 @@ from pipeline.preflight.checks import cadence_notes, check_before_training
 from pipeline.preflight.inputs import named_code_problems, reading_findings
 from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.run.data import horizon_lines, settle_warmup
+from pipeline.recipe.schema import with_values
+from pipeline.run.data import horizon_lines, resolve_warmup
 from pipeline.sources.open import open_sources
 
 ROOT = Path(__file__).parents[2]
@@ -321,16 +322,13 @@ def epochs_recipe(recipe_file, *overrides):
 
 def test_a_warm_up_longer_than_a_run_given_in_epochs_is_refused_and_the_default_is_shortened(recipe_file):
     grouped = epochs_recipe(recipe_file, "optimizer.type=adamw")
-    grouped.train["max_steps"] = 30
-    settle_warmup(grouped)
+    grouped = resolve_warmup(with_values(grouped, {"train.max_steps": 30}))
     assert grouped.optimizer.schedule.warmup_steps == 6
     for override in (["optimizer.type=adamw", "optimizer.schedule.warmup_steps=31"], ["train.warmup_steps=31"]):
         long = epochs_recipe(recipe_file, *override)
-        long.train["max_steps"] = 30
         with pytest.raises(RecipeError, match=r"command line: .*warmup_steps: is 31, longer than the run of 30 steps"):
-            settle_warmup(long)
-        long.train["max_steps"] = 31
-        settle_warmup(long)
+            resolve_warmup(with_values(long, {"train.max_steps": 30}))
+        resolve_warmup(with_values(long, {"train.max_steps": 31}))
 
 
 class Rows:

@@ -29,9 +29,7 @@ def recipe_from(tmp_path, chat_files, text_files):
             "train": {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-3},
         }
         (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-        recipe = read_recipe([str(tmp_path / "r.yaml")], stage=stage)
-        resolve_start(recipe)
-        return recipe
+        return resolve_start(read_recipe([str(tmp_path / "r.yaml")], stage=stage))
 
     return read
 

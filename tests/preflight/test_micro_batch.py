@@ -9,6 +9,7 @@ from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.resolve import micro_batch
+from pipeline.recipe.schema import with_values
 from tests.preflight.test_memory import QUICKSTART
 
 AUTO = "train.per_device_train_batch_size=auto"
@@ -26,8 +27,8 @@ def test_auto_is_planned_as_the_largest_divisor_whose_estimate_fits_the_device()
         assert rows in options(plan.recipe, processes)
         assert plan.padding_share == 0
         if larger:
-            plan.recipe.micro_batch = min(larger)
-            assert memory_of(plan.recipe, plan.sizes, processes=processes, half=True, compiled=True).total > limit
+            next_one = with_values(plan.recipe, {"micro_batch": min(larger)})
+            assert memory_of(next_one, plan.sizes, processes=processes, half=True, compiled=True).total > limit
     assert chosen["1xH100"] > chosen["1xRTX 4090"] > 0
 
 

@@ -11,6 +11,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
 from pipeline.recipe.identity import default_name, differences, must_match
 from pipeline.recipe.resolve import micro_steps, plain, rows_per_step, with_batch_tokens
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
 
 ROOT = Path(__file__).parents[2]
@@ -363,7 +364,7 @@ def test_texts_that_look_like_numbers_survive_saving(folder):
 def test_the_batch_computed_at_the_first_start_is_kept_by_the_saved_recipe(folder):
     recipe = read_recipe([write(folder), "train.gradient_accumulation_steps=3"])
     open_one = must_match(recipe)
-    recipe.data.batch_tokens = with_batch_tokens(recipe, world_size=2)
+    recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size=2)})
     (folder / "saved.yaml").write_text(dump_recipe(recipe))
     assert read_recipe(["saved.yaml"]).data.batch_tokens == 2 * 8 * 3 * 64
     assert differences(must_match(recipe), open_one) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import Sizes, sizes_from_config, sizes_of
 
 # depth, matrices and value embeddings and total and scaling in M, FLOPs/token with SSSL and with full windows: nanochat.
@@ -147,7 +148,7 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
     recipe = modern(
         tmp_path, 5, f"model.preset={preset}", "model.head_dim=32", "model.aspect_ratio=16", "data.row_tokens=512"
     )
-    recipe.tokenizer.vocab_size = 1000
+    recipe = with_values(recipe, {"tokenizer.vocab_size": 1000})
     fields = model_fields(recipe, vocab_size=1000, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     config = TandemConfig(**fields)
     with torch.device("meta"):

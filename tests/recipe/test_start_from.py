@@ -47,9 +47,7 @@ def checkpoint(run, step):
 
 def resolved(folder, start, *overrides):
     (folder / "sft.yaml").write_text(SFT.replace("START", start))
-    recipe = read_recipe(["sft.yaml", *overrides], stage="sft")
-    resolve_start(recipe)
-    return recipe
+    return resolve_start(read_recipe(["sft.yaml", *overrides], stage="sft"))
 
 
 def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.open import is_held_out, open_sources, period_of, use_held_out
+from pipeline.sources.open import is_held_out, open_sources, period_of, with_recorded_inputs
 from pipeline.sources.raw_rows import BLOCK_ROWS
 from pipeline.sources.verify import FactsOfFiles
 
@@ -392,12 +392,12 @@ def test_a_run_begun_with_another_split_keeps_it(tmp_path):
     made = recipe(tmp_path, Source(files="books"))
     _, validation = open_sources(made, kind="text")
     before = {"name": "books", "files": [{"label": "119.txt", "sha256": "", "bytes": 5000}]}
-    use_held_out(made, {"validation": [before]})
-    assert split_of(made)[1].keys() == {"119.txt"}
+    assert split_of(with_recorded_inputs(made, {"validation": [before]}))[1].keys() == {"119.txt"}
     assert len(validation[0].files) > 1
     before["files"][0]["label"] = "gone.txt"  # What is missing is named when the inputs are compared.
-    use_held_out(made, {"validation": [before]})
-    assert split_of(made)[1].keys() == {file.label for file in validation[0].files}
+    assert split_of(with_recorded_inputs(made, {"validation": [before]}))[1].keys() == {
+        file.label for file in validation[0].files
+    }
 
 
 def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):

@@ -17,6 +17,7 @@ from pipeline.preflight import attention as kernels
 from pipeline.preflight.attention import kernel_problems
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
 from pipeline.training.fp8 import is_converted, with_fp8, without_fp8
@@ -237,7 +238,7 @@ def test_float8_stands_beside_bfloat16_only(beside):
 
 def test_a_model_without_a_matrix_to_convert_is_refused_before_training():
     recipe = read_recipe([QUICKSTART, *SMALL, *FP8])
-    recipe.model.n_embd, recipe.model.n_head, recipe.model.n_kv_head = 24, 2, 2
-    recipe.model.n_inner = 40
+    small = {"model.n_embd": 24, "model.n_head": 2, "model.n_kv_head": 2, "model.n_inner": 40}
+    recipe = with_values(recipe, small)
     with pytest.raises(RecipeError, match=r"train\.fp8: a TandemForCausalLM of these sizes has no matrix for it"):
         build_from_recipe(recipe, Ids())
