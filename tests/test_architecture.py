@@ -5,7 +5,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pipeline"
@@ -15,6 +18,8 @@ ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "sources", "toke
 ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports them
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
+# What a training loads of ours, in functions too: lower them as the core shrinks.
+MOST_REACHED = {"modules": 330, "lines": 39_000}
 
 
 def room_of(path: Path) -> str:
@@ -34,6 +39,72 @@ def our_imports(path: Path) -> Iterator[str]:
     for _, name in imports(path):
         if name.startswith("pipeline."):
             yield name.split(".")[1]
+
+
+@cache
+def modules_imported(path: Path, *, package: Path = PACKAGE) -> set[Path]:
+    """Return the modules of ours that a file imports, in functions too, and the packages that they lie in; what only type
+    checkers import is left out."""
+    tree, found = ast.parse(path.read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            here = [package.name, *path.relative_to(package).parent.parts]
+            base = here[: len(here) + 1 - node.level] if node.level else []
+            whole = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{whole}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for parts in (name.split(".") for name in names if name.split(".")[0] == package.name):
+            for n in range(1, len(parts) + 1):
+                place = package.joinpath(*parts[1:n])
+                found |= {file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()}
+    return found
+
+
+def reached(entry: Path, *, package: Path = PACKAGE) -> set[Path]:
+    """Return the modules of ours that an entry loads or may load before it ends, itself included; not those that it starts
+    as processes."""
+    found, left = {entry}, [entry]
+    while left:
+        new = modules_imported(left.pop(), package=package) - found
+        found |= new
+        left += new
+    return found
+
+
+@pytest.mark.parametrize("entry", ["pretrain", "sft"])
+def test_what_a_training_reaches_by_imports_does_not_grow(entry):
+    modules = reached(PACKAGE / f"{entry}.py")
+    lines = sum(len(path.read_text().splitlines()) for path in modules)
+    assert len(modules) <= MOST_REACHED["modules"], f"{len(modules)} modules: {sorted(map(str, modules))}"
+    assert lines <= MOST_REACHED["lines"]
+
+
+def test_modules_are_reached_through_functions_packages_and_relative_imports(tmp_path):
+    package = tmp_path / "program"
+    for name, text in {
+        "__init__.py": "",
+        "entry.py": "import json\nfrom program.room import first\nfrom program.room.second import name",
+        "room/__init__.py": "",
+        "room/first.py": "def later():\n    from . import third\n    import program.room.fourth as f",
+        "room/second.py": "if TYPE_CHECKING:\n    from program.room import types_only\nname = 1",
+        "room/third.py": "from .fifth import anything",
+        "room/fourth.py": "from ..sixth import anything",
+        "room/fifth.py": "anything = 1",
+        "room/types_only.py": "",
+        "room/alone.py": "import program.entry",
+        "sixth.py": "anything = 1",
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    found = {str(path.relative_to(package)) for path in reached(package / "entry.py", package=package)}
+    rooms = {f"room/{name}.py" for name in ("__init__", "first", "second", "third", "fourth", "fifth")}
+    assert found == {"__init__.py", "entry.py", "sixth.py", *rooms}
 
 
 def test_the_rooms_are_those_of_the_design():

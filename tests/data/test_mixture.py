@@ -58,7 +58,9 @@ def test_a_source_that_ends_is_dropped_repeated_or_stops_the_run():
         return mixture
 
     assert with_policy("repeat").used(1000) == [500, 500]
-    assert with_policy("drop").used(1000) == [100, 900]
+    dropped = with_policy("drop")
+    assert dropped.used(1000) == [100, 900]
+    assert [k for source, k in order(dropped, 0, 1000) if source == 1] == list(range(900))  # the other one goes on
     stopped = with_policy("stop")
     assert stopped.total_rows in (200, 201)
     assert stopped.used(stopped.total_rows)[0] == 100
