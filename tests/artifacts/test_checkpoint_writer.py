@@ -68,7 +68,7 @@ import os, signal, sys
 sys.path.insert(0, {str(tmp_path)!r})
 import torch
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.training.saver import CheckpointSaver
+from pipeline.training.checkpoint import CheckpointSaver
 run = RunDirectory({str(run.path)!r})
 run.hold()
 saver = CheckpointSaver(run, keep=2, every=None, best=False)

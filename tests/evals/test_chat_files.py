@@ -275,7 +275,7 @@ def test_a_checker_that_there_is_not_is_refused_by_its_name(tmp_path):
 READ = """
 import dataclasses, json, sys
 from pathlib import Path
-from pipeline.evals.chat.files import load_chat_tasks
+from pipeline.evals.chat.tasks import load_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN
 (loaded,) = load_chat_tasks([BUILT_IN["arc_easy"]], cache=Path(sys.argv[1]))
 print(json.dumps([loaded.revision, loaded.files, [item.messages[0]["content"] for item in loaded.items]]))

@@ -193,7 +193,7 @@ def test_hostile_programs_take_no_more_memory_than_their_limit(world):
     # In a process of its own: the largest size of all children is what the kernel remembers.
     script = f"""
 import resource, sys
-from pipeline.evals.sandbox.choose import available_isolation
+from pipeline.evals.sandbox.run import available_isolation
 from pipeline.evals.sandbox.run import run_program
 from tests.evals.hostile_programs import QUICK, SLOW
 hogs = [QUICK[n][0] for n in ("memory_hog", "memory_hog_to_the_last_byte", "shared_memory_of_mmap", "message_of_a_hundred_megabytes")]
@@ -389,8 +389,8 @@ FORBIDDING = """
 import ctypes, errno, platform, sys
 from pipeline.artifacts.errors import RecipeError
 from pipeline.evals.sandbox import seccomp, walls
-from pipeline.evals.sandbox.choose import available_isolation, choose_isolation
-from pipeline.evals.sandbox.libc import call
+from pipeline.evals.sandbox.run import available_isolation, choose_isolation
+from pipeline.evals.sandbox.walls import call
 from pipeline.evals.sandbox.run import run_program
 
 UNSHARE, PRCTL = {"x86_64": (272, 157), "aarch64": (97, 167)}[platform.machine()]

@@ -22,7 +22,7 @@ from types import SimpleNamespace as Names
 import pipeline.hub.client as retries
 from pipeline.artifacts.failures import exit_with_status
 from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.hub.resume import restore_from_hub
+from pipeline.hub.pull import restore_from_hub
 retries.FIRST_WAIT_S = 0.01
 def main(argv):
     hub = Names(**json.loads(argv[1]))

@@ -17,7 +17,7 @@ from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus, read_samples
 TRAINING = """
 import json, sys, time
 from pathlib import Path
-from pipeline.monitor.beside import GpuMonitor
+from pipeline.monitor.sampler import GpuMonitor
 
 output, attempt, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 monitor = GpuMonitor(output, attempt=attempt, hz=20)

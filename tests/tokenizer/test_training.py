@@ -69,7 +69,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path, fil
     program = """
 import json, sys
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.bpe import train_bpe
+from pipeline.tokenizer.load import train_bpe
 texts = [json.loads(line)["text"] for name in sys.argv[1:] for line in open(name)]
 print(identity(train_bpe(texts, vocab_size=400, split_pattern="nanochat")))
 """
