@@ -123,7 +123,8 @@ def ladders(draws: int) -> tuple[list[str], list[list[str]]]:
 
 def ladder(floor: float, exponent: float, noise: float, *, sizes: int, draws: int) -> tuple[list[float], list[float]]:
     """Return the share of further runs inside their interval, and its mean half width, at each of TIMES."""
-    rng = np.random.default_rng(0)
+    # Draws of its own for each law: the same ones for all move all of them together, and the mean is no better known than one law.
+    rng = np.random.default_rng([sizes, *(round(10_000 * value) for value in (floor, exponent, noise))])
     x = np.geomspace(1, 10**DECADES, sizes)
     held, widths = [0] * len(TIMES), [0.0] * len(TIMES)
     measured = min(draws, 8)  # a width takes a hundred times as long as a hit

@@ -117,9 +117,9 @@ def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
     """Return what of the conversations is lost, from Fit.facts, and the rows that would hold it."""
     read, dropped, cut = facts["read"], facts["too_long"], facts["cut"]
     longer = f"are longer than a row of {row_tokens:,} tokens and"
-    text = f"{dropped or cut:,} of {read:,} conversations ({percent(dropped or cut, read)}) {longer} {'left out' if dropped else 'lose their last turns'}"
+    text = f"{_so_many(dropped or cut, read, 'conversations')} {longer} {'left out' if dropped else 'lose their last turns'}"
     if dropped and cut:
-        text += f", {cut:,} ({percent(cut, read)}) lose their last turns"
+        text += f", {cut:,} ({100 * cut / read:.2f} %) lose their last turns"
     if "tokens_lost" in facts:
         text += f"; with them go {100 * facts['tokens_lost']:.1f} % of the tokens"
     if "row_tokens_99" in facts and (dropped or cut):
@@ -128,8 +128,8 @@ def fit_text(facts: dict[str, Any], row_tokens: int) -> str:
     return text
 
 
-def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.2f} %" if whole else "-"
+def _so_many(part: int, whole: int, what: str) -> str:
+    return f"{part:,} of {whole:,} {what} ({100 * part / max(1, whole):.2f} %)"
 
 
 class Loss(NamedTuple):
@@ -232,14 +232,14 @@ def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
         lines.append(f"{fit_text(fit.facts(), fit.row_tokens)}. {_advice(fit, longest_row)}")
     if fit is not None and fit.no_target > MUCH * fit.read:
         lines.append(
-            f"{fit.no_target:,} of {fit.read:,} conversations ({percent(fit.no_target, fit.read)}) have no answer of the assistant and are left out. "
+            f"{_so_many(fit.no_target, fit.read, 'conversations')} have no answer of the assistant and are left out. "
             "Look at their roles, and at `format`."
         )
     seen = rows_seen(counts)
     for kind, what in (("empty_rows", NOTHING_TO_LEARN if fit else "are empty"), ("bad_rows", "are unreadable")):
         if counts.get(kind, 0) > MUCH * seen:
             lines.append(
-                f"{counts[kind]:,} of {seen:,} rows ({percent(counts[kind], seen)}) {what} and left out. Look into the files (python -m pipeline.data FILE), or name another column."
+                f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files (python -m pipeline.data FILE), or name another column."
             )
     return [f"{name}: {line}" for line in lines]
 

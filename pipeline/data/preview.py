@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.losses import loss_warnings, percent, shares_lost, with_samples
+from pipeline.data.losses import loss_warnings, shares_lost, with_samples
 from pipeline.data.plan import ROLES
 from pipeline.data.prepare import short_count, streams_of
 from pipeline.data.rows import TrainingRows, bits
@@ -64,7 +64,7 @@ def table(plan: dict) -> str:
                     about["name"],
                     f"{rows:,}",
                     short_count(rows * plan["row_tokens"]),
-                    percent(rows, total),
+                    f"{100 * rows / total:.2f} %" if total else "-",
                     epochs,
                     *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
                     f"{sums['bad_rows']:,}",

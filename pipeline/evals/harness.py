@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.evals.intervals import interval_of_error
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
 from pipeline.run_dir.protocol import Protocol, digest
+from pipeline.tokenizer.coverage import coverage
 
 PREFIX = "lm_eval"
 RULE = 1  # raise it when the same prompts under the same window are put to the model in another way
@@ -65,7 +66,7 @@ def harness_scores(
         found = evaluate(
             lm, task_dict=loaded, limit=limit, apply_chat_template=chat, system_instruction=system, fewshot_as_multiturn=True
         )  # fmt: skip
-    return _rows(found, cut=lm.cut, chat=chat, system=system, limit=limit, window=lm.max_length)
+    return _rows(found, tokenizer, cut=lm.cut, chat=chat, system=system, limit=limit, window=lm.max_length)
 
 
 @contextlib.contextmanager
@@ -168,7 +169,14 @@ def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
 
 
 def _rows(
-    found: dict[str, Any], *, cut: set[str], chat: bool, system: str | None, limit: int | None, window: int
+    found: dict[str, Any],
+    tokenizer: Any,
+    *,
+    cut: set[str],
+    chat: bool,
+    system: str | None,
+    limit: int | None,
+    window: int,
 ) -> list[dict[str, Any]]:
     rows = []
     for task, numbers in found["results"].items():
@@ -187,6 +195,9 @@ def _rows(
                 **({"system": digest(system)} if system else {}),
                 "window": window if num_cut else "whole prompts",
                 "bos": "as the template" if chat else "each prompt",
+                "coverage": coverage(
+                    tokenizer, (text for leaf in leaves for text in _texts(found["samples"].get(leaf, [])))
+                ),
                 "dtype": "float32",
                 "harness": _version(),
                 "rule": RULE,
@@ -226,6 +237,12 @@ def _leaves(task: str, children: dict[str, list[str]]) -> list[str]:
 def _hashes(samples: list[dict[str, Any]]) -> list[str]:
     """Return the harness's own hashes of items and answers, each once: of several filters an item has several samples."""
     return sorted({f"{sample.get('doc_hash')} {sample.get('target_hash')}" for sample in samples})
+
+
+def _texts(samples: list[dict[str, Any]]) -> Iterator[str]:
+    """Prompts and their continuations, each once: of several filters an item has several samples."""
+    given = (text for sample in samples for request in sample["arguments"] for text in request)
+    yield from dict.fromkeys(text for text in given if isinstance(text, str))
 
 
 def _num_cut(samples: list[dict[str, Any]], cut: set[str]) -> int:

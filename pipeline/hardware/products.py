@@ -1,7 +1,7 @@
 """Measured speed of matrix products on this processor by dtype, kept in the cache: flags do not tell it.
 
 An EPYC with avx512_bf16 and no AMX trains in bfloat16 1.8 times as fast as in float32, other processors emulate the type
-and lose by it (docs/log.md). The measurement takes some 50 ms on one thread.
+and lose by it (docs/log.md). The measurement takes a fraction of a second on one thread.
 """
 
 import hashlib

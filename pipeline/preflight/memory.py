@@ -21,25 +21,41 @@ KEPT = {
     (False, True): (82, 64),
 }
 KEPT_OUTSIDE = 25  # embeddings, last norm, head's input
-# The chunked loss holds at most 2^25 logits at a time: twice in fp32, and their product and gradient in the compute format.
-LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 3 * FP32
+# The chunked loss holds at most so many logits at a time: twice in fp32, and their product and gradient in the compute format.
+LOSS_CHUNK_ELEMENTS, CPU_LOSS_CHUNK_ELEMENTS, LOSS_BYTES = 2**25, 2**23, 3 * FP32
+# Resident memory of a training process on a CPU beside its tensors: Python with all that a stage imports, threads, and the
+# products' own buffers; and what torch.compile adds. Measured with torch 2.13 and transformers 5.23 (docs/log.md, 2026-11-23).
+PROCESS_BYTES, COMPILER_BYTES = 520 << 20, 120 << 20
+# A CPU's process keeps what it has freed (hardware/cpu.py: keep_freed_memory), in pieces that the next tensors do not fill.
+KEPT_FREED = 1.15
+# Of a pair of positions and a head, where attention is made of plain products: its weights in fp32, to which a copy in 16 bits comes.
+EAGER_BYTES = 4
 # Bytes of optimizer state for each parameter, by train.optim's beginning.
 TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit": 2, "adamw_8bit": 2, "adamw_torch": 8, "adamw_anyprecision": 8, "sgd": 0, "adagrad": 4, "stable_adamw": 8}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process with all weights replicated (DDP). activations is an estimate; the rest is exact up to padding."""
+    """Of one process with all weights replicated (DDP). process and activations are estimates; the rest is exact up to padding.
+
+    process, saved: on a CPU, whose memory holds Python, the libraries and the copy of a checkpoint that is being written too.
+    """
 
     weights: int
     gradients: int  # with DDP's buckets, which hold them a second time
     optimizer: int | None  # None when the optimizer is not one we know
     activations: int
+    process: int = 0
+    saved: int = 0
 
     @property
     def fixed(self) -> int | None:
         """What is needed whatever the micro-batch."""
-        return None if self.optimizer is None else self.weights + self.gradients + self.optimizer
+        return (
+            None
+            if self.optimizer is None
+            else self.weights + self.gradients + self.optimizer + self.process + self.saved
+        )
 
     @property
     def total(self) -> int | None:
@@ -53,15 +69,22 @@ def memory_of(
     processes: int,
     half: bool,
     compiled: bool,
+    on_cpu: bool = False,
     rows: int | None = None,
 ) -> Memory:
     """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch."""
     weights = weight_bytes(recipe, sizes)
+    activations = _activations(
+        recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
+    )
+    saves = on_cpu and recipe.train["save_strategy"] != "no"
     return Memory(
         weights=weights,
         gradients=weights * (2 if processes > 1 else 1),
         optimizer=optimizer_bytes(recipe, sizes),
-        activations=_activations(recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled),
+        activations=round(KEPT_FREED * activations) if on_cpu else activations,
+        process=PROCESS_BYTES + compiled * COMPILER_BYTES if on_cpu else 0,
+        saved=(checkpoint_bytes(recipe, sizes) or 0) if saves else 0,
     )
 
 
@@ -95,18 +118,28 @@ def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     return None
 
 
-def _activations(recipe: Recipe, sizes: Sizes | CountedSizes, *, rows: int, half: bool, compiled: bool) -> int:
-    positions = rows * sizes.row_tokens
-    modern = recipe.model.preset == "modern"
-    kept = KEPT[half, compiled][0 if modern else 1]
-    parameters = sizes.parameters()
+def _activations(
+    recipe: Recipe, sizes: Sizes | CountedSizes, *, rows: int, half: bool, compiled: bool, on_cpu: bool
+) -> int:
+    positions, parameters = rows * sizes.row_tokens, sizes.parameters()
+    kept = KEPT[half, compiled][0 if recipe.model.preset == "modern" else 1] * positions * sizes.n_embd
+    if (recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager":
+        kept += (EAGER_BYTES + 2 * half) * positions * sizes.row_tokens * (sizes.n_head or 0)
     if recipe.train.get("activation_checkpointing") or recipe.train.get("gradient_checkpointing"):
-        blocks = FP32 * sizes.n_layer + kept  # each block's input, and one block at a time in full
+        # Each block's input, and one block at a time in full.
+        blocks = FP32 * sizes.n_layer * positions * sizes.n_embd + kept
     else:
         blocks = kept * sizes.n_layer
     copies = 2 * parameters["scaling"] if half else 0  # autocast's 16-bit weights live until the backward pass
-    loss = LOSS_BYTES * min(LOSS_CHUNK_ELEMENTS, positions * sizes.vocab_rows)
-    return positions * sizes.n_embd * (blocks + KEPT_OUTSIDE) + copies + loss
+    chunk = CPU_LOSS_CHUNK_ELEMENTS if on_cpu else LOSS_CHUNK_ELEMENTS
+    loss = LOSS_BYTES * min(chunk, positions * sizes.vocab_rows)
+    training = blocks + KEPT_OUTSIDE * positions * sizes.n_embd + copies + loss
+    if not on_cpu:
+        return training
+    # Of few rows a step, the evaluation's many take more: their logits, one block's tensors, and the copies.
+    scored = (recipe.evals.bpb.batch_rows or recipe.train["per_device_eval_batch_size"]) * sizes.row_tokens
+    loss = LOSS_BYTES * min(chunk, scored * sizes.vocab_rows)
+    return max(training, scored * kept // positions + KEPT_OUTSIDE * scored * sizes.n_embd + copies + loss)
 
 
 def checkpoint_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
@@ -180,7 +213,8 @@ def planned_micro_batch(
     limit = CPU_SHARE * available_bytes() / processes if on_cpu else DEVICE_SHARE * (device.memory_gib or 0) * 2**30
     for rows in options(recipe, processes):
         tried = with_values(recipe, {"micro_batch": rows})
-        need = memory_of(tried, sizes, processes=processes, half=half, compiled=compiled).total if sizes else None
+        kinds: dict[str, bool] = {"half": half, "compiled": compiled, "on_cpu": on_cpu}
+        need = memory_of(tried, sizes, processes=processes, **kinds).total if sizes else None
         fits = need <= limit if need is not None and limit else rows <= UNKNOWN
         if fits and not (on_cpu and rows * recipe.data.row_tokens > CPU_POSITIONS):
             return rows

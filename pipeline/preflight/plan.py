@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,7 @@ START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
 BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT the questions come on top
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
 KEPT_RUNS = 200
+LEAST_PROCESS = 200 << 20  # bytes: torch alone takes as many
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class FinishedRun:
     rest_s: float  # start and end
     save_s: float | None  # one checkpoint
     scored_token_share: float | None  # seconds of a scored token over those of a trained one
+    process_bytes: int | None = None  # of a process on a CPU at its peak, beside what arithmetic counts of tensors
 
 
 def expected_duration(plan: "Plan") -> Duration | None:
@@ -228,10 +230,24 @@ def remember(plan: "Plan", data: "RunData") -> None:
         rest_s=max(1.0, last - began - step_s * data.step() - sum(scored) - sum(saved)),
         save_s=sum(saved) / len(saved) if saved else None,
         scored_token_share=sum(scored) / len(scored) / trained_s if scored else None,
+        process_bytes=_beside_tensors(plan, data),
     )
     runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
     with suppress(OSError):
         write_sealed_json(_place(plan.recipe), {"runs": [asdict(one) for one in runs]})
+
+
+def _beside_tensors(plan: "Plan", data: "RunData") -> int | None:
+    peak = (data.manifest.get("peak_memory_bytes") or {}).get("host")
+    if peak is None or plan.device.kind != "cpu" or plan.memory is None or plan.memory.total is None:
+        return None
+    return max(LEAST_PROCESS, peak - (plan.memory.total - plan.memory.process))
+
+
+def process_of_finished_run(plan: "Plan") -> int | None:
+    """Return what the nearest finished run's process took on a CPU beside its tensors; None where there was none."""
+    near = _nearest(plan)
+    return near.process_bytes if near is not None and plan.device.kind == "cpu" else None
 
 
 def _nearest(plan: "Plan") -> FinishedRun | None:
@@ -306,8 +322,7 @@ class Plan:
         """The most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
         if self.probe is None:
             return None
-        copied = self.device.kind == "cpu" and self.recipe.train["save_strategy"] != "no"
-        return self.probe.peak_bytes + ((self.checkpoint_bytes or 0) if copied else 0)
+        return self.probe.peak_bytes + (self.memory.saved if self.memory else 0)
 
     @property
     def val_bpb(self) -> Expected | None:
@@ -348,8 +363,14 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
     if is_auto(recipe):
         rows_planned = planned_micro_batch(recipe, sizes, device, processes=processes, half=half, compiled=compiled)
         recipe = with_values(recipe, {"micro_batch": rows_planned})
-    by_rows = partial(memory_of, recipe, sizes, processes=processes, half=half, compiled=compiled) if sizes else None
-    return Plan(
+    by_rows = (
+        partial(
+            memory_of, recipe, sizes, processes=processes, half=half, compiled=compiled, on_cpu=device.kind == "cpu"
+        )
+        if sizes
+        else None
+    )
+    plan = Plan(
         recipe=recipe,
         device=device,
         processes=processes,
@@ -370,6 +391,11 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
         probe=kept(recipe, device, processes=processes),
         sizes_unknown=sizes_unknown,
     )
+    found = process_of_finished_run(plan)
+    if found is None or plan.memory is None or plan.least_memory is None:
+        return plan
+    memory, least = (replace(one, process=found) for one in (plan.memory, plan.least_memory))
+    return replace(plan, memory=memory, least_memory=least)
 
 
 def _steps(recipe: Recipe) -> int | None:
@@ -439,6 +465,7 @@ def _compiled(recipe: Recipe, device: DeviceInfo) -> bool:
 # Plans as a table: a line for each number, a column for each plan.
 
 UNKNOWN = "n/a"
+BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
 
 
 def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
@@ -565,6 +592,10 @@ def _memory(part: str) -> Callable[[Plan], str | None]:
     return text
 
 
+def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
+
+
 def _device_memory(plan: Plan) -> str | None:
     return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
 
@@ -646,10 +677,13 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("processes x rows x micro-steps", _batch),
     ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
     ("memory a process (estimate)", _memory("total")),
+    ("  Python and libraries", _of_the_cpu("process")),
     ("  weights, fp32", _memory("weights")),
     ("  gradients", _memory("gradients")),
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
+    ("  copy of a checkpoint being written", _of_the_cpu("saved")),
+    ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
     ("memory a process, as probed", _probed_memory),
     ("memory of the device", _device_memory),
     ("checkpoint", _checkpoint),

@@ -106,7 +106,11 @@ def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
 
 
 def _place(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Path:
-    settings = {name: value for name, value in must_match(recipe).items() if name.startswith(("model.", "optimizer."))}
+    settings = {
+        name: value
+        for name, value in must_match(recipe).items()
+        if name.startswith(("model.", "optimizer.")) and not name.startswith("optimizer.schedule.")
+    }
     settings |= {f"train.{n}": value for n, value in recipe.train.items() if not n.startswith(WITHOUT)}
     settings |= {
         KEY: micro_batch(recipe),

@@ -20,6 +20,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.identity import differences, must_match
 from pipeline.recipe.sizes import CountedSizes, Sizes
 from pipeline.report.run_data import RunData, table
+from pipeline.run_dir.protocol import why_not_compared
 from pipeline.run_dir.run_directory import fit_file
 
 # Power laws through few points: loss over compute, with the interval in which a further run is to be expected.
@@ -250,6 +251,9 @@ def _refuse_unlike(runs: list[RunData]) -> None:
     first, lines = runs[0], []
     for data in runs[1:]:
         found = differences(_facts(first), _facts(data))
+        if data.protocol(METRIC) != first.protocol(METRIC):
+            why = why_not_compared(first.protocol_parts(METRIC), data.protocol_parts(METRIC))
+            found.append(f"protocol of {METRIC}: {first.protocol(METRIC)} -> {data.protocol(METRIC)}, {why}")
         lines += [f"{data.name} against {first.name}: {line}" for line in found]
     if lines:
         told = "\n  ".join(lines)
@@ -264,7 +268,6 @@ def _facts(data: RunData) -> dict[str, Any]:
     return _shared(data.manifest.get("must_match") or {}) | {
         "content of data.sources": [source.get("fingerprint") for source in inputs.get("sources") or []],
         "tokenizer": (inputs.get("tokenizer") or {}).get("identity"),
-        f"protocol of {METRIC}": data.protocol(METRIC),
     }
 
 

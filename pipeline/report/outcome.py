@@ -48,7 +48,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
         ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
-        ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), device_b),
+        ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), host_b if device_b is None and "process" in (plan.get("memory_bytes") or {}) else device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
         ("cost, by the wall", "", plan.get("cost"), paid),

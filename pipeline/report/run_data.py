@@ -528,6 +528,10 @@ class RunData:
         """What the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
         return self._of_validation("protocols", name)
 
+    def protocol_parts(self, name: str) -> Protocol | None:
+        """What that protocol is made of; None where an earlier version recorded its id alone."""
+        return Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)})
+
     def _of_validation(self, key: str, name: str) -> Any:
         of_rows = name in ("sft/assistant_bpb", "val/loss")
         return ((self.manifest.get("inputs") or {}).get(key) or {}).get("val/bpb" if of_rows else name)
@@ -540,7 +544,7 @@ class RunData:
                 step=step,
                 value=value,
                 protocol=self.protocol(name),
-                parts=Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)}),
+                parts=self.protocol_parts(name),
             )
             for name in ("val/bpb", "val/bpb_documents", "sft/assistant_bpb")
             for step, value in self.series(name)

@@ -100,7 +100,7 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """The plan as run_manifest.json holds it (run_dir/manifest.py); what is not known is left out."""
     memory = plan.memory
-    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "total")} if memory else {}  # fmt: skip
+    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "process", "saved", "total")} if memory else {}  # fmt: skip
     parameters = plan.sizes.parameters() if plan.sizes else {}
     expected = plan.val_bpb
     cost, energy, duration = plan.cost, plan.energy_kwh, plan.duration

@@ -13,7 +13,7 @@ run_manifest.json), so that a reader can say which of them differs.
 | bos | before what the model gets a BOS token |
 | dtype | in which the model computes |
 | tokenizer, template | where the scored targets depend on them |
-| coverage | share of the text's bytes that the tokenizer's ids restore |
+| coverage | share of the text's bytes that the tokenizer's ids restore; of tasks, of their items' text |
 | rule | version of our code's rule for this score, raised when the same parts would give another figure |
 """
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, percent, sampled_fit, with_samples
+from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, sampled_fit, with_samples
 from pipeline.data.plan import make_plan
 from pipeline.data.prepare import Workshop, short_count
 from pipeline.data.preview import table, warning_lines
@@ -61,7 +61,7 @@ def test_rows_of_the_advised_length_hold_99_of_100_conversations_whole_and_short
     assert facts["too_long"] + facts["cut"] == sum(length > 64 for length in lengths)
     assert min(facts["too_long"], facts["cut"]) > 0
     assert f"{facts['too_long']} of {len(lengths)} conversations" in warning
-    assert f"{facts['cut']} ({percent(facts['cut'], len(lengths))}) lose their last turns" in warning
+    assert f"{facts['cut']} ({100 * facts['cut'] / len(lengths):.2f} %) lose their last turns" in warning
     assert (
         f"Rows of {advised} would hold 99 % whole (counted in all of them). Set data.row_tokens to {advised}" in warning
     )

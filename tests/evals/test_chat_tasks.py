@@ -1,5 +1,6 @@
 """Scores of the chat tasks: who guesses scores at chance, who knows scores 1, whatever the batches and ranks."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 from chat_task_files import NAMES, arc_row, mmlu_row, write_all, write_jsonl
 from knowing_model import knowing_model
+from tokenizers import normalizers
 
 from pipeline.evals.chat.score import (
     TaskScore,
@@ -267,6 +269,18 @@ def test_results_say_on_what_they_stand(tasks, tokenizer):
     checked = replace(tasks[3], task=replace(tasks[3].task, checker="contains"))
     assert chat_protocol(checked, scores[1]).id != gsm8k["protocol"]
     assert chat_protocol(tasks[3], replace(scores[1], window=128)).id != gsm8k["protocol"]
+
+
+def test_a_tokenizer_that_replaces_text_of_the_questions_is_part_of_the_protocol(tasks, tokenizer):
+    model = small("gpt2", tokenizer)
+    lossy = copy.deepcopy(tokenizer)
+    lossy.backend_tokenizer.normalizer = normalizers.Lowercase()
+    (whole,), (part,) = (
+        chat_results(tasks[:1], score_chat_tasks(tasks[:1], model, one, max_per_task=5)) for one in (tokenizer, lossy)
+    )
+    assert whole["protocol_parts"]["coverage"] == 1.0
+    assert 0.5 < part["protocol_parts"]["coverage"] < 1.0
+    assert part["protocol"] != whole["protocol"]
 
 
 def conversations(folder, answered):

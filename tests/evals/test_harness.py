@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.evals.harness import harness_scores, require_harness
@@ -316,6 +316,10 @@ def test_rows_tell_filter_items_version_shots_and_protocol_and_groups_come_last(
     assert (rows[2]["task_version"], rows[2]["num_fewshot"], rows[2]["stderr"] >= 0) == ("1.5", 0, True)
     told = {"task": "choice", "version": "1.5", "num_fewshot": 0, "items": 3, "chat": False, "window": "whole prompts"}
     assert told.items() <= rows[2]["protocol_parts"].items()
+    lossy = make_tokenizer()
+    lossy.backend_tokenizer.normalizer = normalizers.Lowercase()
+    (part, *_) = harness_scores(["choice"], make_model(), lossy, include_path=folder, limit=3, num_fewshot=0)
+    assert re.fullmatch(r"coverage 0\.\d+ against 1\.0", Protocol.of(part).difference(Protocol.of(rows[2])))
     other = harness_scores(["choice"], make_model(), TOKENIZER, include_path=folder, limit=2, num_fewshot=0)[0]
     difference = Protocol.of(other).difference(Protocol.of(rows[2]))
     assert re.fullmatch(r"texts \w+ against \w+; items 2 against 3", difference)

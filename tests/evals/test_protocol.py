@@ -62,6 +62,11 @@ def copy_of(tokenizer, **changes):
     return made
 
 
+def lossy(tokenizer):
+    """The tokenizer again, reading another letter for each e."""
+    return copy_of(tokenizer, normalizer=normalizers.Replace("e", "i"))
+
+
 def scored(model, tokenizer, *words):
     arguments = read_arguments(["model", "bpb", *words])
     return bpb_results(Subject(path="model"), model, tokenizer, arguments, device="cpu")
@@ -97,16 +102,19 @@ def rows_under_many_protocols(model, tokenizer, monkeypatch):
     }.items():
         score = score_core(bundle, model, tokenizer, device="cpu", **options)
         found[name] = in_precision(core_results(score)[:1], "float32")
+    found["coverage"] = in_precision(
+        core_results(score_core(bundle, model, lossy(tokenizer), device="cpu"))[:1], "float32"
+    )
     found["core in bfloat16"] = in_precision(core_results(score)[:1], "bfloat16")
     return found
 
 
-def test_one_model_under_sixteen_protocols_has_sixteen_ids_and_no_two_are_compared(
+def test_one_model_under_seventeen_protocols_has_seventeen_ids_and_no_two_are_compared(
     folder, model, tokenizer, monkeypatch
 ):
     found = rows_under_many_protocols(model, tokenizer, monkeypatch)
     ids = [row["protocol"] for rows in found.values() for row in rows]
-    assert len(ids) == len(set(ids)) == 16
+    assert len(ids) == len(set(ids)) == 17
     for name, rows in found.items():
         run = RunDirectory(folder / "runs" / (name.replace(" ", "_") or "first"))
         run.evals.parent.mkdir(parents=True)

@@ -38,7 +38,7 @@ def plan_of(tmp_path, monkeypatch):
 def finish(plan, folder, *, run="before", step_s=0.4):
     """Let a run of that plan have finished: ten steps, an evaluation of 2 s, a save of 0.1 s, and 20 s beside them."""
     directory = RunDirectory(folder / run)
-    directory.update_manifest(name=run)
+    directory.update_manifest(name=run, peak_memory_bytes={"host": 2**30})
     whole_s = 10 * step_s + 2.0 + 0.1 + 20.0
     append_row(directory.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 100.0})
     rows = {5: {}, 10: {"perf/eval_s": 2.0, "ckpt/save_s": 0.1}}
@@ -72,6 +72,18 @@ def test_a_finished_run_of_this_machine_tells_the_next_ones_time_and_the_range_g
     larger = plan_of("model.n_embd=512", "model.n_head=8").duration.step
     assert larger.value > 2 * plan.duration.step.value
     assert larger.high / larger.low > plan.duration.step.high / plan.duration.step.low
+
+
+def test_a_finished_run_tells_what_a_process_takes_beside_its_tensors(plan_of, tmp_path):
+    before = plan_of().memory
+    finish(plan_of(), tmp_path)
+    finish(plan_of(), tmp_path)  # planned by the first one, it says the same
+    plan = plan_of()
+    assert plan.memory.total == 2**30
+    assert plan.memory.activations == before.activations
+    larger = plan_of("model.n_embd=512", "model.n_head=8")
+    assert larger.memory.process == larger.least_memory.process == plan.memory.process != before.process
+    assert plan_of(processes=2).memory.process == before.process
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The plan's bytes against real models, optimizers and what the backward pass really keeps."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +86,53 @@ def test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_proces
     joined = memory_of(recipe, sizes_of(recipe), processes=2, half=True, compiled=False)
     assert alone.weights == alone.gradients == real
     assert joined.gradients == 2 * real
+
+
+ADAMW = ["optimizer.type=adamw", "optimizer.groups={matrices: {learning_rate: 0.001}}"]
+SDPA = "model.attn_implementation=sdpa"
+TINY = ["model.n_embd=64", "model.n_head=1", "model.n_layer=2", "tokenizer.vocab_size=1024", "train.per_device_train_batch_size=2", "train.per_device_eval_batch_size=2", "data.batch_tokens=512"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "half", "compiled", "took_mib"),
+    [
+        # Peaks of `python -m pipeline.run.probing` on an EPYC, one thread, and of runs (docs/log.md, 2026-11-23).
+        ([], True, False, 905),
+        (["train.per_device_train_batch_size=2", "train.per_device_eval_batch_size=2"], True, False, 690),
+        ([SDPA], True, False, 860),
+        ([SDPA], False, False, 859),
+        ([SDPA, *ADAMW], True, False, 852),
+        ([SDPA, "model.n_embd=512", "model.n_head=8", "model.n_layer=6"], True, False, 1446),
+        ([SDPA, "model.preset=gpt2", "model.options={}", *ADAMW], True, False, 923),
+        (TINY, True, False, 509),
+        ([*TINY[:3], *TINY[4:5], "data.batch_tokens=512"], True, False, 678),  # 16 rows a batch of the evaluation
+        (["train.save_steps=10"], True, True, 1122),
+        (["train.save_steps=10"], True, False, 1017),
+    ],
+)
+def test_a_process_on_a_cpu_takes_what_is_planned(overrides, half, compiled, took_mib):
+    saves = "train.save_steps=10" in overrides
+    recipe = read_recipe([QUICKSTART, *([] if saves else ["train.save_strategy=no"]), *overrides])
+    memory = memory_of(recipe, sizes_of(recipe), processes=1, half=half, compiled=compiled, on_cpu=True)
+    assert 0.9 < memory.total / 2**20 / took_mib < 1.15
+    assert memory.saved == pytest.approx(72 * 2**20 * saves, rel=0.01)
+
+
+@pytest.mark.slow
+def test_a_probe_of_a_tiny_model_takes_what_is_planned(tmp_path):
+    given = [QUICKSTART, *TINY, "train.save_strategy=no", "train.torch_compile=false", "train.bf16=false", f"data.cache_dir={tmp_path}"]  # fmt: skip
+    command = [sys.executable, "-m", "pipeline.run.probing", "0.01", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(QUICKSTART).parents[1])
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"step_s"'))
+    recipe = read_recipe(given)
+    memory = memory_of(recipe, sizes_of(recipe), processes=1, half=False, compiled=False, on_cpu=True)
+    assert 0.8 < memory.total / json.loads(line)["peak_bytes"] < 1.25  # of another torch and machine too
+
+
+def test_memory_on_an_accelerator_counts_neither_the_process_nor_a_checkpoint():
+    recipe = read_recipe([QUICKSTART])
+    memory = memory_of(recipe, sizes_of(recipe), processes=1, half=True, compiled=True)
+    assert (memory.process, memory.saved) == (0, 0)
 
 
 def test_activation_checkpointing_and_rows_change_the_estimate():

@@ -30,7 +30,9 @@ def core_rows(right=1, *, names=None, items=4, of=None, published=True, max_per_
             tasks=scored,
             missing=bundle.missing,
             bundle=bundle,
-            protocol=core.core_protocol(bundle, max_per_task=max_per_task, long_prompts=long_prompts, window=64),
+            protocol=core.core_protocol(
+                bundle, max_per_task=max_per_task, long_prompts=long_prompts, window=64, coverage=1.0
+            ),
             seconds=12.5,
             forwarded=3000,
             given=5000,

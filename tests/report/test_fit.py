@@ -39,14 +39,14 @@ def family(tmp_path, monkeypatch):
         given = "" if any(override.startswith("model.depth=") for override in overrides) else f"model.depth={depth}"
         return read_recipe(["r.yaml", *([given] if given else []), *overrides])
 
-    def write(depth, *overrides, name=None, off=1.0, finished=True, protocol="p", text="f"):
+    def write(depth, *overrides, name=None, off=1.0, finished=True, protocol="p", parts=None, text="f"):
         settled = recipe(depth, *overrides)
         sizes, tokens = known_sizes(settled), settled.train["max_steps"] * settled.data.batch_tokens
         per_token, run = sizes.flops_per_token("nanochat"), RunDirectory(tmp_path / "runs" / (name or f"d{depth}"))
         run.update_manifest(
             name=run.name,
             must_match=must_match(settled),
-            inputs={"tokenizer": {"identity": "t"}, "sources": [{"fingerprint": text}], "protocols": {"val/bpb": protocol}},
+            inputs={"tokenizer": {"identity": "t"}, "sources": [{"fingerprint": text}], "protocols": {"val/bpb": protocol}, "protocol_parts": {"val/bpb": parts} if parts else {}},
             plan={"scaling_parameters": sizes.parameters()["scaling"]},
             model={"parameters": sizes.parameters()["total"], "flops_per_token": per_token},
             **({"finished": 1.0} if finished else {}),
@@ -163,15 +163,16 @@ def test_runs_whose_bpb_rises_with_their_size_are_refused(family):
 
 
 def test_unlike_runs_are_refused_with_every_key_that_differs(family):
-    family(2)
+    family(2, parts={"score": "rows", "window": 64, "dtype": "float32"})
     family(4, "data.packing=concat")
-    family(6, "optimizer.schedule.decay_fraction=0.5", protocol="q", text="g")
+    parts = {"score": "rows", "window": 32, "dtype": "float32"}
+    family(6, "optimizer.schedule.decay_fraction=0.5", protocol="q", parts=parts, text="g")
     with pytest.raises(RecipeError) as told:
         fit_runs([read_run(f"runs/d{depth}") for depth in (2, 4, 6)])
     for line in (
         'd4 against d2: data.packing: "cut_and_fit" -> "concat"',
         "d6 against d2: optimizer.schedule.decay_fraction: 0.65 -> 0.5",
-        'd6 against d2: protocol of val/bpb: "p" -> "q"',
+        "d6 against d2: protocol of val/bpb: p -> q, window 64 against 32\n",
         'd6 against d2: content of data.sources: ["f"] -> ["g"]',
     ):
         assert line in str(told.value)

@@ -47,6 +47,12 @@ def test_counts_are_exact_and_measures_have_their_ratio(run):
     assert "energy" not in text
 
 
+def test_the_process_of_a_cpu_is_compared_with_arithmetic_that_counts_it(run):
+    assert "memory of a process, by arithmetic" not in outcome_text(read_run(str(run.path)))
+    run.update_manifest(plan={**PLAN, "memory_bytes": {"weights": 2**20, "process": 2**29, "total": 2**30}})
+    assert cells(outcome_text(read_run(str(run.path))), "memory of a process, by arithmetic")[2] == "1.250"
+
+
 def test_a_first_interval_is_left_out_of_every_attempt_and_void_rows_of_the_time_of_steps_but_not_of_the_wall(run):
     data = read_run(str(run.path))
     assert mean_step_s(data) == pytest.approx(0.6)

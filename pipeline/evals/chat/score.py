@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Source
 from pipeline.run_dir.protocol import Protocol, digest
 from pipeline.tokenizer.chat import prompt_ids
+from pipeline.tokenizer.coverage import coverage
 
 # Multiple choice by the logits of the letters alone: one forward pass a question, nothing is generated.
 
@@ -242,6 +243,7 @@ class TaskScore:
     too_long: items whose question has more tokens than the model's positions; they count as wrong. seconds: of the slowest
     rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
     programs of the task were run in, None where there are none. window: the model's positions, None for any number.
+    coverage: of the text of questions and right answers, by the model's tokenizer.
     """
 
     name: str
@@ -258,6 +260,7 @@ class TaskScore:
     tokens_generated: int
     isolation: str | None = None
     window: int | None = None
+    coverage: float = 1.0
 
 
 def score_chat_tasks(
@@ -310,7 +313,7 @@ def score_chat_tasks(
                 error = problem
             shares = gathered_over_ranks(share, world_size=world_size, error=error)
             name = isolation.name if isolation and loaded.task.program else None
-            scores.append(_task_score(loaded, shares, name, positions(model)))
+            scores.append(_task_score(loaded, shares, name, positions(model), tokenizer))
             if report is not None:
                 report(scores[-1])
             if max_s is not None and first_ranks_word(time.monotonic() - started > max_s, model.device):
@@ -384,7 +387,14 @@ def _ids_of_letters(tasks: list[LoadedTask], tokenizer) -> dict[str, int]:
     )
 
 
-def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None, window: int | None) -> TaskScore:
+def _texts(item: ChatItem) -> Iterator[str]:
+    yield from (message.get("content") or "" for message in item.messages)
+    yield item.answer
+
+
+def _task_score(
+    loaded: LoadedTask, shares: list[Share], isolation: str | None, window: int | None, tokenizer
+) -> TaskScore:
     correct = {n: right for share in shares for n, right in share.correct.items()}
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
     return TaskScore(
@@ -402,6 +412,7 @@ def _task_score(loaded: LoadedTask, shares: list[Share], isolation: str | None, 
         tokens_generated=sum(share.tokens_generated for share in shares),
         isolation=isolation,
         window=window,
+        coverage=coverage(tokenizer, (text for item in loaded.items[:n] for text in _texts(item))),
     )
 
 
@@ -484,6 +495,7 @@ def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:
             # A question that fits may still leave a written answer too few positions.
             "window": (score.window or "any") if score.too_long or task.kind == "text" else "whole prompts",
             "bos": "as the template",
+            "coverage": score.coverage,
             "rule": RULE,
         }
     )

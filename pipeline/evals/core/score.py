@@ -17,6 +17,7 @@ from pipeline.evals.together import first_ranks_word, summed_over_ranks
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.run_dir.protocol import Protocol
+from pipeline.tokenizer.coverage import coverage
 from pipeline.tokenizer.encode import encode_documents
 from pipeline.tokenizer.specials import document_start
 
@@ -560,6 +561,7 @@ def score_core(
             max_per_task=max_per_task,
             long_prompts=long_prompts,
             window=tokens.positions if any(shortened.values()) else None,
+            coverage=coverage(tokenizer, (text for some in items.values() for item in some for text in _texts(item))),
         ),
         seconds=time.monotonic() - started,
         forwarded=forwarded,
@@ -569,10 +571,10 @@ def score_core(
 
 
 def core_protocol(
-    bundle: Bundle, *, max_per_task: int | None, long_prompts: LongPrompts, window: int | None
+    bundle: Bundle, *, max_per_task: int | None, long_prompts: LongPrompts, window: int | None, coverage: float
 ) -> Protocol:
     """Return the protocol of the tasks and their mean. window: the model's positions where a prompt was longer, else None:
-    then they change nothing."""
+    then they change nothing. coverage: of the items' text, by this tokenizer."""
     return Protocol(
         {
             "score": "core",
@@ -581,9 +583,16 @@ def core_protocol(
             "long_prompts": long_prompts,
             "window": window or "whole prompts",
             "bos": "each prompt",
+            "coverage": coverage,
             "rule": RULE,
         }
     )
+
+
+def _texts(item: dict) -> Iterator[str]:
+    """All that a prompt takes from an item: question or context, options and continuation."""
+    for value in item.values():
+        yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
 
 
 def _correct(
