@@ -6,9 +6,10 @@ with a model's own code (5.23; --trust-remote-code changes nothing). Here it fin
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from pipeline.evals.subject import Subject
-from pipeline.process.errors import InputMissingError
+from pipeline.process.errors import DataError, InputMissingError, Interrupted, RecipeError
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -44,18 +45,45 @@ def main(argv: list[str]) -> int:
     transformers.TandemForCausalLM = TandemForCausalLM  # type: ignore[attr-defined]
     print(f"requests name the model {subject.path}", flush=True)
     trust = ["--trust-remote-code"] if arguments.trust_code else []
-    app(["serve", subject.path, *trust, *options])
+    return _serve(app, ["serve", subject.path, *trust, *options], path=subject.path)
+
+
+def _serve(app: Any, words: list[str], *, path: str) -> int:
+    """Run the command of transformers until Ctrl-C, and return the exit status."""
+    import click
+
+    try:
+        app(words, standalone_mode=False)  # else click ends the process itself: Ctrl-C with status 1
+    except (KeyboardInterrupt, click.Abort):
+        return Interrupted.status
+    except click.ClickException as error:
+        raise RecipeError(f"command line: transformers serve: {error.format_message()}") from None
+    except SystemExit as error:  # uvicorn's, where the port is taken
+        if error.code:
+            raise RecipeError(
+                "command line: the server did not start, for the reason above. Another --port may be free."
+            ) from None
+    except Exception as error:  # a model's files are somebody else's, and may hold anything
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise DataError(f"{path}: transformers serve cannot serve it ({reason}). Take another model.") from error
     return 0
 
 
 def _refuse_unservable(subject: Subject) -> None:
-    """Raise what a chat with the model would: every request would end in an error otherwise. What is fetched later is not looked at."""
+    """Raise what a chat with the model would: every request would end in an error otherwise. Of a Hub id, only its code is looked at."""
     from pipeline.evals.subject import load, refuse_nonfinite_model, trusts_model_code
     from pipeline.model.build import first_nonfinite_of_files
 
     folder = Path(subject.path)
+    name, _, revision = (subject.path, "", "") if folder.is_dir() else subject.path.partition("@")
+    try:
+        trusts_model_code(name, code=subject.code, revision=revision or None)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputMissingError(
+            f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
+        ) from None
     if folder.is_dir():
-        trusts_model_code(subject.path, code=subject.code)
         refuse_nonfinite_model(subject.path, first_nonfinite_of_files(folder))
         if not any(folder.glob("*.safetensors")):
             load(subject, device="cpu")  # pickles: only torch knows which of them it refuses

@@ -301,9 +301,10 @@ def _rows(items: list[Any], source: OpenSource, tokenizer: Any, *, colour: bool)
             length = f"{len(item.messages)} messages"
         file = f" of {Path(source.files[item.file].label).name}" if len(source.files) > 1 else ""
         yield f"row {item.row}{file} ({length})"
-        lines = list(islice(_wrapped(text, indent="  "), SHOWN_LINES + 1))
+        most = 4 * 80 * (SHOWN_LINES + 1)  # textwrap takes minutes over one word of a hundred megabytes
+        lines = list(islice(_wrapped(text[:most], indent="  "), SHOWN_LINES + 1))
         yield from lines[:SHOWN_LINES]
-        if len(lines) > SHOWN_LINES:
+        if len(lines) > SHOWN_LINES or len(text) > most:
             yield f"  {PLAIN if colour else ''}..."
     yield ""
 

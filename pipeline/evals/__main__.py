@@ -77,6 +77,8 @@ class Asked:
 
     def open_inputs(self) -> None:
         """Everything but the model; raises what is wrong with it."""
+        if self.subject.run is not None:
+            self.subject.run.refuse_links(self.subject.run.report)  # where the scores are recorded
         if "bpb" in self.tasks:
             from pipeline.evals.texts import require_text
 

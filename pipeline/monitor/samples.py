@@ -1,6 +1,7 @@
 """Samples of the sampler process: written, read, and integrated to energy."""
 
 import csv
+import io
 import os
 import statistics
 import time
@@ -12,6 +13,9 @@ from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Any, TextIO
+
+from pipeline.process.storage import note_once, open_regular
+from pipeline.run_dir.rows import open_rows, whole_lines
 
 # The samples as CSV: one row for each GPU and sample, the host's numbers beside them; appended over attempts.
 
@@ -37,7 +41,9 @@ class SampleTable:
     @classmethod
     def appended(cls, path: Path, *, host: str, attempt: int) -> "SampleTable":
         """Behind what earlier attempts wrote; a last line torn by a crash is cut off."""
-        file = open(path, "a", newline="")  # noqa: SIM115 - written to as long as it is sampled
+        file = io.TextIOWrapper(
+            open_regular(path, "ab"), encoding="utf-8", newline=""
+        )  # written to as long as it is sampled
         whole = _whole_bytes(path)
         file.truncate(whole)
         return cls(file, host=host, attempt=attempt, header=whole == 0)
@@ -58,7 +64,7 @@ class SampleTable:
 
 def _whole_bytes(path: Path) -> int:
     """Bytes of the file up to the end of its last whole line."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - LONGEST_ROW, 0))
         tail = file.read()
@@ -79,16 +85,28 @@ def read_samples(path: str | Path) -> Iterator[dict[str, str]]:
 
 
 def _whole_lines(path: str | Path) -> Iterator[list[str]]:
-    """The cells of every line, the header first; of lines as long as it."""
+    """Yield the cells of every line that has as many as the header, which comes first."""
     try:
-        file = open(path, newline="", errors="replace")  # noqa: SIM115 - closed below
+        file = open_rows(path)
     except FileNotFoundError:
         return
     with file:
-        lines = csv.reader(line for line in file if line.endswith("\n"))
-        columns = next(lines, [])
-        yield columns
-        yield from (cells for cells in lines if len(cells) == len(columns))
+        lines = csv.reader(
+            line.decode(errors="replace")
+            for line in whole_lines(file)
+            if line.endswith(b"\n") and len(line) <= LONGEST_ROW
+        )
+        columns: list[str] = []
+        while True:
+            try:
+                cells = next(lines)
+            except StopIteration:
+                return
+            except csv.Error:  # a quote that no line closes
+                continue
+            if not columns or len(cells) == len(columns):
+                columns = columns or cells
+                yield cells
 
 
 @dataclass(kw_only=True)
@@ -112,7 +130,11 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
     lines = _whole_lines(path)
     place = {name: n for n, name in enumerate(next(lines, []))}
     found: dict[tuple[str, str], GpuSeries] = {}
-    if not place:
+    if not {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)} <= set(
+        place
+    ):
+        if place:
+            note_once(f"{path}: has not the columns of GPU samples; it is left out")
         return []
     moment, attempt, index, throttle = (place[name] for name in ("time", "attempt", "gpu/index", "gpu/throttle"))
     numbers = [(name, place[f"gpu/{name}"]) for name in NUMBERS]
@@ -120,12 +142,16 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
         if not cells[index]:
             continue
         key = cells[attempt] or "1", cells[index]
-        series = found.get(key)
-        if series is None:
-            series = found[key] = GpuSeries(attempt=int(key[0]), index=int(key[1]), name=cells[place["gpu/name"]])
-        series.times.append(float(cells[moment]))
-        for name, n in numbers:
-            series.numbers[name].append(float(cells[n] or "nan"))
+        try:
+            series = found.get(key)
+            if series is None:
+                series = GpuSeries(attempt=int(key[0]), index=int(key[1]), name=cells[place["gpu/name"]])
+            values = [float(cells[moment]), *(float(cells[n] or "nan") for _, n in numbers)]
+        except ValueError:  # no row of ours
+            continue
+        found[key] = series
+        for column, value in zip((series.times, *(series.numbers[name] for name, _ in numbers)), values, strict=True):
+            column.append(value)
         if cells[throttle]:
             series.reasons[cells[throttle]] += 1
     return list(found.values())

@@ -1,5 +1,6 @@
 """What can be known before step 1 to be wrong or wasteful, from the recipe, its plan and this machine."""
 
+import functools
 import json
 import os
 import shutil
@@ -359,10 +360,7 @@ def _versions() -> list[TandemError]:
     problems: list[TandemError] = []
     for line in _requirements():
         requirement = Requirement(line)
-        try:
-            found = version(requirement.name)
-        except PackageNotFoundError:
-            found = "not"
+        found = _installed(requirement.name)
         if found == "not" or not requirement.specifier.contains(found, prereleases=True):
             problems.append(
                 InputMissingError(
@@ -371,6 +369,15 @@ def _versions() -> list[TandemError]:
                 )
             )
     return problems
+
+
+@functools.cache
+def _installed(name: str) -> str:
+    """Return the version of a package or "not"; reading one from the disk takes a millisecond."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not"
 
 
 def _requirements() -> list[str]:

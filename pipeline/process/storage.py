@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError
 
@@ -135,15 +135,28 @@ def read_json(path: str | Path) -> dict[str, Any]:
         ) from None
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """Open a file for reading its bytes. Raises DamagedFileError for a folder, and for a pipe or a device, which would have no end."""
-    # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return open(descriptor, "rb")
+def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
+    """Open a file as open does, for its bytes. Raises DamagedFileError for a folder, a link that leads to itself, and a pipe, socket or
+    device, which would have no end; OSError as open does for what is missing. mode: rb, ab or ab+."""
+    flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]  # fmt: skip
+    try:
+        # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DamagedFileError(
+                f"{path}: is a link that leads back to itself, so it is not read. Remove it."
+            ) from None
+        if error.errno == errno.ENXIO:
+            raise DamagedFileError(
+                f"{path}: is a pipe or a socket, not a file, so it is not used. Remove it."
+            ) from None
+        raise
+    kind_of_file = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind_of_file):
+        return cast(BinaryIO, open(path, mode, opener=lambda *_: descriptor))
     os.close(descriptor)
-    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+    kind = "a folder" if stat.S_ISDIR(kind_of_file) else "a pipe or a device"
     raise DamagedFileError(f"{path}: is {kind}, not a file, so it is not read. Remove it, or put the file there.")
 
 
@@ -332,7 +345,7 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[b
 
     The file is `path`, which is made unless the lock is shared, or where that cannot be locked one of this machine.
     """
-    file: IO[bytes] = open(path, "rb" if shared else "ab")  # noqa: SIM115 - the lock lives as long as the file is open
+    file: IO[bytes] = open_regular(path, "rb" if shared else "ab")  # the lock lives as long as it is open
     deadline = time.monotonic() + wait_s
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     operation |= 0 if wait_s == FOREVER else fcntl.LOCK_NB

@@ -197,7 +197,7 @@ def read_file(path: str, problems: Problems) -> Item:
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")
     try:
-        with open(file, "rb") as opened:
+        with open_regular(file) as opened:
             raw = opened.read(MOST_BYTES + 1)
     except OSError as error:
         raise InputMissingError(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from None

@@ -62,6 +62,7 @@ def write_report(data: RunData) -> Path:
     from pipeline.report.page import page  # these two cost a second of imports, which a comparison need not pay
     from pipeline.report.picture import picture
 
+    data.run.refuse_links(data.run.report)
     run, sections, panels = data.run, sections_of(data), panels_of(data)
     drawn = picture(panels, title=data.name) if panels else None
     if drawn:

@@ -4,6 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from pipeline.data.decontamination import Seen, id_of_file
 from pipeline.data.prepare import Preparation, start_preparation
 from pipeline.data.preview import warning_lines
@@ -266,6 +268,14 @@ def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | N
         return begun if begun and begun["from"] == start_from else {"from": start_from} | _commit(start_from)
     facts = FactsOfFiles(cache_dir(recipe.data.cache_dir))
     files = sorted(Path(start_from).absolute().glob("model*.safetensors"))
+    for path in files:  # a header takes no time, a hash of a terabyte of zeros half an hour
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise DataError(
+                f"{path}: holds no weights as safetensors writes them ({error}), so no run starts from it. Take the model again."
+            ) from None
     return {"from": start_from} | {path.name: facts.of(path).sha256 for path in files}
 
 

@@ -13,8 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from pipeline.process.storage import open_regular
-from pipeline.run_dir.rows import LINE_BYTES, skip_line
+from pipeline.run_dir.rows import LINE_BYTES, open_rows, skip_line
 
 BLOCK_BYTES = 2**22  # read at a time: what one torn line slows down
 THREADS = min(os.cpu_count() or 1, 4)
@@ -133,7 +132,7 @@ def read_columns(path: str | Path) -> Columns:
         return _join([])
     blocks: list[_Block] = []
     reading: deque[Future[_Block]] = deque()
-    with open_regular(path) as file, ThreadPoolExecutor(THREADS) as threads:  # Arrow parses beside Python
+    with open_rows(path) as file, ThreadPoolExecutor(THREADS) as threads:  # Arrow parses beside Python
         while text := file.read(BLOCK_BYTES) + file.readline(LINE_BYTES):
             if len(text) >= LINE_BYTES and not text.endswith(b"\n"):
                 skip_line(file)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from pipeline.process.errors import (
     CannotWriteError,
+    DamagedFileError,
     DiskFullError,
     Interrupted,
     OutOfMemoryError,
@@ -219,6 +220,8 @@ def _as_tandem_error(error: BaseException) -> BaseException:
             f"{where}: cannot be written or read ({os.strerror(number)}); every checkpoint that was whole still is. Look "
             "after the disk or move run.directory; then run the same command again."
         )
+    if number == errno.ELOOP:
+        return DamagedFileError(f"{where}: is a link that leads back to itself, so it cannot be used. Remove it.")
     if number in (errno.EACCES, errno.EPERM):
         return CannotWriteError(
             f"{where}: this user may not read or write it ({os.strerror(number)}); every checkpoint that was whole still is. "

@@ -64,6 +64,7 @@ class HubQueue:
     @contextmanager
     def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:
         """Keep other publishers out while the block runs; yields whether nobody else does that to us."""
+        self.run.refuse_links(self.path)
         deadline = time.monotonic() + wait_s
         while True:
             with file_lock(self.path / ".lock", blocking=False) as held:

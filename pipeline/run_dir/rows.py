@@ -1,20 +1,24 @@
 """Append-only files of JSON lines: metrics and samples. One line is one row, written whole."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import make_parent, open_regular
 
 LINE_BYTES = 2**24  # longest row that is read; a sample of a long context has a few 100 kB
+# Longest file of rows that is read: ten million rows of metrics. At a gigabyte a second, zeros of a sparse one take eight seconds.
+ROWS_BYTES = 2**33
 
 
 def append_row(path: str | Path, row: dict[str, Any]) -> None:
     """Add one row. A torn last line, left by a crash, is closed first so that it cannot swallow this one."""
     path = Path(path)
     make_parent(path)
-    with open(path, "ab+") as file:
+    with open_regular(path, "ab+") as file:
         size = file.seek(0, 2)
         if size:
             file.seek(size - 1)
@@ -29,7 +33,7 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    with open_regular(path) as file:
+    with open_rows(path) as file:
         for line in whole_lines(file):
             try:
                 row = json.loads(line)
@@ -38,6 +42,18 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
             if isinstance(row, dict):
                 rows.append(row)
     return rows
+
+
+def open_rows(path: str | Path) -> BinaryIO:
+    """Open a file of rows as open_regular does. Raises DamagedFileError for one that is larger than rows of any run."""
+    file = open_regular(path)
+    size = os.fstat(file.fileno()).st_size
+    if size <= ROWS_BYTES:
+        return file
+    file.close()
+    raise DamagedFileError(
+        f"{path}: has {size / 2**30:,.0f} GiB, and rows of a run have {ROWS_BYTES >> 30} GiB at most, so it is not read. Remove it."
+    )
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:

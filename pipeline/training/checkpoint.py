@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
+from transformers.trainer_callback import TrainerState
 
 from pipeline.data.rows import IGNORED
 from pipeline.hardware.cpu import has_memory_files
@@ -310,6 +311,7 @@ def unnamed_file() -> int:
 
 # A checkpoint's files: the model that from_pretrained loads, and all that an exact continuation needs. No pickle.
 
+STATE = "trainer_state.json"
 MODEL, OPTIMIZER, SCHEDULER, POSITION = "model.safetensors", "optimizer.safetensors", "scheduler.json", "position.json"
 
 
@@ -356,13 +358,24 @@ def write_training_state(
     (folder / POSITION).write_text(json.dumps(position, indent=2))
 
 
-def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
-    """The optimizer's tensors and scheduler.json; DataError when the checkpoint cannot be continued from."""
-    missing = [name for name in (OPTIMIZER, SCHEDULER, POSITION) if not (folder / name).exists()]
+def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
+    """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
+    missing = [name for name in (STATE, OPTIMIZER, SCHEDULER, POSITION) if not (folder / name).exists()]
     if missing:
         raise DataError(
             f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start a new run from its weights."
         )
+    try:
+        return TrainerState(**read_json(folder / STATE)), read_json(folder / POSITION)
+    except TypeError as error:
+        raise DataError(
+            f"{folder / STATE}: is no state of a Trainer ({error}), so the run cannot go on exactly. Use model.start_from to start a new run "
+            "from its weights."
+        ) from None
+
+
+def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    """The optimizer's tensors and scheduler.json."""
     return load_file(folder / OPTIMIZER), read_json(folder / SCHEDULER)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_callback import TrainerState
 
 from pipeline.model.export import load_weights
 from pipeline.process.errors import DataError, TandemError
@@ -266,9 +265,8 @@ class TandemTrainer(Trainer):
     def resume(self, checkpoint: Path | None) -> None:
         """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
         if checkpoint is not None:
-            state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            state, position = files.read_state(checkpoint)
             self.start_step = state.global_step
-            position = files.read_position(checkpoint)
             self.meter.load_state_dict(position["meter"])
             self.log_row.resume(self, checkpoint, position.get("log_row", {}))
         try:

@@ -11,9 +11,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 
-from pipeline.chat.serve import main
+from pipeline.chat.serve import _serve, main
 from pipeline.process.errors import TandemError
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,37 @@ def test_what_is_missing_is_told_in_a_sentence(run, monkeypatch):
     with pytest.raises(TandemError, match=r'pip install "transformers\[serving\]"') as caught:
         main([str(run)])
     assert caught.value.status == 66
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "words"),
+    [
+        (click.UsageError("No such option: --nope"), 64, "command line: transformers serve: No such option: --nope"),
+        (SystemExit(3), 64, "the server did not start"),
+        (ValueError("size 0\nmore"), 65, r"model: transformers serve cannot serve it \(size 0\)"),
+    ],
+)
+def test_what_ends_transformers_own_command_is_a_sentence(raised, status, words):
+    def app(command, *, standalone_mode):
+        raise raised
+
+    with pytest.raises(TandemError, match=words) as caught:
+        _serve(app, ["serve"], path="model")
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, click.Abort])
+def test_ctrl_c_ends_the_server_with_the_status_of_one(raised):
+    def app(command, *, standalone_mode):
+        assert not standalone_mode
+        raise raised
+
+    assert _serve(app, ["serve"], path="model") == 130
+
+
+def test_a_hub_model_that_needs_its_own_code_is_refused_before_it_is_served(monkeypatch):
+    found = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C"}}
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda path, revision: (found, {}))
+    with pytest.raises(TandemError, match="evil/run: its model_type 'evil' is known only to code") as caught:
+        main(["evil/run@main"])
+    assert caught.value.status == 64

@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis.strategies import SearchStrategy
-
 from pipeline.process.errors import TandemError
+from tests.hostile.random_inputs import Strategy, in_processes
 
 # Where each kind is made; a kind is an instance of Kind.
 KINDS = {
@@ -30,7 +29,6 @@ KINDS = {
     "overrides": "tests.hostile.generated_recipes:OVERRIDES",
 }
 LIMIT_S = 20  # of processor time for one input; ten times as long on the clock, since the machine may be busy
-CHUNK = 500  # inputs of one strategy's run: hypothesis remembers all of a run
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Kind:
     """One kind of input. prepare: what lies in the folder, once. put_in: an input through the program, the folder being the working
     folder; it raises TandemError for what is refused."""
 
-    inputs: SearchStrategy
+    inputs: Strategy
     put_in: Callable[[Any], None]
     prepare: Callable[[Path], None] = lambda folder: None
 
@@ -60,20 +58,19 @@ def kind_of(name: str) -> Kind:
     return getattr(importlib.import_module(module), attribute)
 
 
-def generate(kind: Kind, *, count: int, number: int, folder: Path, outcome: Outcome | None = None) -> Outcome:
-    """Put `count` inputs in and return how they ended. number: the seed of the first chunk."""
-    outcome = outcome or Outcome()
+def generate(kind: Kind, *, count: int, number: int, folder: Path) -> Outcome:
+    """Put `count` inputs in and return how they ended. number: the seed."""
+    outcome, random = Outcome(), Random(number)
     kind.prepare(folder)
-    for first in range(0, count, CHUNK):
-
-        @seed(number + first)
-        @settings(max_examples=min(CHUNK, count - first), deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
-        @given(kind.inputs)
-        def chunk(given: Any) -> None:
-            put_in(kind, given, folder, outcome)
-
-        chunk()
+    for _ in range(count):
+        put_in(kind, kind.inputs.draw(random), folder, outcome)
     return outcome
+
+
+def share(name: str, count: int, number: int) -> Outcome:
+    """Generate in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return generate(kind_of(name), count=count, number=number, folder=Path(folder))
 
 
 def put_in(kind: Kind, given: Any, folder: Path, outcome: Outcome) -> None:
@@ -126,20 +123,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kind", choices=[*KINDS, "all"], default="all")
     parser.add_argument("--count", type=int, default=1000, help="inputs of each kind")
     parser.add_argument("--seed", type=int, default=0, help="another one makes other inputs")
+    parser.add_argument("--processes", type=int, default=1)
     asked = parser.parse_args(argv)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    failed = False
-    for name in KINDS if asked.kind == "all" else [asked.kind]:
-        started, outcome = time.monotonic(), Outcome()
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["TANDEM_CACHE"] = str(Path(folder, "cache"))
-            generate(kind_of(name), count=asked.count, number=asked.seed, folder=Path(folder), outcome=outcome)
-        ended = ", ".join(f"{number:,} {how}" for how, number in outcome.ended.most_common())
-        print(f"{name}: {outcome.ended.total():,} in {time.monotonic() - started:.0f} s: {ended}")
-        for place, (example, text) in outcome.defects.items():
-            print(f"\n--- {place}, for example by\n{example}\n{text}")
-        failed = failed or bool(outcome.defects)
-    return int(failed)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TANDEM_CACHE"] = cache  # one for all: the built-in data take a minute to make
+        return max([_report(name, asked) for name in (KINDS if asked.kind == "all" else [asked.kind])])
+
+
+def _report(name: str, asked: argparse.Namespace) -> int:
+    """Print how the inputs of one kind ended, and return the exit status."""
+    started, outcome = time.monotonic(), Outcome()
+    shares = [(name, asked.count // asked.processes, asked.seed * 1000 + part) for part in range(asked.processes)]
+    for part in in_processes(share, shares):
+        outcome.ended.update(part.ended)
+        outcome.defects |= part.defects
+    ended = ", ".join(f"{number:,} {how}" for how, number in outcome.ended.most_common())
+    seconds = time.monotonic() - started
+    print(
+        f"{name}: {outcome.ended.total():,} in {seconds:.0f} s, {outcome.ended.total() / seconds:.0f} a second: {ended}"
+    )
+    for place, (example, text) in outcome.defects.items():
+        print(f"\n--- {place}, for example by\n{example}\n{text}")
+    return int(bool(outcome.defects))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Generated recipes (mutated text, and trees of known keys with odd values) and overrides, through all that is checked before data are prepared."""
 
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -8,8 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import read_recipe
@@ -18,6 +17,7 @@ from pipeline.recipe.supported_arguments import FATES
 from pipeline.recipe.values import all_keys, alternatives, annotation_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_arguments
+from tests.hostile import random_inputs as st
 from tests.hostile.generated import Kind
 
 ROOT = Path(__file__).parents[2]
@@ -90,11 +90,12 @@ NAMES = [
 ]
 
 
-def numbers() -> SearchStrategy:
+def numbers() -> st.Strategy:
     return st.one_of(st.integers(-10, 10_000), st.integers(), st.floats(), st.floats(0, 1))
 
 
-def values() -> SearchStrategy:
+@functools.cache
+def values() -> st.Strategy:
     """Odd values, plain ones, and trees of them."""
     leaves = st.one_of(st.sampled_from(ODD), numbers(), st.text(max_size=20))
     trees = leaves
@@ -105,7 +106,8 @@ def values() -> SearchStrategy:
     return st.one_of(leaves, leaves, leaves, trees)
 
 
-def fitting(key: str) -> SearchStrategy:
+@functools.cache
+def fitting(key: str) -> st.Strategy:
     """Values of the key's own types, so that many recipes are taken and looked at further on."""
     kinds = {
         bool: st.booleans(),
