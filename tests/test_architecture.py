@@ -19,7 +19,7 @@ ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
 # What a training loads of ours, in functions too: lower them as the core shrinks.
-MOST_REACHED = {"modules": 330, "lines": 39_000}
+MOST_REACHED = {"modules": 172, "lines": 39_500}
 
 
 def room_of(path: Path) -> str:

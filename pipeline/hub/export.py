@@ -239,7 +239,7 @@ PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "tiktoken", "j
 
 APP = '''"""The chat page of {names}."""
 
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 from pipeline.chat.__main__ import main
 
 MODELS = {models}

@@ -67,7 +67,7 @@ def test_a_writer_outlives_the_death_of_the_training_and_the_next_start_waits_fo
 import os, signal, sys
 sys.path.insert(0, {str(tmp_path)!r})
 import torch
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import CheckpointSaver
 run = RunDirectory({str(run.path)!r})
 run.hold()

@@ -10,9 +10,9 @@ from tests.conftest import ROOT
 
 ENTRY = """
 import sys, threading
-from pipeline.artifacts.errors import DataError
-from pipeline.artifacts.failures import exit_with_status, leave, record_failures_in
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.process.errors import DataError
+from pipeline.run_dir.failures import exit_with_status, leave, record_failures_in
+from pipeline.run_dir.run_directory import RunDirectory
 
 
 def main(argv):

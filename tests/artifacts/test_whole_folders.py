@@ -114,7 +114,7 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_that_counts(tmp_path):
     code = f"""
         import os, signal
         from pathlib import Path
-        from pipeline.artifacts.checkpoints import whole_folder
+        from pipeline.run_dir.checkpoints import whole_folder
         with whole_folder(Path({str(tmp_path)!r}) / "checkpoint-7") as folder:
             (folder / "model.safetensors").write_bytes(b"half")
             os.kill(os.getpid(), signal.SIGKILL)

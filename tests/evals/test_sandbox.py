@@ -387,7 +387,7 @@ raise KeyError(found)
 # What a machine that grants less answers, by a filter that refuses these calls to the process and its children.
 FORBIDDING = """
 import ctypes, errno, platform, sys
-from pipeline.artifacts.errors import RecipeError
+from pipeline.process.errors import RecipeError
 from pipeline.evals.sandbox import seccomp, walls
 from pipeline.evals.sandbox.run import available_isolation, choose_isolation
 from pipeline.evals.sandbox.walls import call

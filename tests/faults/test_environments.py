@@ -15,7 +15,7 @@ from tests.runner import ROOT, WarmRunner
 # As entries do: what it reads is printed, a file is opened first, and a library writes to the streams itself.
 COMMAND = """
 import os, sys
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 
 def main(argv):
     with open("rows", "w") as file:

@@ -38,7 +38,7 @@ ROWS_AND_RETRIES = """
 import json
 import sys
 from pathlib import Path
-from pipeline.artifacts.retries import retries
+from pipeline.process.retries import retries
 from pipeline.sources.open import _blocks
 texts, before = [], []
 for number, rows in _blocks(Path(sys.argv[1]), 0, None):

@@ -41,7 +41,7 @@ import os, subprocess, sys, time
 code = '''
 import os, pipeline.sources.hub_files as c, pipeline.hub.publisher as p, pipeline.hub.client as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory
 p.publish_beside(RunDirectory(%r), trainer=%d)
 ''' % (sys.argv[1], os.getpid())
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True).wait()
@@ -305,8 +305,8 @@ WANDB = """
 import glob, json, os, sys, time
 import psutil
 import pipeline.callbacks.trackers as w
-from pipeline.artifacts.run_directory import RunDirectory
-from pipeline.artifacts.secrets import redact_output
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.process.secrets import redact_output
 from types import SimpleNamespace
 
 def wait_until_it_has_begun(folder):

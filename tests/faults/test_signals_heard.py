@@ -16,7 +16,7 @@ HEAD = """
 import os, signal, sys, time
 from pathlib import Path
 from pipeline.artifacts import signals as module
-from pipeline.artifacts.signals import Signals
+from pipeline.run_dir.signals import Signals
 signals = Signals()
 def ready():
     Path(sys.argv[1], "ready").write_text(str(os.getpid()))

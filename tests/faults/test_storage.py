@@ -34,8 +34,8 @@ def test_a_file_system_without_fsync_is_noted_once_and_written_to(tmp_path, erro
         f"fsync={error}",
         """
         import sys; from pathlib import Path
-        from pipeline.artifacts.atomic import write_text
-        from pipeline.artifacts.checkpoints import problems, whole_folder
+        from pipeline.process.storage import write_text
+        from pipeline.run_dir.checkpoints import problems, whole_folder
         write_text(Path(sys.argv[1]) / "a", "a")
         with whole_folder(Path(sys.argv[1]) / "folder") as folder:
             write_text(folder / "b", "b")

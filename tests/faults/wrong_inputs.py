@@ -64,7 +64,7 @@ def is_told(case: WrongFile, told: str) -> bool:
 
 STREAM = """
 import json, sys
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 for number, kind in enumerate(json.loads(sys.stdin.read())):

@@ -461,7 +461,7 @@ HOSTILE = {
 
 PULL_ALL = """
 import json, sys
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.hub.pull import pull
 for number in range(int(sys.argv[1])):
     try:

@@ -20,8 +20,8 @@ RESTORE = """
 import json, sys
 from types import SimpleNamespace as Names
 import pipeline.hub.client as retries
-from pipeline.artifacts.failures import exit_with_status
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.failures import exit_with_status
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.hub.pull import restore_from_hub
 retries.FIRST_WAIT_S = 0.01
 def main(argv):

@@ -17,7 +17,7 @@ files.ATTEMPTS = 1
 client.SILENCE_S = files.ANSWER_S = 0.5
 """
 A_START = """
-from pipeline.artifacts.errors import ServiceError
+from pipeline.process.errors import ServiceError
 spec = SimpleNamespace(id="org/text", revision=None, config=None, split="train", files=None)
 try:
     files.hub_files(spec, where="recipe.yaml:5", cache=Path("cache"))

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 ENTRY = """
 import os, signal, sys, time
 from pathlib import Path
-from pipeline.artifacts.failures import leave, record_failures_in
-from pipeline.artifacts.checkpoints import by_step, step_of
-from pipeline.artifacts.rows import append_row
-from pipeline.artifacts.run_directory import RunDirectory
+from pipeline.run_dir.failures import leave, record_failures_in
+from pipeline.run_dir.checkpoints import by_step, step_of
+from pipeline.run_dir.rows import append_row
+from pipeline.run_dir.run_directory import RunDirectory
 
 folder = Path(sys.argv[1])
 (step, end), *later = [line.split() for line in (folder / "plan").read_text().splitlines()]

@@ -12,7 +12,7 @@ RANK = """
 import sys
 from pathlib import Path
 import torch
-from pipeline.artifacts.errors import CannotWriteError
+from pipeline.process.errors import CannotWriteError
 from pipeline.training.distributed import refuse_unshared
 torch.distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[3]), world_size=2)
 try:

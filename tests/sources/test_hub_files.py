@@ -39,7 +39,7 @@ import json, logging, sys, time
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 recipe = Recipe()

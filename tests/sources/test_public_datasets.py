@@ -22,7 +22,7 @@ WALK = """
 import contextlib, io, json, re, sys, yaml
 import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.data.__main__ import main
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources

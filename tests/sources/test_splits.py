@@ -35,7 +35,7 @@ print(json.dumps(found))
 OURS = """
 import json, sys
 from pathlib import Path
-from pipeline.artifacts.errors import TandemError
+from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 from pipeline.sources.hub_files import dataset_files
 found = []

@@ -137,7 +137,7 @@ def test_samples_are_made_without_float8(tmp_path):
 # On a CPU the refusal of preflight is in the way of trying the rest.
 RUN = """
 import sys
-from pipeline.artifacts.failures import exit_with_status
+from pipeline.run_dir.failures import exit_with_status
 from pipeline.preflight import kernels
 from pipeline.pretrain import main
 kernels._float8 = lambda recipe, device: []
