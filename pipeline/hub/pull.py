@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hub.client import bound_waits, retried
-from pipeline.hub.push import STATE, records
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, ServiceError
 from pipeline.process.storage import new_folder, remove_file
 from pipeline.recipe import Recipe
@@ -19,6 +18,8 @@ from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sea
 from pipeline.run_dir.run_directory import RunDirectory, read_manifest
 
 MOST_FILES = 10_000  # of a repository; a run of some hundred shards has as many
+
+STATE = "last-checkpoint"  # as transformers' hub_strategy="checkpoint" names it
 
 
 def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> RunDirectory:
@@ -99,7 +100,7 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
 
 def place_records(snapshot: Path, run: RunDirectory) -> None:
     """Move what the run wrote beside its model to where a run keeps it."""
-    for target in records(run):
+    for target in run.records():
         if (snapshot / target.name).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(snapshot / target.name, target)
@@ -193,7 +194,7 @@ def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
     bound_waits()
     for commit in _commits_with_state(hub.id, branch):
         with beside(run.path.parent) as snapshot:
-            download(hub.id, commit, snapshot, only=[f"{STATE}/*", *(path.name for path in records(run))])
+            download(hub.id, commit, snapshot, only=[f"{STATE}/*", *(path.name for path in run.records())])
             theirs = run_name(snapshot, hub.id)
             if theirs != run.name:
                 print(
@@ -244,6 +245,6 @@ def _place(snapshot: Path, run: RunDirectory, repo_id: str) -> None:
     trained_here = run.has_trained()  # its own records go further than those that were pushed with a checkpoint
     place_state(snapshot, run, repo_id)
     if not trained_here:
-        for path in records(run):
+        for path in run.records():
             remove_file(path)
         place_records(snapshot, run)

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.hub.card import model_card
 from pipeline.hub.client import bound_waits, retried
+from pipeline.hub.pull import STATE
 from pipeline.hub.verification import compare_sums, verify
 from pipeline.process.errors import CannotWriteError, DataError, InputMissingError, RecipeError, ServiceError
 from pipeline.process.secrets import kinds_in, known_secrets
@@ -22,14 +23,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 # What a repository holds: the model at its root, what tells how it came to be, and what going on takes.
 
-STATE = "last-checkpoint"  # as transformers' hub_strategy="checkpoint" names it
 CARD = "README.md"
-
-
-def records(run: RunDirectory) -> list[Path]:
-    """What a run writes beside its model; in the repository they lie at the root, under the same names."""
-    report = [run.report / name for name in ("report.md", "report.html", "curves.png")]
-    return [run.recipe, run.manifest, run.metrics, run.samples, run.evals, run.contamination, *report]
 
 
 def collect(
@@ -45,7 +39,7 @@ def collect(
     files = dict(sorted(sealed_files(model).items()))
     if state:
         files |= {f"{STATE}/{name}": path for name, path in sorted(sealed_files(state).items())}
-    for path in records(data.run):
+    for path in data.run.records():
         if path.exists():
             # A copy: a row or a report written meanwhile must not change what was hashed.
             files[path.name] = Path(shutil.copy2(path, folder / path.name))
@@ -60,7 +54,7 @@ def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: P
 
 def is_of_a_run(name: str) -> bool:
     """Whether a file of the repository tells of one run only: the next push there removes it, or replaces it."""
-    return name in {CARD, *(path.name for path in records(RunDirectory("")))} or name.startswith(f"{STATE}/")
+    return name in {CARD, *(path.name for path in RunDirectory("").records())} or name.startswith(f"{STATE}/")
 
 
 # Nothing secret and nothing executable by loading it leaves this machine: every byte is looked at before an upload.

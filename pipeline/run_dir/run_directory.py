@@ -60,6 +60,11 @@ class RunDirectory:
     def name(self) -> str:
         return self.path.name
 
+    def records(self) -> list[Path]:
+        """Return what a run writes beside its model; in a repository of the Hub they lie at the root, under the same names."""
+        report = [self.report / name for name in ("report.md", "report.html", "curves.png")]
+        return [self.recipe, self.manifest, self.metrics, self.samples, self.evals, self.contamination, *report]
+
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"checkpoint-{step}"
 
