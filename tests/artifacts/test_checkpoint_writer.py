@@ -139,7 +139,7 @@ def test_a_start_gives_up_on_a_writer_that_never_ends(run, monkeypatch):
 FAILING = """
 import errno, sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.artifacts import checkpoint_writer
+from pipeline.run_dir import checkpoint_writer
 
 real = checkpoint_writer.{function}
 

@@ -347,8 +347,8 @@ def test_of_the_environment_only_what_python_needs_is_handed_on(monkeypatch):
 @needs_walls
 def test_nothing_survives_when_the_evaluation_is_killed(world):
     script = (
-        "import sys; from pipeline.evals.sandbox import run, choose\n"
-        f"isolation = choose.available_isolation(); run.START += '  # {world.mark}'; print('ready', flush=True)\n"
+        "import sys; from pipeline.evals.sandbox import run\n"
+        f"isolation = run.available_isolation(); run.START += '  # {world.mark}'; print('ready', flush=True)\n"
         "run.run_programs(['while True: pass'] * 2, workers=2, timeout_s=100, isolation=isolation)"
     )
     evaluation = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)
@@ -388,22 +388,22 @@ raise KeyError(found)
 FORBIDDING = """
 import ctypes, errno, platform, sys
 from pipeline.process.errors import RecipeError
-from pipeline.evals.sandbox import seccomp, walls
+from pipeline.evals.sandbox import walls
 from pipeline.evals.sandbox.run import available_isolation, choose_isolation
 from pipeline.evals.sandbox.walls import call
 from pipeline.evals.sandbox.run import run_program
 
 UNSHARE, PRCTL = {"x86_64": (272, 157), "aarch64": (97, 167)}[platform.machine()]
-step, give = seccomp.instruction, lambda number: step(seccomp.RETURN, seccomp.ERRNO | number)
+step, give = walls.instruction, lambda number: step(walls.RETURN, walls.ERRNO | number)
 rules = {
-    "namespaces": step(seccomp.EQUAL, UNSHARE, if_false=1) + give(errno.EPERM),
-    "landlock": step(seccomp.EQUAL, walls.LANDLOCK_CREATE_RULESET, if_false=1) + give(errno.ENOSYS),
-    "seccomp": step(seccomp.EQUAL, PRCTL, if_false=4) + step(seccomp.LOAD, 16)
-    + step(seccomp.EQUAL, seccomp.PR_SET_SECCOMP, if_false=1) + give(errno.EINVAL) + step(seccomp.RETURN, seccomp.ALLOW),
+    "namespaces": step(walls.EQUAL, UNSHARE, if_false=1) + give(errno.EPERM),
+    "landlock": step(walls.EQUAL, walls.LANDLOCK_CREATE_RULESET, if_false=1) + give(errno.ENOSYS),
+    "seccomp": step(walls.EQUAL, PRCTL, if_false=4) + step(walls.LOAD, 16)
+    + step(walls.EQUAL, walls.PR_SET_SECCOMP, if_false=1) + give(errno.EINVAL) + step(walls.RETURN, walls.ALLOW),
 }
-code = step(seccomp.LOAD, seccomp.NUMBER) + b"".join(rules[name] for name in sys.argv[1:]) + step(seccomp.RETURN, seccomp.ALLOW)
+code = step(walls.LOAD, walls.NUMBER) + b"".join(rules[name] for name in sys.argv[1:]) + step(walls.RETURN, walls.ALLOW)
 call("prctl", walls.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-seccomp.install(code)
+walls.install(code)
 
 print(available_isolation().name)
 try:

@@ -15,7 +15,7 @@ LONG_CALL = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
-from pipeline.artifacts import signals as module
+from pipeline.run_dir import signals as module
 from pipeline.run_dir.signals import Signals
 signals = Signals()
 def ready():

@@ -352,6 +352,6 @@ def test_serve_trusts_code_only_when_it_is_told_to(whole, monkeypatch, words, tr
 
     given: list[str] = []
     monkeypatch.setattr(import_utils, "is_serve_available", lambda: True)
-    monkeypatch.setattr(program, "app", given.extend)
+    monkeypatch.setattr(program, "app", lambda words, **_: given.extend(words))
     main([str(whole / "model"), *words])
     assert ("--trust-remote-code" in given) == trusts

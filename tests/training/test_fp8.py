@@ -138,7 +138,7 @@ def test_samples_are_made_without_float8(tmp_path):
 RUN = """
 import sys
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.preflight import kernels
+from pipeline.preflight import attention as kernels
 from pipeline.pretrain import main
 kernels._float8 = lambda recipe, device: []
 exit_with_status(main)

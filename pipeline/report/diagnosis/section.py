@@ -7,7 +7,14 @@ from pipeline.report.run_data import RunData, number, table
 # The table of rules, in the order in which a run is read: its input, the run, rates, losses, gradients, then the
 # system.
 
-RULES: list[Rule] = [*invariants.RULES, *run.RULES, *learning.RULES, *validation.RULES, *learning.RULES, *system.RULES]
+RULES: list[Rule] = [
+    *invariants.RULES,
+    *run.RULES,
+    *learning.RULES,
+    *validation.RULES,
+    *learning.STABILITY_RULES,
+    *system.RULES,
+]
 
 
 def diagnose(data: RunData) -> list[Finding]:
