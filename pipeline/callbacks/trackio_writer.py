@@ -1,6 +1,6 @@
 """The process that copies a run's metrics.jsonl and samples.jsonl into trackio/, a Trackio database.
 
-`python -m pipeline.callbacks.trackio_writer RUN` writes what is there; with --follow, as trackio_run.py starts it, also what
+`python -m pipeline.callbacks.trackio_writer RUN` writes what is there; with --follow, as trackers.py starts it, also what
 comes until its input ends, which the training's death ends, too.
 
 Each start writes the run anew, under its name: what an earlier attempt wrote beyond the step that the run went on from is

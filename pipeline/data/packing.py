@@ -21,7 +21,7 @@ class PackedRows:
     used: np.ndarray  # (n,) int32: positions before the padding
     trained: np.ndarray | None = None  # (n, T + 1) bool: token is a target; conversations only
     starts: np.ndarray | None = None  # (n, T + 1) bool: token begins a conversation; conversations only
-    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; scored_bytes.py only
+    target_bytes: np.ndarray | None = None  # (n, T + 1) int32: bytes of text under the token; where the rows carry them
 
     def __len__(self) -> int:
         return len(self.input_ids)

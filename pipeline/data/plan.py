@@ -79,7 +79,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         },
     }
     rows = max(1, int(bpb.tokens) // recipe.data.row_tokens)
-    # Ids of some tokenizers have no fixed bytes: then the rows carry them (scored_bytes.py).
+    # Ids of some tokenizers have no fixed bytes: then the rows carry them.
     scored = {} if is_byte_level(tokenizer) else {"target_bytes": True}
     val_packing = (
         {"max_row_overflow": "cut", "packing_documents": VALIDATION_BUFFER}

@@ -302,7 +302,7 @@ class Preparation:
         return cls(description)
 
     def start(self, task: dict) -> None:
-        """Start the child with its task (run_ahead.py); if another one works on this very plan, it is left to it."""
+        """Start the child with its task; if another one works on this very plan, it is left to it."""
         self.task = task
         self.folder.mkdir(parents=True, exist_ok=True)
         # Waiting ranks hold it for an instant to probe it: hence the second.

@@ -287,7 +287,7 @@ class TrainingRows:
         return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
 
     def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
-        """A rank's training batch of `rows` rows (batches.py). Past the step's last row come fillers of weight 0."""
+        """A rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
         places = self.places(step)
         numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=self.rows_per_step)
         return self.reader.batch(
@@ -321,7 +321,7 @@ class TrainingRows:
         return position
 
     def consumed(self, step: int) -> dict[str, Consumed | None]:
-        """What the first `step` steps trained on, by source; they must be sealed (consumed.py)."""
+        """What the first `step` steps trained on, by source; they must be sealed."""
         names = [s["name"] for s in self.plan["train"]["sequences"]]
         return dict(zip(names, self.counter.consumed(step * self.rows_per_step), strict=True))
 

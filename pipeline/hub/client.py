@@ -69,9 +69,14 @@ def _odd_answer(what: str, error: BaseException) -> ServiceError:
 
 def _is_of_library(error: BaseException) -> bool:
     """Return whether it was raised below a call of huggingface_hub: by its reading of an answer."""
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    # hub_client.py is called by the library, to bound what it reads.
-    last_of_ours = max(n for n, name in enumerate(modules) if name.startswith("pipeline.") and "hub_client" not in name)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    # BoundedAnswer (sources/hub_files.py) is called by the library.
+    ours = [
+        name.startswith("pipeline.") and "BoundedAnswer" not in frame.f_code.co_qualname
+        for name, frame in zip(modules, frames, strict=True)
+    ]
+    last_of_ours = max(n for n, is_ours in enumerate(ours) if is_ours)
     return any(name.startswith("huggingface_hub.") for name in modules[last_of_ours + 1 :])
 
 

@@ -33,9 +33,9 @@ Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as 
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-    path: where it lies here; a file of the Hub gets it when it is fetched, and `peek` gives its first and last bytes before
-    (heads.py). part and period: when a source has one file
-    only, which of its rows are meant (`held_out.py`).
+     path: where it lies here; a file of the Hub gets it when it is fetched, and `peek` gives its first and last bytes before
+    . part and period: when a source has one file
+     only, which of its rows are meant.
     """
 
     label: str

@@ -67,7 +67,7 @@ def _bound_answer(response: Any) -> None:
         return
     base: Any = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == "SyncByteStream")
 
-    class Bounded(base):
+    class BoundedAnswer(base):
         def __init__(self, stream: Any):
             self.stream = stream
 
@@ -82,7 +82,7 @@ def _bound_answer(response: Any) -> None:
         def close(self) -> None:
             self.stream.close()
 
-    response.stream = Bounded(response.stream)
+    response.stream = BoundedAnswer(response.stream)
 
 
 @cache

@@ -391,7 +391,7 @@ class _Opening:
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """The default validation (held_out.py): files taken out of each source's, or its only file once more."""
+        """The default validation: files taken out of each source's, or its only file once more."""
         validation = []
         for source in train:
             if source.spec.id is not None and source.spec.id.startswith("tandem:"):
