@@ -29,6 +29,7 @@ class Benchmark(Protocol):
 
     name: str
     every_steps: int
+    at_start: bool  # before the first step too
 
     def watched_texts(self) -> dict[str, list[str]]: ...
 
@@ -70,6 +71,13 @@ class Benchmarks(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step:
             self.score_due(last=state.global_step >= state.max_steps)
+            return
+        for benchmark in (b for b in self.benchmarks if b.at_start):
+            try:
+                self.score(benchmark, 0, None)
+            except LeftEarly:
+                self.stop.give_up(self.trainer.control)
+                return
 
     def score_due(self, *, last: bool) -> None:
         """The trainer calls it on every rank when a step is saved and evaluated."""

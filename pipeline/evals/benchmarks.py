@@ -80,7 +80,7 @@ class CoreBenchmark:
 
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.core
-        self.every_steps = self.settings.every_steps
+        self.every_steps, self.at_start = self.settings.every_steps, False
         self.bundle = open_bundle(self.settings.bundle, cache=recipe.data.cache_dir)
 
     def require_ready(self, tokenizer: Any) -> None:
@@ -117,7 +117,7 @@ class ChatBenchmark:
 
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.chat
-        self.every_steps = self.settings.every_steps
+        self.every_steps, self.at_start = self.settings.every_steps, self.settings.at_start
         self.where = recipe.where("evals.chat")
         self.programs: dict[str, Any] = {"execute": self.settings.execute, "unsafe_exec": recipe.evals.unsafe_exec}
         tasks = [
@@ -194,7 +194,7 @@ def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
             config=own.config,
             split=own.split,
             revision=own.revision,
-            format=own.format or "messages",
+            format=own.format or (None if (own.id or "").startswith("tandem:") else "messages"),
         )
         tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=recipe.code, where=where))
     return tasks

@@ -311,7 +311,9 @@ def _core_words(benchmark: Benchmark) -> list[str]:
 
 
 def _chat_words(benchmark: Benchmark) -> list[str]:
-    names = [task_name(task) for task in benchmark.tasks]
+    names = list(
+        dict.fromkeys(task_name(task).partition("/")[0] for task in benchmark.tasks)
+    )  # of a task and its subjects
     words = [f"chat:{','.join(name for name in names if name in BUILT_IN)}"] if set(names) & set(BUILT_IN) else []
     for name in names:
         if name not in BUILT_IN:

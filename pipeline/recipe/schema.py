@@ -280,6 +280,7 @@ class ChatTasks(Section):
     """Chat tasks while training; data and max_new_tokens are also those of python -m pipeline.evals RUN chat."""
 
     every_steps: int | None = key(None, "Optimizer steps between two scorings while training, and at the end; default never.", minimum=1)
+    at_start: bool = key(False, "Score before the first step too: what training starts from, under the same template.")
     tasks: list[str] = key(["arc_easy", "arc_challenge", "mmlu", "gsm8k", "spelling_bee"], "Which: arc_easy, arc_challenge, mmlu (letters), gsm8k, humaneval, spelling_bee (generated).")
     own: list[OwnTask] = key(list, "Tasks of one's own, beside these.")
     data: str | None = key(None, "Folder with the tasks' files, relative to the recipe's folder, then to the working folder; default the Hub's.")

@@ -162,7 +162,7 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     if trainer.is_world_process_zero():
         publishing.finish()  # alone: no other rank waits for a service
         mark_finished(directory)  # last: a run cut off before this does its end again
-        print(next_command(recipe, directory), flush=True)
+        print("\n".join([*answered(results(directory)), next_command(recipe, directory)]), flush=True)
 
 
 def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
@@ -182,6 +182,22 @@ def results(directory: RunDirectory) -> dict[str, float]:
             elif name in ("train/loss", "perf/total_s", "tokens", "step"):
                 found[name] = value
     return found
+
+
+def answered(found: dict[str, float]) -> list[str]:
+    """Return a line for each chat task that is split by subject: the share of right answers, before training and by subject."""
+    lines = []
+    for name in [name for name in found if name.startswith("chat/") and f"{name}/first" in found]:
+        subjects = {
+            n.removeprefix(f"{name}/"): share
+            for n, share in found.items()
+            if n.startswith(f"{name}/") and not n.endswith("/first")
+        }
+        if subjects:
+            by_subject = ", ".join(f"{subject} {share:.0%}" for subject, share in subjects.items())
+            first = "" if found[f"{name}/first"] == found[name] else f" (at first {found[f'{name}/first']:.1%})"
+            lines.append(f"{name}: {found[name]:.1%} answered right{first}: {by_subject}")
+    return lines
 
 
 def next_command(recipe: Recipe, directory: RunDirectory) -> str:

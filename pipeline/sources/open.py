@@ -26,7 +26,6 @@ from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
 from pipeline.sources.hub_files import FILES_OF_A_SOURCE, head_findings
-from pipeline.sources.quickstart.pinned import PINNED_SHA256
 from pipeline.sources.raw_rows import BadRow, Block, Conversation, Document, RawRow, read_blocks
 from pipeline.sources.recognition import Recognised, looked_at_rows, recognise
 from pipeline.sources.verify import MOST_OF_REASON, FactsOfFiles, Findings, grouped, row_name, verified
@@ -163,10 +162,7 @@ class OpenSource:
         if self.revision:
             line += f", commit {self.revision[:12]}"
         if self.is_built_in:
-            known = PINNED_SHA256.get(self.files[0].label) == self.files[0].sha256
-            line += (
-                f", sha256 {self.files[0].sha256} ({'as' if known else 'not as'} the pinned package versions give it)"
-            )
+            line += f", sha256 {self.files[0].sha256}"
         return line
 
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:

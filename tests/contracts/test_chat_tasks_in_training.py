@@ -57,6 +57,24 @@ def test_chat_tasks_are_scored_at_their_cadence_and_at_the_end_and_change_nothin
     assert plain.values("train/loss") == run.values("train/loss")
 
 
+def test_the_questions_of_a_subject_have_a_score_of_their_own_and_what_training_starts_from_is_scored_first(runner):
+    recipe = recipe_of(runner, "subjects", every_steps=10, at_start=True, tasks=[])
+    said = [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "it"}]
+    write_jsonl(runner.folder / "tasks" / "own.jsonl", [{"messages": said, "subject": s} for s in ("a", "b", "b")])
+    run = runner.train(recipe, stage="sft")
+    for name in ("chat/mine", "chat/mine/a", "chat/mine/b"):
+        assert sorted(run.values(name)) == [0, 10]
+    first, last = entries_of(run)
+    assert [(row["name"], row["items"]) for row in first["results"]] == [
+        ("chat/mine", 3),
+        ("chat/mine/a", 1),
+        ("chat/mine/b", 2),
+    ]
+    assert {row["protocol"] for row in last["results"]} == {row["protocol"] for row in first["results"]}
+    assert "chat/mine: 0.0% answered right: a 0%, b 0%" in run.output
+    assert "mine/b" in (run.directory / "report" / "report.md").read_text()
+
+
 def test_two_ranks_have_the_chat_scores_of_one(runner):
     one = runner.train(recipe_of(runner, "one", every_steps=10), stage="sft")
     two = runner.train(recipe_of(runner, "two", every_steps=10), ranks=2, stage="sft")

@@ -132,7 +132,7 @@ def test_spelling_is_judged_by_the_letters_in_a_row_and_counting_by_the_number_s
 
 def test_words_that_are_asked_for_are_held_out_from_training_whatever_list_they_stand_in(tmp_path, cache):
     words = [f"{a}{b}{c}ing" for a in "bcdfg" for b in "aeiou" for c in "lmnprst"] * 5
-    train = {m["content"] for row in spelling_conversations([" ".join(words)])["train"] for m in row["messages"][:1]}
+    train = {m["content"] for row in spelling_conversations(set(words))["train"] for m in row["messages"][:1]}
     (tmp_path / "words.txt").write_text("\n".join([*words, "it", "Upper", "with space", "aaa"]))
     (loaded,) = load(["spelling_bee"], tmp_path, cache=cache)
     assert len(loaded.items) == len({word for word in words if is_held_out(word)}) > 0

@@ -44,7 +44,11 @@ def quickstart(tmp_path):
     def plan(*overrides):
         folders = [f"run.directory={tmp_path}/runs", f"data.cache_dir={tmp_path}/cache"]
         return make_plan(
-            read_recipe([str(RECIPES / "quickstart_pretrain.yaml"), *folders, *overrides]), CPU, processes=1
+            read_recipe(
+                [str(RECIPES / "quickstart_pretrain.yaml"), *folders, "data.isolate_documents=false", *overrides]
+            ),
+            CPU,
+            processes=1,
         )
 
     return plan

@@ -73,8 +73,8 @@ def test_a_disk_too_small_for_the_checkpoints_is_refused(quickstart, monkeypatch
 def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart, monkeypatch):
     for plan in (
         quickstart("train.save_total_limit=null", "train.max_steps=null", "train.num_train_epochs=1"),
-        quickstart("train.save_steps=1900"),
-        quickstart("train.save_steps=1900", "hub.id=a/b", "hub.strategy=every_save"),
+        quickstart("train.save_steps=2400"),
+        quickstart("train.save_steps=2400", "hub.id=a/b", "hub.strategy=every_save"),
     ):
         least = int(2.2 * plan.checkpoint_bytes)
         if plan.recipe.hub.id:
@@ -140,8 +140,8 @@ def test_the_last_line_of_a_plan_that_may_not_fit_says_so_and_what_to_write(caps
 
 def test_more_processes_than_rows_are_refused_and_padding_is_noted(quickstart):
     found = find_problems(quickstart(processes=9), on_this_machine=False)
-    assert "has 8 rows, and 9 processes" in messages(found, RecipeError)[0]
-    notes = find_notes(quickstart("train.per_device_train_batch_size=5"))
+    assert "has 4 rows, and 9 processes" in messages(found, RecipeError)[0]
+    notes = find_notes(quickstart("train.per_device_train_batch_size=5", "data.batch_tokens=2048"))
     assert any("2 rows of padding beside its 8, which costs 20 % of the time" in note for note in notes)
     assert find_notes(quickstart()) == []
 

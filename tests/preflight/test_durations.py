@@ -49,10 +49,10 @@ def finish(plan, folder, *, run="before", step_s=0.4):
 
 def test_on_a_processor_the_range_is_a_share_of_its_measured_products(plan_of):
     step = plan_of("train.max_steps=100").duration.step
-    flops = plan_of().sizes.flops_per_token("exact_causal") * 2048
+    flops = plan_of().sizes.flops_per_token("exact_causal") * 1024
     assert step.low == pytest.approx(flops / (CPU_MFU[1] * 4 * 1e11))
     assert step.high == pytest.approx(flops / (CPU_MFU[0] * 4 * 1e11))
-    halved = plan_of("train.per_device_train_batch_size=4", processes=2)  # half the work on half the cores
+    halved = plan_of("train.per_device_train_batch_size=2", processes=2)  # half the work on half the cores
     assert halved.duration.step.high == pytest.approx(step.high)
 
 
@@ -114,10 +114,10 @@ def test_the_newest_of_equal_runs_counts_and_only_so_many_are_kept(plan_of, monk
 
 
 def test_evaluations_and_saves_are_in_the_time(plan_of):
-    assert evaluations_of(plan_of().recipe, 1900) == 1 + 4
+    assert evaluations_of(plan_of().recipe, 2400) == 1 + 3
     assert evaluations_of(plan_of("train.eval_strategy=no", "evals.bpb.at_start=false").recipe, 1900) == 1
-    few, many = (plan_of(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (1900, 100))
-    assert many.evaluations.value == pytest.approx(few.evaluations.value * 20 / 2)
+    few, many = (plan_of(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (2400, 100))
+    assert many.evaluations.value == pytest.approx(few.evaluations.value * 25 / 2)
     assert plan_of("train.save_strategy=no").duration.saves.high == 0 < few.saves.low
     assert few.total.value == pytest.approx(sum(p.value for p in (few.start, few.steps, few.evaluations, few.saves)))
 
@@ -126,8 +126,8 @@ def test_what_is_scored_is_known_from_the_data_once_they_are_open(plan_of):
     recipe = plan_of().recipe
     unknown, known = evaluation_tokens(recipe, None), evaluation_tokens(recipe, 350_000)
     assert known.value == pytest.approx(100_000)
-    assert unknown.high == pytest.approx(131_072 + 200_000 / 3.5)
-    assert unknown.low < unknown.value < unknown.high
+    assert unknown.high == pytest.approx(32_768 + 100_000 / 3.5)
+    assert unknown.low <= unknown.value <= unknown.high
 
 
 def test_a_damaged_or_unwritable_table_of_finished_runs_is_left_aside(plan_of, tmp_path):

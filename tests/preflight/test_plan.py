@@ -116,7 +116,7 @@ def test_padding_micro_steps_are_counted_for_any_number_of_processes(processes, 
 
 def test_a_batch_given_by_accumulation_follows_the_processes():
     plan = plan_of(QUICKSTART, "data.batch_tokens=null", "train.gradient_accumulation_steps=4", processes=2)
-    assert plan.batch_tokens == 2 * 8 * 4 * 256
+    assert plan.batch_tokens == 2 * 4 * 4 * 256
     assert plan.padding_share == 0
 
 

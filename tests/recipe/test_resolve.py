@@ -255,7 +255,7 @@ def test_a_recipe_is_found_by_its_bare_name(folder, name):
 
 @pytest.mark.parametrize("base", ["quickstart_pretrain", "quickstart_pretrain.yaml"])
 def test_a_shipped_recipe_is_extended_by_its_bare_name(folder, base):
-    assert read_recipe([write(folder, f"extends: {base}\n")]).model.n_embd == 256
+    assert read_recipe([write(folder, f"extends: {base}\n")]).model.n_embd == 128
 
 
 def test_rows_are_as_long_as_the_model_can_hold_unless_their_length_is_given(folder):

@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +231,7 @@ class Examiner:
 
 # Source: nanochat scripts/chat_eval.py. It once had a sixth task, SpellingBee, with questions of its own.
 CHAT_CORE = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
+MOST_SUBJECTS = 30
 MEANS = {"chat/core": CHAT_CORE, "chat/core_spelling_bee": (*CHAT_CORE, "spelling_bee")}
 
 
@@ -244,6 +245,7 @@ class TaskScore:
     rank. tokens_forwarded: of the questions, without padding; tokens_generated: of the answers. isolation: what the
     programs of the task were run in, None where there are none. window: the model's positions, None for any number.
     coverage: of the text of questions and right answers, by the model's tokenizer.
+    subjects: (right, items) of each subject of a task of one's own.
     """
 
     name: str
@@ -261,6 +263,7 @@ class TaskScore:
     isolation: str | None = None
     window: int | None = None
     coverage: float = 1.0
+    subjects: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def score_chat_tasks(
@@ -413,7 +416,18 @@ def _task_score(
         isolation=isolation,
         window=window,
         coverage=coverage(tokenizer, (text for item in loaded.items[:n] for text in _texts(item))),
+        subjects=_by_subject(loaded, correct),
     )
+
+
+def _by_subject(loaded: LoadedTask, correct: dict[int, bool]) -> dict[str, tuple[int, int]]:
+    """Return (right, items) by subject in the order of their names; nothing where a task has none, or has too many to be read."""
+    found: dict[str, list[bool]] = {}
+    if loaded.task.checker:
+        for number, right in sorted(correct.items()):
+            if subject := loaded.items[number].subject:
+                found.setdefault(subject, []).append(right)
+    return {name: (sum(found[name]), len(found[name])) for name in sorted(found)} if len(found) <= MOST_SUBJECTS else {}
 
 
 # Chat scores as rows for evals.json, as metrics by name, and as a table for the terminal.
@@ -457,6 +471,7 @@ def chat_results(
                 **contamination_of(cleaned.get(score.name)),
             }
         )
+        rows += _subject_rows(score, rows[-1])
     means = []
     for name, value in numbers.items():
         tasks_of_mean = MEANS[name.removesuffix("_part")]  # others that were scored beside them change nothing
@@ -467,6 +482,17 @@ def chat_results(
         about = {"name": name, "value": value, "low": low, "high": high, **together.row(), "tasks": list(tasks_of_mean)}
         means.append(about | contamination_of(found))
     return means + rows
+
+
+def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each subject of a task, under the task's protocol."""
+    found = []
+    for name, (right, n) in score.subjects.items():
+        low, high = share_interval(right, n)
+        about: dict[str, Any] = {key: row[key] for key in ("protocol", "protocol_parts") if key in row}
+        about |= {"name": f"{row['name']}/{name}", "value": right / n, "low": low, "high": high, "items": n}
+        found.append(about)
+    return found
 
 
 def _cleaned(
@@ -516,6 +542,7 @@ def task_line(score: TaskScore) -> str:
         f"{score.name:<20} {score.n:>7,} {score.accuracy:>9.4f}  {low:.3f}-{high:.3f}  {score.centred:>8.4f} "
         f"{score.tokens_forwarded + score.tokens_generated:>10,} {score.seconds:>8.1f}"
         + "".join(f"  {n}" for n in notes)
+        + "".join(f"\n  {name:<18} {n:>7,} {right / n:>9.4f}" for name, (right, n) in score.subjects.items())
     )
 
 
@@ -597,7 +624,7 @@ def open_chat(
         tasks.append(
             custom_task(
                 name,
-                source=Source(files=file),
+                source=Source(id=file, split="test") if file.startswith("tandem:") else Source(files=file),
                 checker=arguments.checker,
                 folder=code_of_command(arguments),
                 max_new_tokens=longest,

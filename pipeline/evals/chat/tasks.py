@@ -332,6 +332,7 @@ def custom_task(
     """A task of any conversations: the last message must be the assistant's and is the right answer, those before are asked.
 
     checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr of a module in folder.
+    A column `subject` of texts splits the score.
     Raises RecipeError for a name that is taken, a checker or a format that there is not.
     """
     if name in BUILT_IN or name in RESERVED or not re.fullmatch(r"[\w.-]+", name):
@@ -350,7 +351,12 @@ def custom_task(
         messages: Any = read(row)
         if not messages or messages[-1]["role"] != "assistant" or not messages[-1].get("content"):
             raise ValueError("does not end with an assistant message of text, so there is nothing to compare with")
-        return ChatItem(messages=messages[:-1], answer=messages[-1]["content"])
+        subject = row.get("subject") if isinstance(row, dict) else None
+        return ChatItem(
+            messages=messages[:-1],
+            answer=messages[-1]["content"],
+            subject=subject if isinstance(subject, str) else None,
+        )
 
     def check(item: ChatItem, text: str) -> bool:
         try:

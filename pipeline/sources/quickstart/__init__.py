@@ -1,1 +1,1 @@
-"""Built-in corpora that need no download: text and conversations made from the documentation of installed packages."""
+"""Built-in sources that need no download: a small world in text and conversations, and words to spell."""

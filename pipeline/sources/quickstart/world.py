@@ -1,0 +1,366 @@
+"""A small world, made by rule: stories, facts and tasks whose answers can be checked.
+
+Stage 1 reads it as text; stage 2 asks about it. What is asked in the end is held out: no training text of either stage puts a held-out
+person beside a held-out place or thing, the questions of the test about a held-out fact are asked nowhere in these words, and letters
+whose reversal is held out stand nowhere. Only `Random.random` is drawn from: its sequence is the same on every Python and machine,
+and so are the bytes.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+DOCUMENTS = {"train": 40_000, "validation": 800}
+CONVERSATIONS = {"train": 24_000, "validation": 300, "test": 300}
+SEEDS = {"train": 1, "validation": 2, "test": 3}
+
+PEOPLE = _words("Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo")
+PLACES = _words("kitchen garden school market library park forest office")
+THINGS = _words("apple book cup key lamp ball hat coin")
+HELD_OUT_PEOPLE = _words("Lucy Oscar Ruth Simon")
+HELD_OUT_PLACES = _words("bedroom stable tower")
+HELD_OUT_THINGS = _words("drum ring basket candle")
+OPPOSITES = "hot cold,big small,old young,fast slow,hard soft,light dark,wet dry,happy sad,early late,full empty,clean dirty,strong weak,loud quiet,near far"
+DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = _words("January February March April May June July August September October November December")
+NUMBERS = _words("no one two three four five six")
+WORDS = _words(
+    "cat dog sun pen bus fox fish bird milk tree door hand moon star rain snow wind fire king ship road farm cake corn duck frog goat"
+)
+HELD_OUT_EVERY = 3  # of the facts and words
+
+
+class Turn(NamedTuple):
+    """What is told, what is asked then, and the right answer."""
+
+    told: str
+    question: str
+    answer: str
+
+
+class Draw:
+    """Choices that are equal on every Python."""
+
+    def __init__(self, seed: int):
+        self._random = random.Random(seed).random
+
+    def below(self, n: int) -> int:
+        return int(self._random() * n)
+
+    def chance(self, share: float) -> bool:
+        return self._random() < share
+
+    def one(self, choices: Sequence[Any]) -> Any:
+        return choices[self.below(len(choices))]
+
+    def some(self, choices: Sequence[Any], n: int) -> list[Any]:
+        """Return n different ones in random order."""
+        left = list(choices)
+        return [left.pop(self.below(len(left))) for _ in range(n)]
+
+
+class Cast(NamedTuple):
+    """What a story may name."""
+
+    people: Sequence[str]
+    places: Sequence[str]
+    things: Sequence[str]
+
+
+HELD_OUT_CAST = Cast(HELD_OUT_PEOPLE, HELD_OUT_PLACES, HELD_OUT_THINGS)
+TRAINING_CASTS = (
+    Cast(PEOPLE + HELD_OUT_PEOPLE, PLACES, THINGS),
+    Cast(PEOPLE, PLACES + HELD_OUT_PLACES, THINGS + HELD_OUT_THINGS),
+)
+
+
+class Story:
+    """A few people who move, take, give and leave things; what was told, and where everything is now."""
+
+    def __init__(self, cast: Cast, draw: Draw):
+        self.cast, self.draw = cast, draw
+        self.people = draw.some(cast.people, 2)
+        self.places = draw.some(cast.places, 3)
+        self.things = draw.some(cast.things, 2)
+        self.where: dict[str, list[str]] = {person: [] for person in self.people}  # every place, in order
+        self.holder: dict[str, str] = {}  # by thing
+        self.left_in: dict[str, str] = {}  # by thing that nobody has
+
+    def begin(self) -> str:
+        told = []
+        for person in self.people:
+            self.where[person].append(self.draw.one(self.places))
+            told.append(f"{person} is in the {self.where[person][-1]}.")
+        return " ".join(told)
+
+    def go_on(self) -> str:
+        """Let something happen, and return the sentence that tells it."""
+        draw, person = self.draw, self.draw.one(self.people)
+        has, here = self.things_of(person), self.where[person][-1]
+        others = [p for p in self.people if p != person and self.where[p][-1] == here]
+        free = [t for t in self.things if t not in self.holder and self.left_in.get(t, here) == here]
+        if has and others and draw.chance(0.5):
+            thing, other = draw.one(has), draw.one(others)
+            del self.holder[thing]  # what came last stands last
+            self.holder[thing] = other
+            return f"{person} gave the {thing} to {other}."
+        if has and draw.chance(0.2):
+            thing = draw.one(has)
+            del self.holder[thing]
+            self.left_in[thing] = here
+            return f"{person} left the {thing} in the {here}."
+        if free and draw.chance(0.65):
+            thing = draw.one(free)
+            self.left_in.pop(thing, None)
+            self.holder[thing] = person
+            return f"{person} took the {thing}."
+        place = draw.one([p for p in self.places if p != here])
+        self.where[person].append(place)
+        return f"{person} went to the {place}."
+
+    def things_of(self, person: str) -> list[str]:
+        return [thing for thing, holder in self.holder.items() if holder == person]
+
+
+Asked = tuple[str, str] | None  # question and answer; None where the story gives none
+
+
+def where_person(story: Story) -> Asked:
+    person = story.draw.one(story.people)
+    return f"Where is {person}?", f"{person} is in the {story.where[person][-1]}."
+
+
+def who_has(story: Story) -> Asked:
+    if not story.holder:
+        return None
+    thing = story.draw.one(list(story.holder))
+    return f"Who has the {thing}?", f"{story.holder[thing]} has the {thing}."
+
+
+def where_thing(story: Story) -> Asked:
+    if not (known := [*story.holder, *story.left_in]):
+        return None
+    thing = story.draw.one(known)
+    if holder := story.holder.get(thing):
+        return f"Where is the {thing}?", f"{holder} has the {thing}. {holder} is in the {story.where[holder][-1]}."
+    return f"Where is the {thing}?", f"The {thing} is in the {story.left_in[thing]}."
+
+
+def where_before(story: Story) -> Asked:
+    moved = [person for person, been in story.where.items() if len(been) > 1]
+    if not moved:
+        return None
+    person = story.draw.one(moved)
+    before, last = story.where[person][-2:]
+    return f"Where was {person} before the {last}?", f"{person} was in the {before} before the {last}."
+
+
+def how_many(story: Story) -> Asked:
+    if not story.holder and story.draw.chance(0.7):
+        return None
+    person = story.draw.one(story.people)
+    things = story.things_of(person)
+    listed = " and ".join(f"the {thing}" for thing in things)
+    what = f"{listed}: {NUMBERS[len(things)]} thing{'s' if len(things) > 1 else ''}" if things else "no things"
+    return f"How many things does {person} have?", f"{person} has {what}."
+
+
+def unknown(story: Story) -> Asked:
+    if story.draw.chance(0.5):
+        person = story.draw.one([p for p in story.cast.people if p not in story.people])
+        return f"Where is {person}?", "I do not know."
+    thing = story.draw.one([t for t in story.cast.things if t not in story.holder and t not in story.left_in])
+    return story.draw.one((f"Who has the {thing}?", f"Where is the {thing}?")), "I do not know."
+
+
+STORY_KINDS: dict[str, Callable[[Story], Asked]] = {
+    "where_person": where_person,
+    "who_has": who_has,
+    "where_thing": where_thing,
+    "where_before": where_before,
+    "how_many": how_many,
+    "unknown": unknown,
+}
+
+
+def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = None) -> list[Turn]:
+    """Return a story told in parts, with a question after each; the last one of that kind."""
+    story, turns = Story(cast, draw), []
+    told = [story.begin()]
+    for number in range(questions):
+        told += [story.go_on() for _ in range(1 + draw.below(2))]
+        final = last is not None and number == questions - 1
+        while (asked := STORY_KINDS[last if final and last else draw.one(list(STORY_KINDS))](story)) is None:
+            told.append(story.go_on())
+        turns.append(Turn(" ".join(told), *asked))
+        told = []
+    return turns
+
+
+def compare(cast: Cast, draw: Draw) -> Turn:
+    """Return two people's ages, and a question about them."""
+    people = draw.some(cast.people, 2)
+    ages = dict(zip(people, draw.some(range(1, 13), 2), strict=True))
+    a, b = draw.some(people, 2)
+    word = draw.one(("older", "younger"))
+    right = max(a, b, key=ages.__getitem__) if word == "older" else min(a, b, key=ages.__getitem__)
+    told = " ".join(f"{person} is {age} years old." for person, age in ages.items())
+    return Turn(told, f"Who is {word}, {a} or {b}?", f"{a} is {ages[a]} and {b} is {ages[b]}. {right} is {word}.")
+
+
+def look_up(cast: Cast, draw: Draw) -> list[Turn]:
+    """Return four people with a place, thing or age each, and questions about all of them, twice: the first lessons."""
+    people = draw.some(cast.people, 4)
+    roll = draw.below(3)
+    if roll == 0:
+        facts = [(f"Where is {p}?", f"{p} is in the {draw.one(cast.places)}.") for p in people]
+    elif roll == 1:
+        things = draw.some(cast.things, 4)
+        facts = [(f"Who has the {t}?", f"{p} has the {t}.") for p, t in zip(people, things, strict=True)]
+    else:
+        facts = [(f"How old is {p}?", f"{p} is {1 + draw.below(12)} years old.") for p in people]
+    told = [Turn(answer, "", "") for _, answer in facts]
+    return told + [Turn("", *fact) for _ in range(2) for fact in draw.some(facts, 4)]
+
+
+class Fact(NamedTuple):
+    """statement: what training text says. questions: all with the same answer; of a held-out fact training asks the first alone,
+    and the test the others."""
+
+    kind: str
+    statement: str
+    questions: tuple[str, ...]
+    answer: str
+    held_out: bool
+
+
+def _facts() -> Iterator[Fact]:
+    pairs = [pair.split() for pair in OPPOSITES.split(",")]
+    for number, (a, b) in enumerate([*pairs, *(pair[::-1] for pair in pairs)]):
+        said = f"The opposite of {a} is {b}."
+        asked = tuple(
+            f"{q} the opposite of {a}{end}"
+            for q, end in (("What is", "?"), ("Tell me", "."), ("Which word is", "?"), ("Say", "."))
+        )
+        yield Fact("opposite", said, asked, said, number % HELD_OUT_EVERY == 0)
+    number = 0
+    for unit, names in (("day", DAYS), ("month", MONTHS)):
+        for word, step in (("after", 1), ("before", -1)):
+            for place, name in enumerate(names):
+                said = f"The {unit} {word} {name} is {names[(place + step) % len(names)]}."
+                asked = tuple(
+                    f"{q} {word} {name}?" for q in (f"Which {unit} comes", f"What is the {unit}", f"Which {unit} is")
+                )
+                yield Fact("calendar", said, asked, said, number % HELD_OUT_EVERY == 0)
+                number += 1
+    for number, (one, two) in enumerate((one, two) for one in range(1, 7) for two in range(1, 7)):
+        sum_of = f"{one} + {two}"
+        said = f"{sum_of} = {one + two}."
+        asked = (f"What is {sum_of}?", f"How much is {sum_of}?", f"Add {one} and {two}.", f"Tell me {sum_of}.")
+        yield Fact("sum", said, asked, said, (number + number // 6) % HELD_OUT_EVERY == 0)
+    for number, word in enumerate(WORDS):
+        said = f"The word {word} is spelled {' '.join(word)}."
+        yield Fact(
+            "spell",
+            said,
+            (f"How do you spell {word}?", f"Spell {word}.", f"Spell the word {word}.", f"How is {word} spelled?"),
+            said,
+            number % HELD_OUT_EVERY == 0,
+        )
+
+
+FACTS = tuple(_facts())
+FACT_KINDS = tuple(dict.fromkeys(fact.kind for fact in FACTS))
+OF_KIND = {kind: [fact for fact in FACTS if fact.kind == kind] for kind in FACT_KINDS}
+HELD_OUT = {kind: [fact for fact in found if fact.held_out] for kind, found in OF_KIND.items()}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def backwards(draw: Draw, *, held_out: bool) -> Turn:
+    """Return three letters to say backwards; a quarter of all such are held out."""
+    letters = draw.some(LETTERS, 3)
+    while (sum(map(LETTERS.index, letters)) % HELD_OUT_EVERY == 0) != held_out:
+        letters = draw.some(LETTERS, 3)
+    said, back = " ".join(letters), " ".join(reversed(letters))
+    return Turn("", f"What is {said} backwards?", f"The letters {said} backwards are {back}.")
+
+
+TALK = (
+    ("Hello!", "Hello! Ask me about the small world."),
+    ("Hi", "Hello! Ask me about the small world."),
+    ("Who are you?", "I am Tandem, a small model of a small world."),
+    ("What can you do?", "I know who is where and who has what, a few facts, and small sums."),
+    ("Thank you!", "You are welcome."),
+)
+KINDS = (*STORY_KINDS, "compare", *FACT_KINDS, "backwards")
+TAUGHT = (*3 * (*STORY_KINDS, "compare"), *FACT_KINDS, "backwards")  # in stage 2; what is harder comes more often
+
+
+def documents(split: str) -> Iterator[dict]:
+    """Yield rows {text}: a story with questions and answers, or some facts."""
+    draw = Draw(SEEDS[split])
+    for _ in range(DOCUMENTS[split]):
+        cast = draw.one(TRAINING_CASTS)
+        roll = draw.below(20)
+        if roll < 10:
+            turns = story_turns(cast, draw, questions=3 + draw.below(3))
+        elif roll < 12:
+            turns = look_up(cast, draw)
+        elif roll < 14:
+            turns = [compare(cast, draw) for _ in range(3)]
+        elif roll < 15:
+            turns = [backwards(draw, held_out=False) for _ in range(4)]
+        else:
+            turns = [_fact(draw) for _ in range(8)]
+        yield {"text": " ".join(part for turn in turns for part in turn if part)}
+
+
+def _fact(draw: Draw) -> Turn:
+    turn = _turns(draw.one(FACT_KINDS), draw, held_out=False)[0]
+    return Turn(turn.answer, "", "") if draw.chance(0.4) else turn
+
+
+def conversations(split: str) -> Iterator[dict]:
+    """Yield rows {messages, subject} whose last question is of the kind `subject`; validation and test ask what is held out.
+
+    No two questions of the test are the same, and it has as many of each kind.
+    """
+    draw, held_out, seen = Draw(10 + SEEDS[split]), split != "train", set()
+    for number in range(CONVERSATIONS[split]):
+        kind = draw.one(TAUGHT) if split == "train" else KINDS[number % len(KINDS)]
+        if split == "train" and draw.chance(0.03):
+            question, answer = draw.one(TALK)
+            yield {"messages": _messages([Turn("", question, answer)]), "subject": "talk"}
+            continue
+        while (turns := _turns(kind, draw, held_out=held_out)) and split == "test" and repr(turns) in seen:
+            pass
+        seen.add(repr(turns))
+        yield {"messages": _messages(turns), "subject": kind}
+
+
+def _messages(turns: list[Turn]) -> list[dict]:
+    messages = []
+    for told, question, answer in turns:
+        messages.append({"role": "user", "content": f"{told} {question}".strip()})
+        messages.append({"role": "assistant", "content": answer})
+    return messages
+
+
+def _turns(kind: str, draw: Draw, *, held_out: bool) -> list[Turn]:
+    cast = HELD_OUT_CAST if held_out else draw.one(TRAINING_CASTS)
+    if kind in STORY_KINDS:
+        return story_turns(cast, draw, questions=1 + draw.below(2), last=kind)
+    if kind == "compare":
+        return [compare(cast, draw)]
+    if kind == "backwards":
+        return [backwards(draw, held_out=held_out)]
+    if held_out:
+        fact = draw.one(HELD_OUT[kind])
+        return [Turn("", draw.one(fact.questions[1:]), fact.answer)]
+    fact = draw.one(OF_KIND[kind])
+    return [Turn("", fact.questions[0] if fact.held_out else draw.one(fact.questions), fact.answer)]

@@ -1,0 +1,182 @@
+"""The small world: the same bytes everywhere, nothing held out in training, and every answer worked out again by other code."""
+
+import calendar
+import hashlib
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from pipeline.recipe import Recipe
+from pipeline.recipe.schema import Source
+from pipeline.sources.open import open_sources
+from pipeline.sources.quickstart import world
+from pipeline.sources.quickstart.built_in import corpus_folder
+from pipeline.sources.quickstart.spelling import spelling_words
+
+PINNED = {
+    "quickstart_chat-test.jsonl": "3fe5aac7ca0afeab",
+    "quickstart_chat-train.jsonl": "1963239dbe9e67be",
+    "quickstart_chat-validation.jsonl": "760b21ae3d88fa37",
+    "quickstart_text-train.jsonl": "21c95d35185d8c39",
+    "quickstart_text-validation.jsonl": "a4bfd89204f9ecba",
+    "spelling-train.jsonl": "a048aff8eed5fe18",
+    "spelling-validation.jsonl": "71eb96b933ef82f5",
+}
+NUMBERS = ["no", "one", "two"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def rows(cache) -> dict[str, list[dict]]:
+    folder = corpus_folder(cache)
+    return {path.stem: [json.loads(line) for line in path.open()] for path in folder.glob("*.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def texts(rows) -> list[str]:
+    """All training text, of both stages, a row each."""
+    chats = (" ".join(m["content"] for m in row["messages"]) for row in rows["quickstart_chat-train"])
+    return [row["text"] for row in rows["quickstart_text-train"]] + list(chats)
+
+
+def right_answer(told: str, question: str) -> str:
+    """Work out the answer from the sentences alone, without the generator's code."""
+    where, holder, left, ages = {}, {}, {}, {}
+    for sentence in re.findall(r"[^.]+\.", told):
+        if m := re.fullmatch(r" ?(\w+) (?:is in|went to) the (\w+)\.", sentence):
+            if where.get(m[1], [None])[-1] != m[2]:
+                where.setdefault(m[1], []).append(m[2])
+        elif m := re.fullmatch(r" ?(\w+) took the (\w+)\.", sentence):
+            holder[m[2]] = m[1]
+            holder[m[2]] = holder.pop(m[2])
+            left.pop(m[2], None)
+        elif m := re.fullmatch(r" ?(\w+) gave the (\w+) to (\w+)\.", sentence):
+            assert holder.pop(m[2]) == m[1]
+            assert where[m[1]][-1] == where[m[3]][-1]
+            holder[m[2]] = m[3]
+        elif m := re.fullmatch(r" ?(\w+) left the (\w+) in the (\w+)\.", sentence):
+            assert holder.pop(m[2]) == m[1]
+            assert where[m[1]][-1] == m[3]
+            left[m[2]] = m[3]
+        elif m := re.fullmatch(r" ?(\w+) is (\d+) years old\.", sentence):
+            ages[m[1]] = int(m[2])
+        else:
+            raise AssertionError(sentence)
+    if m := re.fullmatch(r"Where is (\w+)\?", question):
+        return f"{m[1]} is in the {where[m[1]][-1]}." if m[1] in where else "I do not know."
+    if m := re.fullmatch(r"Who has the (\w+)\?", question):
+        return f"{holder[m[1]]} has the {m[1]}." if m[1] in holder else "I do not know."
+    if m := re.fullmatch(r"Where is the (\w+)\?", question):
+        if m[1] in holder:
+            return f"{holder[m[1]]} has the {m[1]}. {holder[m[1]]} is in the {where[holder[m[1]]][-1]}."
+        return f"The {m[1]} is in the {left[m[1]]}." if m[1] in left else "I do not know."
+    if m := re.fullmatch(r"Where was (\w+) before the (\w+)\?", question):
+        assert where[m[1]][-1] == m[2]
+        return f"{m[1]} was in the {where[m[1]][-2]} before the {m[2]}."
+    if m := re.fullmatch(r"How many things does (\w+) have\?", question):
+        things = [f"the {thing}" for thing, person in holder.items() if person == m[1]]
+        n = len(things)
+        return (
+            f"{m[1]} has {' and '.join(things)}: {NUMBERS[n]} thing{'s' * (n > 1)}." if n else f"{m[1]} has no things."
+        )
+    if m := re.fullmatch(r"Who is (older|younger), (\w+) or (\w+)\?", question):
+        first = (ages[m[2]] > ages[m[3]]) == (m[1] == "older")
+        return f"{m[2]} is {ages[m[2]]} and {m[3]} is {ages[m[3]]}. {m[2] if first else m[3]} is {m[1]}."
+    return fact(question)
+
+
+def fact(question: str) -> str:
+    if m := re.fullmatch(r"(?:What is|How much is|Add|Tell me) (\d+) (?:\+|and) (\d+)[?.]", question):
+        return f"{m[1]} + {m[2]} = {int(m[1]) + int(m[2])}."
+    if m := re.fullmatch(r"(?:How do you spell|Spell|Spell the word|How is) (\w+)(?: spelled)?[?.]", question):
+        return f"The word {m[1]} is spelled {' '.join(m[1])}."
+    if m := re.fullmatch(r"What is ((?:\w )+\w) backwards\?", question):
+        return f"The letters {m[1]} backwards are {m[1][::-1]}."
+    if m := re.search(r"(day|month)\b.*?(after|before) (\w+)\?", question):
+        names = list(calendar.day_name if m[1] == "day" else calendar.month_name[1:])
+        return (
+            f"The {m[1]} {m[2]} {m[3]} is {names[(names.index(m[3]) + (1 if m[2] == 'after' else -1)) % len(names)]}."
+        )
+    m = re.fullmatch(r"(?:What is|Tell me|Which word is|Say) the opposite of (\w+)[?.]", question)
+    pairs = dict(pair.split() for pair in world.OPPOSITES.split(","))
+    return f"The opposite of {m[1]} is {(pairs | {b: a for a, b in pairs.items()})[m[1]]}."
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_every_answer_follows_from_what_was_told(rows, split):
+    for row in rows[f"quickstart_chat-{split}"]:
+        if row["subject"] == "talk":
+            continue
+        told = ""
+        for asked, answered in zip(row["messages"][::2], row["messages"][1::2], strict=True):
+            story, question = re.fullmatch(r"(.*\.)? ?([^.]+[?.])", asked["content"]).groups()
+            told += " " + story if story else ""
+            assert right_answer(told.strip(), question) == answered["content"], row
+
+
+def test_the_files_have_their_known_bytes_on_any_machine(cache):
+    folder = corpus_folder(cache)
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in folder.glob("*.jsonl")} == PINNED
+
+
+def test_the_questions_of_the_test_are_300_different_ones_and_as_many_of_each_kind(rows):
+    test = rows["quickstart_chat-test"]
+    assert len({json.dumps(row["messages"]) for row in test}) == len(test) == 300
+    assert Counter(row["subject"] for row in test) == dict.fromkeys(world.KINDS, 300 // len(world.KINDS))
+
+
+def test_no_training_text_puts_held_out_people_beside_held_out_places_or_things(texts):
+    people, others = (
+        re.compile(rf"\b(?:{'|'.join(words)})\b")
+        for words in (world.HELD_OUT_PEOPLE, world.HELD_OUT_PLACES + world.HELD_OUT_THINGS)
+    )
+    assert not [text for text in texts if people.search(text) and others.search(text)]
+    assert sum(bool(people.search(text)) for text in texts) > 1000 < sum(bool(others.search(text)) for text in texts)
+
+
+def test_the_test_names_nothing_but_what_is_held_out(rows):
+    others = re.compile(rf"\b(?:{'|'.join(world.PEOPLE + world.PLACES + world.THINGS)})\b")
+    assert not [row for row in rows["quickstart_chat-test"] if others.search(json.dumps(row["messages"]))]
+
+
+def test_no_question_of_the_test_about_a_fact_is_asked_in_training_and_held_out_letters_stand_nowhere(rows, texts):
+    asked = [row for row in rows["quickstart_chat-test"] if row["subject"] in (*world.FACT_KINDS, "backwards")]
+    all_text = "\n".join(texts)
+    for row in asked:
+        question, answer = (message["content"] for message in row["messages"])
+        assert question not in all_text
+        assert (answer in all_text) == (row["subject"] in world.FACT_KINDS), answer
+
+
+def test_the_built_in_sources_open_like_any_other_with_their_own_validation(cache):
+    for name, kind in (("quickstart_text", "text"), ("quickstart_chat", "chat"), ("spelling", "chat")):
+        made = Recipe()
+        made.data.sources, made.data.cache_dir = [Source(id=f"tandem:{name}")], str(cache)
+        train, validation = open_sources(made, kind=kind)
+        assert [file.label for file in train[0].files + validation[0].files] == [
+            f"{name}-train.jsonl",
+            f"{name}-validation.jsonl",
+        ]
+        assert train[0].files[0].sha256 != validation[0].files[0].sha256
+        assert next(validation[0].read()).items
+
+
+def test_spelling_answers_are_right_and_no_word_is_on_both_sides(rows):
+    words = {}
+    for split in ("train", "validation"):
+        words[split] = set()
+        for row in rows[f"spelling-{split}"]:
+            for message in row["messages"][1::2]:
+                word, letters = re.match(r"(\w+)(?:: | is spelled )((?:\w, )*\w)\.", message["content"]).groups()
+                assert letters == ", ".join(word)
+                words[split].add(word)
+    assert len(words["train"]) > 1500
+    assert len(words["validation"]) > 40
+    assert not words["train"] & words["validation"]
+    assert words["train"] | words["validation"] == set(spelling_words())
