@@ -43,13 +43,11 @@ def a_compiler(monkeypatch):
 def quickstart(tmp_path):
     def plan(*overrides):
         folders = [f"run.directory={tmp_path}/runs", f"data.cache_dir={tmp_path}/cache"]
-        return make_plan(
-            read_recipe(
-                [str(RECIPES / "quickstart_pretrain.yaml"), *folders, "data.isolate_documents=false", *overrides]
-            ),
-            CPU,
-            processes=1,
+        apart = (
+            [] if any(o.startswith("data.isolate_documents") for o in overrides) else ["data.isolate_documents=false"]
         )
+        given = [str(RECIPES / "quickstart_pretrain.yaml"), *folders, *apart, *overrides]
+        return make_plan(read_recipe(given), CPU, processes=1)
 
     return plan
 
