@@ -86,7 +86,7 @@ def rows_under_many_protocols(model, tokenizer, monkeypatch):
         "coverage 0.99": scored(model, copy_of(tokenizer, normalizer=normalizers.NFC()), *text),
     }
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "RULE", 2)
+        patch.setattr(documents, "DOCUMENTS_RULE", 2)
         found["rule 2 against 1"] = scored(model, tokenizer, *text)
     plain = tokenizer.chat_template.replace("{%", " {%", 1)
     found |= {
