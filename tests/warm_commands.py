@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(asked["environment"])
+    tempfile.tempdir = None  # that of the process which imported everything
     os.environ.update(world)
     if asked["ranks"] > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))

@@ -22,6 +22,7 @@ from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
 from pipeline.sources.raw_rows import BadRow, read_blocks
 from pipeline.sources.recognition import looked_at_rows, recognise
+from pipeline.sources.verify import verify
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage
 from pipeline.tokenizer.encode import byte_lengths, encode_documents, is_byte_level, span_byte_lengths
@@ -90,6 +91,8 @@ def _items(
     total = 0
     for file in files:
         path, first, before, complete = file.local_path(), len(items), total, total < limit
+        if complete and (problems := verify(path, form, column_key=option).problems):
+            raise DataError(f"{option}: {problems[0]}")
         rows = chain.from_iterable(read_blocks(path, columns=form.read_columns)) if complete else ()
         for _, row, value in rows:
             if total >= limit:
