@@ -38,7 +38,7 @@ MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in 
 
 
 def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
-    """The config file's name and the number of processes. Raises ValueError with a sentence for the user."""
+    """Return the config file's name and the number of processes. Raises ValueError with a sentence for the user."""
     if nproc is not None and not (nproc.isdecimal() and int(nproc) >= 1):
         raise ValueError(
             f"NPROC is {nproc!r}; it must be a number of processes, 1 or more. Unset it or write a number."
@@ -55,14 +55,14 @@ def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
 
 
 def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
-    """The arguments with the default recipe put in front when they name none."""
+    """Return the arguments with the default recipe put in front when they name none."""
     if arguments and "=" not in arguments[0] and not arguments[0].startswith("-"):
         return arguments
     return [default_recipe, *arguments]
 
 
 def number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    """A whole number of the environment. Raises ValueError with a sentence for the user."""
+    """Return a whole number of the environment. Raises ValueError with a sentence for the user."""
     text = environ.get(name, str(default))
     if not (text.isdecimal() and int(text) >= least):
         raise ValueError(f"{name} is {text!r}; it must be a whole number, {least} or more. Unset it or write a number.")
@@ -70,7 +70,7 @@ def number(environ: Mapping[str, str], name: str, default: int, *, least: int) -
 
 
 def machines(environ: Mapping[str, str]) -> list[str]:
-    """The launcher's arguments for several machines, none for one. Raises ValueError with a sentence for the user."""
+    """Return the launcher's arguments for several machines, none for one. Raises ValueError with a sentence for the user."""
     nodes = number(environ, "NNODES", 1, least=1)
     if nodes == 1:
         return []
@@ -120,7 +120,7 @@ class Supervisor:
                 process.send_signal(number)
 
     def wait(self) -> int:
-        """The launcher's exit status, once it and all ranks are gone."""
+        """Return the launcher's exit status, once it and all ranks are gone."""
         while True:
             try:
                 status = self.launcher.wait(timeout=0.1 if len(self.ranks) < self.processes else 1.0)
@@ -145,7 +145,7 @@ def report(message: str) -> None:
 
 
 def final_status(status_file: Path, launcher_status: int, signals: list[int]) -> tuple[int, str]:
-    """The run's exit status and message: the ranks' own word, else what the launcher and the signals tell."""
+    """Return the run's exit status and message: the ranks' own word, else what the launcher and the signals tell."""
     if status_file.exists() and (told := status_file.read_text()):  # empty on a full disk, with the word on the screen
         status, _, message = told.partition("\n")
         return int(status), message.strip()
@@ -178,7 +178,7 @@ def progress(status_file: Path) -> tuple[int, int] | None:
 
 
 def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
-    """A sentence when a run that ended with this status is to be started again: only after progress, else it would crash
+    """Return a sentence when a run that ended with this status is to be started again: only after progress, else it would crash
     at the same place forever."""
     if not left or status not in MENDABLE:
         return None
@@ -190,7 +190,7 @@ def worth_another_start(status: int, status_file: Path, *, left: int) -> str | N
 
 
 def run(command: list[str], environ: dict[str, str], *, processes: int, restarts: int) -> int:
-    """The status of the last start."""
+    """Return the status of the last start."""
     signals: list[int] = []
     for left in range(restarts, -1, -1):
         with tempfile.TemporaryDirectory(prefix="tandem-") as folder:

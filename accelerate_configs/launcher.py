@@ -42,7 +42,7 @@ def report(rank: int, number: int) -> None:
 
 
 def alone(config: dict[str, object], threads: str) -> dict[str, str] | None:
-    """The variables that `accelerate launch` gives to one process; None for a config that only accelerate understands."""
+    """Return the variables that `accelerate launch` gives to one process; None for a config that only accelerate understands."""
     if not isinstance(use_cpu := config.get("use_cpu"), bool) or config != {**ALONE, "use_cpu": use_cpu}:
         return None
     on_cpu = {"KMP_AFFINITY": "granularity=fine,compact,1,0", "KMP_BLOCKTIME": "1"} if use_cpu else {}

@@ -65,7 +65,7 @@ class Benchmarks(TrainerCallback):
         ]
 
     def are_due(self) -> bool:
-        """Whether any is to be scored at this step, which is then saved first."""
+        """Return whether any is to be scored at this step, which is then saved first."""
         return bool(self.due(self.trainer.state.global_step, last=False))
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -171,7 +171,7 @@ class Benchmarks(TrainerCallback):
         )
 
     def _recorded(self, name: str) -> int:
-        """The newest step at which it was scored, or failed, by the attempts that count; 0 when never."""
+        """Return the newest step at which it was scored, or failed, by the attempts that count; 0 when never."""
         rows = last_attempts(read_rows(self.run.metrics))
         return max(
             (

@@ -93,7 +93,7 @@ def add_callbacks(
 
 
 def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
-    """One object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or made."""
+    """Return one object of each class that run.callbacks names. Raises RecipeError for one that cannot be imported or made."""
     made = []
     for name in recipe.run.callbacks:
         where = recipe.where("run.callbacks")

@@ -42,7 +42,7 @@ class Stacks:
         return open(self._text(self.rank), "w", encoding="utf-8")
 
     def trains(self, rank: int) -> bool:
-        """Whether that rank has begun to train in this attempt and not come to the end of it."""
+        """Return whether that rank has begun to train in this attempt and not come to the end of it."""
         return self._text(rank).exists()
 
     def touch(self) -> None:
@@ -59,7 +59,7 @@ class Stacks:
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
     def told(self) -> dict[int, dict[str, Any]]:
-        """What ranks have told, by rank."""
+        """Return what ranks have told, by rank."""
         places = []
         with suppress(OSError):  # of a disk that is away: asked again in a second
             places = [read_json(path) for path in self.folder.glob("rank-*.json")]
@@ -116,7 +116,7 @@ class HangWatch(TrainerCallback):
         self.stacks.clear()
 
     def limit(self) -> float | None:
-        """Seconds without progress that are allowed now."""
+        """Return seconds without progress that are allowed now."""
         if self.timeout is None or not self.compiles:
             return self.timeout
         first = self.trainer.state.global_step <= self.first_step
@@ -157,14 +157,14 @@ class HangWatch(TrainerCallback):
                 leave(self._verdict(silent_s=now - since, gone=gone))
 
     def _others_work(self, now: float, *, within_s: float) -> bool:
-        """Whether another rank has said lately that it works: who waits for its save or samples makes no progress itself."""
+        """Return whether another rank has said lately that it works: who waits for its save or samples makes no progress itself."""
         with suppress(OSError):
             if (touched := self.stacks.touched()) != self.touched:
                 self.touched, self.touched_at = touched, now
         return now - self.touched_at < within_s
 
     def _place(self) -> dict[str, Any]:
-        """The stage this rank's training is in, whether it waits there for other ranks, and its line."""
+        """Return the stage this rank's training is in, whether it waits there for other ranks, and its line."""
         frame = sys._current_frames().get(self.training_thread)
         place = place_of(stack(frame)) if frame else {"stage": "step", "waits": False, "line": "?"}
         place["waits"] = place["waits"] or (place["stage"] == "forward+backward" and self.trainer.own_time.waits)
@@ -206,7 +206,7 @@ class HangWatch(TrainerCallback):
 
 
 def behind_of(told: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The places of the ranks that the others wait for; of all when every one waits in a collective."""
+    """Return the places of the ranks that the others wait for; of all when every one waits in a collective."""
     working = [place for place in told.values() if not place["waits"]]
 
     def progress(place: dict[str, Any]) -> tuple[int, int]:

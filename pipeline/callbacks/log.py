@@ -13,7 +13,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 
 def step_line(row: dict, *, step: int, max_steps: int) -> str:
-    """The line of one logged step; `step` counts from zero."""
+    """Return the line of one logged step; `step` counts from zero."""
     mfu = row.get("perf/bf16_mfu_pct")
     return (
         f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "

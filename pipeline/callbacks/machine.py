@@ -108,7 +108,7 @@ class Machine(TrainerCallback):
 
 
 def gpus_of_this_host() -> list[str]:
-    """The run's GPUs as their driver names them; none named, which means all of the host, where it trains on something else or
+    """Return the run's GPUs as their driver names them; none named, which means all of the host, where it trains on something else or
     each rank sees its own GPU only."""
     ranks = _local_ranks()
     if not torch.cuda.is_available() or torch.cuda.device_count() < ranks:

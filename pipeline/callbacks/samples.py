@@ -45,14 +45,14 @@ class Samples(TrainerCallback):
                 self.sample(state, model, there=there)
 
     def _due(self, step: int) -> bool:
-        """Whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
+        """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
         if self.every_steps is not None:
             return self.every_steps > 0 and step % self.every_steps == 0
         rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
         return any(name.startswith(("val/", "sft/")) for row in rows for name in row)
 
     def _recorded(self, step: int) -> set[str]:
-        """The prompts whose samples of a step are there and count: no later attempt went on from before it."""
+        """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""
         attempts = [row for row in read_rows(self.run.metrics) if row.get("event") == "attempt"]
         return {row["prompt"] for row in read_rows(self.run.samples) if row["step"] == step and counts(row, attempts)}
 

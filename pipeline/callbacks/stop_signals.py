@@ -53,7 +53,7 @@ class StopSignals(TrainerCallback):
         control.should_training_stop = self.signals.stopping = True
 
     def agreed(self) -> bool:
-        """Whether any rank was signalled; every rank asks at the same places."""
+        """Return whether any rank was signalled; every rank asks at the same places."""
         if self.group is not None:
             flag = torch.tensor([self.signals.received])
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self.group)

@@ -180,7 +180,7 @@ class WandbRun(TrainerCallback):
             )
 
     def _start(self, wandb: Any) -> Any:
-        """The W&B run, offline when the server does not take it: its files can be sent later."""
+        """Return the W&B run, offline when the server does not take it: its files can be sent later."""
         try:
             run = self._init(wandb, self.run_id, mode=None)
         except Exception as error:

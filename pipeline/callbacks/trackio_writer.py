@@ -105,7 +105,7 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(samples: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """A row for each step, as Trackio keeps a table."""
+    """Yield a row for each step, as Trackio keeps a table."""
     from trackio import Table
 
     for _, rows in groupby(samples, key=lambda row: (row["attempt"], row["step"])):
@@ -115,7 +115,7 @@ def tables(samples: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict
 
 
 def input_ended() -> bool:
-    """Whether whoever started this is gone, after POLL_S at the latest."""
+    """Return whether whoever started this is gone, after POLL_S at the latest."""
     ready, _, _ = select.select([sys.stdin], [], [], POLL_S)
     return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 

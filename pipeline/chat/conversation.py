@@ -74,7 +74,7 @@ class Speaker:
 
 
 def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
-    """The model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is pinned.
+    """Return the model that `name` means: a run, a checkpoint, a folder, or a Hub id, with @REVISION where one is pinned.
     trust_code: whether code files that come with it are run.
 
     Raises InputMissingError, ServiceError or DataError when it cannot be had.
@@ -97,7 +97,7 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
 
 
 def _published_stage(path: str, revision: str | None) -> str | None:
-    """The stage in the manifest that is published beside a model; None for a model that no run of ours made."""
+    """Return the stage in the manifest that is published beside a model; None for a model that no run of ours made."""
     from transformers.utils import cached_file
 
     from pipeline.process.storage import read_json
@@ -125,7 +125,7 @@ class Conversation:
         self.answers = 0
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
-        """The answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the conversation.
+        """Yield the answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the conversation.
 
         Raises DataError when the chat template refuses the messages; the conversation is then as it was.
         """
@@ -149,7 +149,7 @@ class Conversation:
                 self.messages += answer_messages(speaker.tokenizer, shown.ids)
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
-        """What the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
+        """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
         from pipeline.generation.stream import positions
         from pipeline.generation.texts import document_ids
 

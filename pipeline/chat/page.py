@@ -141,7 +141,7 @@ async def _refuse(send: Any, status: int, reason: str) -> None:
 
 
 def escaped(text: str) -> str:
-    """A message for Chatbot, which takes it for HTML and dedents it: shown, it is `text` to the last space."""
+    """Return a message for Chatbot, which takes it for HTML and dedents it: shown, it is `text` to the last space."""
     return re.sub(r"(?m)[&<>\t]|^ |\A\n", lambda found: f"&#{ord(found[0])};", text)
 
 
@@ -176,12 +176,12 @@ class Visit:
                 yield
 
     def shown(self) -> list[list[dict[str, str]]]:
-        """The value of each speaker's Chatbot."""
+        """Return the value of each speaker's Chatbot."""
         return [[message | {"content": escaped(message["content"])} for message in said] for said in self.said]
 
 
 def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> Any:
-    """The Gradio app."""
+    """Return the Gradio app."""
     import gradio
 
     with gradio.Blocks(title="Tandem", analytics_enabled=False, fill_height=True) as blocks:

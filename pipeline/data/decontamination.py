@@ -38,7 +38,7 @@ class Words:
 
     @classmethod
     def of(cls, texts: list[bytes]) -> "Words":
-        """The words of UTF-8 texts, or of pieces of `folded`."""
+        """Return the words of UTF-8 texts, or of pieces of `folded`."""
         folded = np.frombuffer(bytearray(b" \xff ".join([b"", *texts, b""]).translate(FOLDED)), np.uint8)
         _divide_at_signs(folded)
         inside = folded != 0
@@ -57,7 +57,7 @@ class Words:
         return np.cumsum(self.folded[self.begins] == BETWEEN_TEXTS) - 1
 
     def runs_within_texts(self, n: int) -> np.ndarray:
-        """The words at which a run of n words of one text begins."""
+        """Return the words at which a run of n words of one text begins."""
         texts, count = self.texts, max(0, len(self.begins) - n + 1)
         first = self.folded[self.begins[:count]] == BETWEEN_TEXTS
         return np.flatnonzero((texts[:count] == texts[n - 1 :][:count]) & ~first)
@@ -82,7 +82,7 @@ def ngram_hashes(words: Words, *, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashes_of_runs(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """A hash of each values[begin:end] (uint64), the same wherever the run stands."""
+    """Return a hash of each values[begin:end] (uint64), the same wherever the run stands."""
     powers, inverses = (np.cumprod(np.full(len(values), base, np.uint64)) for base in (BASE, INVERSE))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values * powers)])
     return _mixed((sums[ends] - sums[begins]) * inverses[begins] + (ends - begins).astype(np.uint64))
@@ -100,7 +100,7 @@ OF_BYTES = _mixed(np.arange(1, 257))
 
 
 def chunks(texts: list[str]) -> Iterator[list[bytes]]:
-    """The texts in order as UTF-8, in lists of CHUNK_CHARS characters or a little more; a text is never cut."""
+    """Yield the texts in order as UTF-8, in lists of CHUNK_CHARS characters or a little more; a text is never cut."""
     chunk: list[bytes] = []
     size = 0
     for text in texts:
@@ -145,7 +145,7 @@ def item_ngrams(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _without_wording(hashes: np.ndarray, items: np.ndarray, *, num_items: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each item's n-grams once, without those that too many items share."""
+    """Return each item's n-grams once, without those that too many items share."""
     order = np.lexsort((items, hashes))
     hashes, items = hashes[order], items[order]
     once = _differs(hashes) | _differs(items)
@@ -173,7 +173,7 @@ class NumberSet:
         np.bitwise_or.at(self.bloom, at >> np.uint64(3), np.uint8(1) << (at & np.uint64(7)).astype(np.uint8))
 
     def places_in(self, values: np.ndarray) -> np.ndarray:
-        """The places of those values that are in the set."""
+        """Return the places of those values that are in the set."""
         at = values >> self.shift
         bits = self.bloom[at >> np.uint64(3)] >> (at & np.uint64(7)).astype(np.uint8)
         places = np.flatnonzero(bits & np.uint8(1))
@@ -182,7 +182,7 @@ class NumberSet:
 
 
 def id_of_file(path: str | Path) -> str:
-    """The id of the watch-list that was saved there."""
+    """Return the id of the watch-list that was saved there."""
     return Path(path).stem.removeprefix(FILE)
 
 
@@ -221,7 +221,7 @@ class Watchlist:
 
     @classmethod
     def load(cls, path: str | Path) -> "Watchlist":
-        """What `save` wrote. Raises DataError when the file is no longer that."""
+        """Return what `save` wrote. Raises DataError when the file is no longer that."""
         from safetensors import SafetensorError, safe_open
 
         path = Path(path)
@@ -247,7 +247,7 @@ class Watchlist:
         return sorted_once([some[self.ngrams.places_in(some)] for some in hashes])
 
     def _suspects(self, chunk: list[bytes]) -> list[bytes]:
-        """The pieces of folded text around runs of words that pass the sieve."""
+        """Return the pieces of folded text around runs of words that pass the sieve."""
         words = Words.of(chunk)
         values = _sieve_values(words, stride=SIEVE_STRIDE)
         passed = self.runs.places_in(values) * SIEVE_STRIDE
@@ -279,7 +279,7 @@ def _sieve_values(words: Words, *, stride: int) -> np.ndarray:
 
 
 def sorted_once(arrays: list[np.ndarray]) -> np.ndarray:
-    """The uint64 numbers of all the arrays, each once."""
+    """Return the uint64 numbers of all the arrays, each once."""
     # np.unique builds a hash table, and is ten times slower on numbers such as these.
     values = np.sort(np.concatenate([np.zeros(0, np.uint64), *arrays]))
     return values[_differs(values)]
@@ -298,7 +298,7 @@ def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
 
 
 def read_seen(folder: Path, number: int, watchlist_id: str) -> np.ndarray | None:
-    """The watched n-grams in a shard's text, or None when nobody looked."""
+    """Return the watched n-grams in a shard's text, or None when nobody looked."""
     from safetensors.numpy import load_file
 
     path = seen_path(folder, number, watchlist_id)
@@ -312,7 +312,7 @@ def write_seen(folder: Path, number: int, watchlist_id: str, ngrams: list[np.nda
 
 
 def texts_of(items: list) -> list[str]:
-    """The text of documents, and of conversations what their messages say, as one text each."""
+    """Return the text of documents, and of conversations what their messages say, as one text each."""
     return [
         item.text if hasattr(item, "text") else "\n".join(message.get("content") or "" for message in item.messages)
         for item in items
@@ -416,7 +416,7 @@ class Seen:
 
 
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
-    """What `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
+    """Return what `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
     if found is None or "shards" not in found:  # as it was written before tasks told of their own search
         return None
@@ -427,7 +427,7 @@ def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool
 
 
 def without_contaminated(scores: Sequence[float], contaminated: Sequence[bool | None]) -> dict[str, Any]:
-    """Counts, the share of contaminated items among those that can be judged, and the mean score with and without them.
+    """Return counts, the share of contaminated items among those that can be judged, and the mean score with and without them.
 
     scores: of each item, such as whether it was answered right. Items that cannot be judged (None) stay in both means.
     A share or a mean of nothing is None.

@@ -50,7 +50,7 @@ def shares_lost(totals: dict[str, Any], *, chat: bool) -> dict[str, float]:
 
 
 def rows_seen(totals: dict[str, Any]) -> int:
-    """Rows of the files that were read, empty and unreadable ones included."""
+    """Return rows of the files that were read, empty and unreadable ones included."""
     items = totals.get("conversations", totals.get("documents", 0))
     return items + totals.get("empty_rows", 0) + totals.get("bad_rows", 0)
 
@@ -90,7 +90,7 @@ class Fit:
         return cls(read=counts["conversations"], row_tokens=row_tokens, **outcomes, **known)
 
     def row_tokens_for(self, share: float = HELD) -> int | None:
-        """The shortest rows that hold this share of the conversations whole; None where that is not known."""
+        """Return the shortest rows that hold this share of the conversations whole; None where that is not known."""
         if self.longer is None or not self.of:
             return None
         beyond = 0
@@ -181,7 +181,7 @@ def sampled_fit(source: Any, tokenizer: Any, *, row_tokens: int, overflow: str) 
 
 
 def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: str) -> dict[str, Any]:
-    """Counts of the first SAMPLE conversations, or of all there are, spread over the source's files that lie here."""
+    """Return counts of the first SAMPLE conversations, or of all there are, spread over the source's files that lie here."""
     counts = new_counts("chat")
     talks: list[Any] = []
     for block in _spread_blocks(source):

@@ -40,7 +40,7 @@ class PackedRows:
 
     @classmethod
     def joined(cls, parts: list["PackedRows"]) -> "PackedRows":
-        """One after the other; at least one part."""
+        """Return one after the other; at least one part."""
         names = [name for name, array in parts[0].arrays().items() if array is not None]
         return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -227,11 +227,11 @@ class Packer:
         self.counts = {"cropped_tokens": 0, "split_documents": 0}
 
     def add(self, ids: np.ndarray, origin: Origin) -> list[PackedRows]:
-        """Rows that are finished now. ids: (n,) text tokens of one document, n >= 1, no specials."""
+        """Return rows that are finished now. ids: (n,) text tokens of one document, n >= 1, no specials."""
         raise NotImplementedError
 
     def finish(self) -> list[PackedRows]:
-        """The remaining rows; nothing may be added afterwards."""
+        """Return the remaining rows; nothing may be added afterwards."""
         raise NotImplementedError
 
     def state(self) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ ROLES = ("validation", "documents", "train")
 
 
 def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchlist: str | Path | None = None) -> dict:
-    """The plan of a recipe's training and validation rows.
+    """Return the plan of a recipe's training and validation rows.
 
     sources: as open_sources gives them. watchlist: a saved Watchlist for which the training text is searched.
     """
@@ -113,14 +113,14 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
 
 
 def sequence_plan(source: Any, settings: dict) -> dict:
-    """A sequence's cache key and everything that the key stands for, but for the files themselves."""
+    """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
     settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
     key = digest(settings)
     return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}}
 
 
 def part_of(spec: Any, *, counted: bool) -> dict:
-    """A source's weight or epochs. counted: the horizon is in epochs, so a source without either is seen once in each."""
+    """Return a source's weight or epochs. counted: the horizon is in epochs, so a source without either is seen once in each."""
     if spec.epochs is not None:
         return {"weight": None, "epochs": spec.epochs, "at_end": spec.at_end}
     if spec.weight is None and counted:
@@ -152,7 +152,7 @@ def folders_of(plan: dict) -> list[Path]:
 
 
 def open_stream(plan: dict, role: str) -> Stream | None:
-    """The stream train | validation | documents of a plan, as far as it is sealed."""
+    """Return the stream train | validation | documents of a plan, as far as it is sealed."""
     about = plan[role]
     if about is None:
         return None

@@ -294,7 +294,7 @@ class Preparation:
         self.opened = time.monotonic()
 
     def description(self) -> dict:
-        """What another rank needs to attach; JSON."""
+        """Return what another rank needs to attach; JSON."""
         return self.plan
 
     @classmethod
@@ -331,7 +331,7 @@ class Preparation:
                 pickle.dump(task, pipe)
 
     def is_running(self) -> bool:
-        """Whether some process is preparing this plan."""
+        """Return whether some process is preparing this plan."""
         if self.child is not None:
             return self.child.poll() is None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -358,11 +358,11 @@ class Preparation:
         self.waited_s += time.monotonic() - started
 
     def num_retries(self) -> int:
-        """How often the preparing process has read something again since it was started."""
+        """Return how often the preparing process has read something again since it was started."""
         return retries_in(self.folder / RETRIES)
 
     def progress(self) -> str:
-        """How far each training source is."""
+        """Return how far each training source is."""
         stream = streams_of(self.plan)["train"]
         return ", ".join(
             f"{about['name']}: {short_count(sequence.rows * self.plan['row_tokens'])} tokens prepared"
@@ -392,7 +392,7 @@ class Preparation:
 
 
 def short_count(count: float) -> str:
-    """The count in the unit that shows it: 950, 12.3K, 1.2M, 10.5B."""
+    """Return the count in the unit that shows it: 950, 12.3K, 1.2M, 10.5B."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
             return f"{count / size:,.1f}{unit}"

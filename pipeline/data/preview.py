@@ -39,7 +39,7 @@ GREEN, DIM, PLAIN = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
 def table(plan: dict) -> str:
-    """One line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
+    """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
     chat = plan["kind"] == "chat"
     lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
     lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
@@ -95,7 +95,7 @@ def longest_row(recipe: Any) -> int | None:
 
 
 def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) -> Iterator[str]:
-    """The first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
+    """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
     names = rows.plan["train"]["sequences"]
     for number in range(min(count, rows.total_rows())):
         step, at = divmod(number, rows.rows_per_step)
@@ -117,7 +117,7 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
 
 
 def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool) -> str:
-    """The text of the ids, what is trained in green, or in [[ ]] without colour."""
+    """Return the text of the ids, what is trained in green, or in [[ ]] without colour."""
     parts = []
     for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
         text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
@@ -147,7 +147,7 @@ def is_recipe(argument: str) -> bool:
 
 
 def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool) -> Iterator[str]:
-    """Lines for a terminal of 80 columns. settings: keys of a source, `split=test`.
+    """Yield lines for a terminal of 80 columns. settings: keys of a source, `split=test`.
 
     Raises what a recipe with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
@@ -192,7 +192,7 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
 
 
 def source_of(target: str, settings: list[str]) -> Source:
-    """The source that files, a folder, a glob or the id of a dataset are, with further keys of a source."""
+    """Return the source that files, a folder, a glob or the id of a dataset are, with further keys of a source."""
     path = Path(target).expanduser()
     is_id = re.fullmatch(r"[\w.-]+/[\w.-]+|tandem:\w+|[\w-]+", target) and kind_of(target) is None
     if not (path.exists() or re.search(r"[*?\[]", target) or is_id):
@@ -278,7 +278,7 @@ def _named_tokenizer(recipe: Recipe, name: str) -> Any:
 
 
 def _bytes_tokenizer() -> Any:
-    """A tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean nothing."""
+    """Return a tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean nothing."""
     from pipeline.tokenizer.load import train_bpe
 
     return train_bpe([], vocab_size=272, split_pattern="gpt2")
@@ -371,7 +371,7 @@ def _flow(value: Any) -> str:
 
 
 def _wrapped(text: str, *, indent: str = "") -> Iterator[str]:
-    """Lines of at most 80 columns, the text's own line ends kept."""
+    """Yield lines of at most 80 columns, the text's own line ends kept."""
     width = min(80, shutil.get_terminal_size().columns)
     for line in text.splitlines() or [""]:
         yield from textwrap.wrap(line, width=width, initial_indent=indent, subsequent_indent=indent) or [""]

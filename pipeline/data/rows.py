@@ -76,7 +76,7 @@ class RowReader:
 
 
 def _by_shard(rows: list[tuple[Shard, int] | None]) -> list[tuple[Shard | None, list[int], list[int]]]:
-    """The rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of None."""
+    """Return the rows of each shard: where they go in the batch, and their numbers in the shard; fillers are of None."""
     found: dict[int, tuple[Shard | None, list[int], list[int]]] = {}
     for i, place in enumerate(rows):
         shard, number = place or (None, 0)
@@ -98,7 +98,7 @@ def positions(starts_BT: np.ndarray) -> np.ndarray:
 
 
 def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: int, total: int) -> list[int | None]:
-    """Numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
+    """Return numbers of the rows, of `total`, that a rank gets in a micro-step; None for those past the end."""
     first = (micro_step * world_size + rank) * rows
     return [i if i < total else None for i in range(first, first + rows)]
 
@@ -221,11 +221,11 @@ class TrainingRows:
 
     @property
     def wait_s(self) -> float:
-        """Seconds this rank has waited for rows to be prepared."""
+        """Return seconds this rank has waited for rows to be prepared."""
         return self.preparation.waited_s
 
     def total_rows(self) -> int:
-        """Rows of the whole run; its steps are total_rows() // rows_per_step."""
+        """Return rows of the whole run; its steps are total_rows() // rows_per_step."""
         assert self.stream.mixture.total_rows is not None
         return self.stream.mixture.total_rows
 
@@ -269,7 +269,7 @@ class TrainingRows:
         self.preparation.wait_until(lambda: all(path.exists() for path in paths), what=f"the rows of step {step}")
 
     def places(self, step: int) -> list[RowPlace]:
-        """Where the rows of a step lie."""
+        """Return where the rows of a step lie."""
         if step not in self._places:
             first = step * self.rows_per_step
             assert 0 <= first <= self.total_rows() - self.rows_per_step, f"step {step} is not of this run"
@@ -287,7 +287,7 @@ class TrainingRows:
         return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
 
     def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
-        """A rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
+        """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
         places = self.places(step)
         numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=self.rows_per_step)
         return self.reader.batch(
@@ -303,7 +303,7 @@ class TrainingRows:
         return self.plan["train"]["sequences"][place.source]["name"], pq, rg, row
 
     def position(self, step: int) -> dict:
-        """Where the data stands when `step` steps are done, for the checkpoint and the console line; JSON.
+        """Return where the data stands when `step` steps are done, for the checkpoint and the console line; JSON.
 
         sources: of each, k = rows used (over epochs) and epoch from 1. epoch, pq, rg, source: of the last row used.
         """
@@ -321,12 +321,12 @@ class TrainingRows:
         return position
 
     def consumed(self, step: int) -> dict[str, Consumed | None]:
-        """What the first `step` steps trained on, by source; they must be sealed."""
+        """Return what the first `step` steps trained on, by source; they must be sealed."""
         names = [s["name"] for s in self.plan["train"]["sequences"]]
         return dict(zip(names, self.counter.consumed(step * self.rows_per_step), strict=True))
 
     def num_retries(self) -> int:
-        """How often the process that prepares has read something again."""
+        """Return how often the process that prepares has read something again."""
         return self.preparation.num_retries()
 
     def _epoch(self, source: int, k: int) -> int:

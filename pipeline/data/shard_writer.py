@@ -207,7 +207,7 @@ class SequenceWriter:
         return limit is not None and self.read["text_bytes"] >= limit
 
     def _pack(self, block: Any) -> tuple[list[PackedRows], list[str]]:
-        """Rows that the block finishes, and the block's bad rows."""
+        """Return rows that the block finishes, and the block's bad rows."""
         pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
         self.read["empty_rows"] += block.empty_rows
         return pack(self, block)
@@ -271,7 +271,7 @@ def rendered_talks(tokenizer: Any, talks: list) -> list:
 
 
 def batches_of(documents: list, characters: int) -> Iterator[list]:
-    """The documents in order, in lists of at most so many characters or one document."""
+    """Yield the documents in order, in lists of at most so many characters or one document."""
     batch: list = []
     size = 0
     for document in documents:

@@ -136,7 +136,7 @@ NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8
 
 
 def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
-    """Whether a sealed shard's file is missing or of another size than its seal says; with verify, of other content."""
+    """Return whether a sealed shard's file is missing or of another size than its seal says; with verify, of other content."""
     path, seal = shard_path(folder, number), read_seal(folder, number)
     if not path.exists() or path.stat().st_size != seal["bytes"]:
         return True
@@ -144,7 +144,7 @@ def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:
 
 
 def open_shard(folder: Path, number: int) -> Shard:
-    """The shard, its content checked against its seal. Raises DataError when they differ."""
+    """Return the shard, its content checked against its seal. Raises DataError when they differ."""
     path = shard_path(folder, number)
     if read_again(lambda: is_damaged(folder, number, verify=True), path=path):
         raise DataError(
@@ -155,7 +155,7 @@ def open_shard(folder: Path, number: int) -> Shard:
 
 
 def map_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a safetensors file as a read-only memory map."""
+    """Return every tensor of a safetensors file as a read-only memory map."""
     whole = np.memmap(path, dtype=np.uint8, mode="r")
     size = int.from_bytes(whole[:8].tobytes(), "little")
     header = json.loads(whole[8 : 8 + size].tobytes())

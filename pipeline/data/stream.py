@@ -50,7 +50,7 @@ class Sequence:
         return before != (len(self.seals), self.end)
 
     def shard(self, number: int) -> Shard:
-        """The shard, verified against its seal when it is opened."""
+        """Return the shard, verified against its seal when it is opened."""
         if number not in self._open:
             while len(self._open) >= OPEN_SHARDS:
                 del self._open[next(iter(self._open))]
@@ -58,16 +58,16 @@ class Sequence:
         return self._open[number]
 
     def is_there(self, number: int) -> bool:
-        """Whether a sealed shard's file is: with data.keep_shards it comes and goes."""
+        """Return whether a sealed shard's file is: with data.keep_shards it comes and goes."""
         return number in self._open or shard_path(self.folder, number).exists()
 
     def num_bad_rows(self, shards: int) -> int:
-        """How many bad_rows(shards) names."""
+        """Return how many bad_rows(shards) names."""
         behind_the_last = len(self.end["bad_rows"]) if self.end and shards >= len(self.seals) else 0
         return self._bad_rows[shards] + behind_the_last
 
     def bad_rows(self, shards: int) -> list[str]:
-        """The unreadable rows named in the first `shards` seals."""
+        """Return the unreadable rows named in the first `shards` seals."""
         seals = [*self.seals[:shards], *([self.end] if self.end and shards >= len(self.seals) else [])]
         return [line for seal in seals for line in seal["bad_rows"]]
 
@@ -131,7 +131,7 @@ class Segment:
         return sources, self.bases[sources] + block * self.counts[sources] + self.rank[slot]
 
     def used(self, row: int) -> list[int]:
-        """Rows of each source among the global rows before `row`."""
+        """Return rows of each source among the global rows before `row`."""
         block, slot = divmod(row - self.start, len(self.order))
         return [
             int(base + block * count + np.searchsorted(slots, slot))
@@ -139,7 +139,7 @@ class Segment:
         ]
 
     def first_use(self, source: int, k: int) -> int | None:
-        """The global row at which a source's row k stands; None when the source has no slot."""
+        """Return the global row at which a source's row k stands; None when the source has no slot."""
         if not self.counts[source]:
             return None
         block, rank = divmod(max(0, k - int(self.bases[source])), int(self.counts[source]))
@@ -162,7 +162,7 @@ class Mixture:
         self._build()
 
     def must_be_counted(self, source: int) -> bool:
-        """Whether the source must be prepared to its end before the first row is known."""
+        """Return whether the source must be prepared to its end before the first row is known."""
         return self.epochs is not None or self.parts[source].epochs is not None
 
     @property
@@ -211,7 +211,7 @@ class Mixture:
     def _segment(
         self, start: int, bases: list[int], fixed: list[int | None], alive: list[int], total: int
     ) -> Segment | None:
-        """The pattern from `start` on; None when no source is left to fill it."""
+        """Return the pattern from `start` on; None when no source is left to fill it."""
         weights = [(self.parts[s].weight or 0.0) if s in alive and fixed[s] is None else 0.0 for s in range(len(fixed))]
         if not any(n is not None for n in fixed):
             if not any(weights):
@@ -241,13 +241,13 @@ class Mixture:
         return sources, ks
 
     def used(self, row: int) -> list[int]:
-        """Rows of each source among the global rows before `row`."""
+        """Return rows of each source among the global rows before `row`."""
         if not self.segments:  # No source has a row.
             return [0] * len(self.parts)
         return next(s for s in reversed(self.segments) if s.start <= row).used(row)
 
     def first_use(self, source: int, k: int) -> int | None:
-        """The global row at which row k of a source is first needed; None when that lies after the run."""
+        """Return the global row at which row k of a source is first needed; None when that lies after the run."""
         if self.total_rows is None:
             return None
         for segment, end in zip(self.segments, [s.start for s in self.segments[1:]] + [self.total_rows], strict=True):
@@ -286,7 +286,7 @@ class Stream:
         self.mixture.learn([s.rows if s.end is not None else None for s in self.sequences])
 
     def undecided(self) -> int | None:
-        """A source of which more must be sealed before the run's order or length is known."""
+        """Return a source of which more must be sealed before the run's order or length is known."""
         for s, sequence in enumerate(self.sequences):
             if sequence.end is None and self.mixture.must_be_counted(s):
                 return s
@@ -297,12 +297,12 @@ class Stream:
         return None
 
     def _first_unsealed_use(self, source: int) -> int | None:
-        """The first global row of the run that is not sealed yet because of this source."""
+        """Return the first global row of the run that is not sealed yet because of this source."""
         sequence = self.sequences[source]
         return None if sequence.end is not None else self.mixture.first_use(source, sequence.rows)
 
     def missing(self, rows: int | None = None) -> int | None:
-        """The source whose next shard is needed first, for the first `rows` global rows (None: the whole run); None when
+        """Return the source whose next shard is needed first, for the first `rows` global rows (None: the whole run); None when
         all of it is sealed. What decides the order or the length comes before everything."""
         if rows is None or not self.mixture.ready:
             source = self.undecided()
@@ -321,7 +321,7 @@ class Stream:
         return min(len(sequence.seals), -(-used // sequence.shard_rows))
 
     def places(self, first: int, count: int) -> list[RowPlace]:
-        """Where the global rows first ... first + count - 1 lie; they must be sealed."""
+        """Return where the global rows first ... first + count - 1 lie; they must be sealed."""
         sources, ks = self.mixture.locate(first, count)
         return [self._place(int(s), int(k)) for s, k in zip(sources, ks, strict=True)]
 

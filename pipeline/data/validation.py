@@ -78,20 +78,20 @@ class ValidationRows:
         )
 
     def batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
-        """A rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up with fillers."""
+        """Yield a rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up with fillers."""
         yield from self._batches("validation", rows=rows, rank=rank, world_size=world_size)
 
     def document_batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
-        """The same for val/bpb_documents; nothing for conversations."""
+        """Yield the same for val/bpb_documents; nothing for conversations."""
         if self.plan["documents"] is not None:
             yield from self._batches("documents", rows=rows, rank=rank, world_size=world_size)
 
     def num_rows(self, role: str = "validation") -> int:
-        """Rows that are scored; waits until they are prepared."""
+        """Return rows that are scored; waits until they are prepared."""
         return self._sealed(role).mixture.total_rows or 0
 
     def scored_bytes(self, tokenizer: Any) -> dict[str, int]:
-        """Bytes of text that each validation number is over, by its name; waits until they are prepared.
+        """Return bytes of text that each validation number is over, by its name; waits until they are prepared.
 
         Empty where the ids of conversations have no fixed bytes, and where nothing is held out.
         """
@@ -183,7 +183,7 @@ def size_text(scored: dict[str, int]) -> str:
 
 
 def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
-    """Bytes of the text that the targets of a shard's first rows stand for."""
+    """Return bytes of the text that the targets of a shard's first rows stand for."""
     total, width = 0, shard.input_ids.shape[1]
     for first in range(0, min(rows, len(shard.used)), ROWS_AT_ONCE):
         part = slice(first, min(first + ROWS_AT_ONCE, rows))

@@ -248,7 +248,7 @@ class Asked:
 
 
 def _recipe_of(subject: Subject) -> dict[str, Any]:
-    """The run's own recipe as it stands in the file, {} when there is none."""
+    """Return the run's own recipe as it stands in the file, {} when there is none."""
     from pipeline.recipe.located_yaml import load_mapping
 
     if subject.run is None or not subject.run.recipe.exists():

@@ -33,7 +33,7 @@ def entry_of(
     samples: list[dict[str, Any]] | None = None,
     command: list[str] | None = None,
 ) -> dict[str, Any]:
-    """One evaluation: command, time, versions, device, results by name with their protocols, samples.
+    """Return one evaluation: command, time, versions, device, results by name with their protocols, samples.
 
     command: default this process's own.
     """
@@ -50,7 +50,7 @@ def entry_of(
 
 
 def in_precision(results: list[dict[str, Any]], dtype: str) -> list[dict[str, Any]]:
-    """The rows with what the model computed in; another precision than fp32 may give other answers, and is another protocol."""
+    """Return the rows with what the model computed in; another precision than fp32 may give other answers, and is another protocol."""
     return [row | {"dtype": dtype} | Protocol(row["protocol_parts"]).having(dtype=dtype).row() for row in results]
 
 
@@ -87,13 +87,13 @@ class CoreBenchmark:
         """Nothing is asked of a tokenizer but what every run's has."""
 
     def watched_texts(self) -> dict[str, list[str]]:
-        """What the training text is searched for."""
+        """Return what the training text is searched for."""
         return watched_bundle(self.bundle)
 
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
     ) -> list[dict[str, Any]]:
-        """Rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
         that writes. where: device, rank ... as score_core takes them."""
         settings = self.settings
         return core_results(
@@ -139,7 +139,7 @@ class ChatBenchmark:
         require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
 
     def watched_texts(self) -> dict[str, list[str]]:
-        """What the training text is searched for."""
+        """Return what the training text is searched for."""
         return watched_chat(self.tasks)
 
     def score(
@@ -153,7 +153,7 @@ class ChatBenchmark:
         world_size: int,
         watched: Any,
     ) -> list[dict[str, Any]]:
-        """Rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
         that writes."""
         scores = score_chat_tasks(
             self.tasks,

@@ -113,7 +113,7 @@ def bits_per_byte(
 
 
 def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, float]:
-    """The bpb of each source of a mixture as metrics `<name>/<source>`; nothing where there is one source."""
+    """Return the bpb of each source of a mixture as metrics `<name>/<source>`; nothing where there is one source."""
     return {
         f"{name}/{source}": bpb for source, bpb in zip(names, score.of_sources or (), strict=True) if bpb is not None
     }
@@ -122,7 +122,7 @@ def by_source(name: str, score: BpbResult, names: Sequence[str]) -> dict[str, fl
 def target_bytes(
     batch: Mapping[str, torch.Tensor], lengths_V: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes of text of each target (B, T), 0 where it does not count, and which targets count as text (B, T)."""
+    """Return bytes of text of each target (B, T), 0 where it does not count, and which targets count as text (B, T)."""
     labels_BT = batch["shift_labels"]
     is_target_BT = labels_BT != IGNORED
     if "target_bytes" in batch:

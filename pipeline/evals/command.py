@@ -18,7 +18,7 @@ DEFAULT = ("bpb", "samples")
 
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
-    """The arguments; `tasks` by name, with the parts asked for (None: all). Raises RecipeError for an unknown one."""
+    """Return the arguments; `tasks` by name, with the parts asked for (None: all). Raises RecipeError for an unknown one."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline.evals",
         description="Score a run, a checkpoint, a local model folder or a Hub id. A run's results go to its report/evals.json.",
@@ -211,7 +211,7 @@ def _tasks(names: list[str]) -> dict[str, list[str] | None]:
 
 
 def progress_bar(items: Iterable, *, name: str, shown: bool = True) -> Iterator[Any]:
-    """The items, with a bar on stderr while they are gone through; without one when nobody knows how many they are."""
+    """Return the items, with a bar on stderr while they are gone through; without one when nobody knows how many they are."""
     from tqdm import tqdm
 
     return iter(

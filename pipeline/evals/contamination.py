@@ -25,7 +25,7 @@ from pipeline.tokenizer.load import open_tokenizer
 
 
 def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe, tuple[list[Any], list[Any]]]:
-    """The run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the
+    """Return the run's recipe, and its (training, validation) sources; Hub datasets at the commits, and the
     files held out, that it began with.
 
     trust_code: whether a format that the recipe names as module:attr is run; nobody named this recipe, and it may be somebody
@@ -45,7 +45,7 @@ def own_sources(run: RunDirectory, *, trust_code: bool = False) -> tuple[Recipe,
 
 
 def core_texts(task: CoreTask, items: list[dict]) -> list[str]:
-    """The text of each item, in the order given: the question and the right option, or the text and how it goes on."""
+    """Return the text of each item, in the order given: the question and the right option, or the text and how it goes on."""
     return [_core_text(task, item) for item in items]
 
 
@@ -59,7 +59,7 @@ def _core_text(task: CoreTask, item: dict) -> str:
 
 
 def chat_texts(loaded: LoadedTask) -> list[str]:
-    """The text of each of the task's items, in their order: the question and the right answer, of letters the choice's text."""
+    """Return the text of each of the task's items, in their order: the question and the right answer, of letters the choice's text."""
     return [_chat_text(item) for item in loaded.items]
 
 
@@ -72,23 +72,23 @@ def _chat_text(item: ChatItem) -> str:
 
 
 def watched_bundle(bundle: Bundle) -> dict[str, list[str]]:
-    """The texts of every item of every task that the bundle has, in the order of its file, by the name of the metric."""
+    """Return the texts of every item of every task that the bundle has, in the order of its file, by the name of the metric."""
     scored = [task for task in TASKS if task.name not in bundle.missing]
     return {f"core/{task.name}": core_texts(task, bundle.items[task.file]) for task in scored}
 
 
 def watched_chat(tasks: list[LoadedTask]) -> dict[str, list[str]]:
-    """The texts of every item of every task, in the order of asking, by the name of the metric."""
+    """Return the texts of every item of every task, in the order of asking, by the name of the metric."""
     return {f"chat/{loaded.task.name}": chat_texts(loaded) for loaded in tasks}
 
 
 def watched_tasks(benchmarks: list[Any]) -> dict[str, list[str]]:
-    """The texts of all items of all benchmarks, by the name of the task's metric."""
+    """Return the texts of all items of all benchmarks, by the name of the task's metric."""
     return {name: texts for benchmark in benchmarks for name, texts in benchmark.watched_texts().items()}
 
 
 def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path | None:
-    """The file of what a run's training text is searched for; None when it is not scored on anything."""
+    """Return the file of what a run's training text is searched for; None when it is not scored on anything."""
     return Watchlist.of(watched_tasks(benchmarks)).save(cache / "watchlists") if benchmarks else None
 
 
@@ -131,7 +131,7 @@ def keep_findings(run: RunDirectory, findings: Findings) -> Findings:
 
 
 def findings_of(run: RunDirectory | None) -> Findings | None:
-    """What the run wrote down, None when it did not or there is no run."""
+    """Return what the run wrote down, None when it did not or there is no run."""
     return read_json(run.contamination) if run is not None and run.contamination.exists() else None
 
 
@@ -179,12 +179,12 @@ def clean_mean(
 
 
 def contamination_of(found: dict[str, Any] | None) -> dict[str, Any]:
-    """What a row of evals.json has more when its items were looked for."""
+    """Return what a row of evals.json has more when its items were looked for."""
     return {} if found is None else {"contamination": found}
 
 
 def contamination_line(results: list[dict[str, Any]]) -> str:
-    """What the rows for evals.json say of contamination, for the terminal. results: of a run."""
+    """Return what the rows for evals.json say of contamination, for the terminal. results: of a run."""
     found = [row for row in results if "contamination" in row]
     tasks = [row["contamination"] for row in found if "left_out" not in row["contamination"]]
     if not tasks:
@@ -250,7 +250,7 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: b
 
 
 def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
-    """What the run's text holds, by its recipe and the inputs that its manifest names."""
+    """Return what the run's text holds, by its recipe and the inputs that its manifest names."""
     inputs = run.read_manifest().get("inputs") or {}
     if not (inputs and run.recipe.exists()):
         raise InputMissingError(f"{run.path}: what the run trained on is not recorded, so its text cannot be searched.")

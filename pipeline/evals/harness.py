@@ -38,7 +38,7 @@ def harness_scores(
     chat: bool = False,
     system: str | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
+    """Return one row per task and metric of the harness, groups after their tasks, from the model as it is in memory.
 
     Rows: name `lm_eval/<task>/<metric>` (`<metric>,<filter>` where the task has filters), value, stderr (None where the
     harness gives none), low, high (95 %, where there is one), n items, task_version, num_fewshot, filter, cut (items whose
@@ -82,7 +82,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _load(names: list[str], include_path: Path | None) -> dict[str, dict[str, Any]]:
-    """The harness's tasks and groups of these names, with their data. Raises for all names that cannot be had."""
+    """Return the harness's tasks and groups of these names, with their data. Raises for all names that cannot be had."""
     manager = _manager(names, include_path)
     loaded: dict[str, dict[str, Any]] = {"tasks": {}, "groups": {}}
     problems: list[TandemError] = []

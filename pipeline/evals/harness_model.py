@@ -46,7 +46,7 @@ class HarnessModel(HFLM):
         return self.tokenizer.eos_token_id if self.tokenizer.eos_token_id is not None else self.prefix_token_id
 
     def tok_encode(self, string, add_special_tokens=None, left_truncate_len=None, **kwargs) -> list[int]:
-        """The ids of the text alone; BOS is put before a context in the two places below."""
+        """Return the ids of the text alone; BOS is put before a context in the two places below."""
         if self.chat:
             ids = self.tokenizer.encode(string, add_special_tokens=False)
         else:

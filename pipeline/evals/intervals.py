@@ -94,7 +94,7 @@ def student_t(chance: float, freedom: float) -> float:
 
 
 def _lower_end(right: int, n: int) -> float:
-    """The share under which more than `right` and half of exactly `right` have a chance of 2.5 %."""
+    """Return the share under which more than `right` and half of exactly `right` have a chance of 2.5 %."""
     if right == 0:
         return 0.0
     k = np.arange(right, n + 1)

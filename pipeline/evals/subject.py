@@ -24,7 +24,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """How the run's own files call it: model/, checkpoint-<step>, or the folder or id itself."""
+        """Return how the run's own files call it: model/, checkpoint-<step>, or the folder or id itself."""
         if self.run is None:
             return self.path
         return "model/" if Path(self.path) == self.run.model else Path(self.path).name
@@ -39,7 +39,7 @@ class Subject:
 
 
 def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> Subject:
-    """The model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
+    """Return the model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
 
     Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
     """
@@ -112,7 +112,7 @@ def _finished_step(run: RunDirectory) -> int | None:
 
 
 def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple[Any, Any]:
-    """The model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had, and
+    """Return the model in fp32 on the device and its tokenizer. Raises InputMissingError when either cannot be had, and
     DataError when they do not belong together."""
     import torch
 

@@ -13,7 +13,7 @@ Task = Callable[[Any, Any], dict[str, float]]
 
 
 def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:
-    """The functions by their module:attr. Raises RecipeError with all that cannot be imported or called."""
+    """Return the functions by their module:attr. Raises RecipeError with all that cannot be imported or called."""
     tasks, wrong = {}, []
     for name in names:
         try:
@@ -31,7 +31,7 @@ def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str)
 def score_tasks(
     tasks: dict[str, Task], model, tokenizer, *, watched: Callable[[Iterable], Iterable] = iter
 ) -> dict[str, float]:
-    """The numbers of all tasks by name, the same on every rank: those of rank 0.
+    """Return the numbers of all tasks by name, the same on every rank: those of rank 0.
 
     Every rank calls every task, as a sharded model needs; without gradients and in evaluation mode. Raises RecipeError
     when a task gives something else than finite or infinite numbers under names with a slash, which a tracker groups by.

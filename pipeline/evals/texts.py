@@ -51,7 +51,7 @@ def read_texts(patterns: list[str], *, max_bytes: int) -> tuple[list[str], list[
 
 
 def read_conversations(patterns: list[str], *, max_conversations: int) -> tuple[list[list[dict]], list[FilePart]]:
-    """The first conversations of the files in sorted order, as lists of messages; what was taken of each file."""
+    """Return the first conversations of the files in sorted order, as lists of messages; what was taken of each file."""
     return _items(patterns, kind="chat", option="--chat", limit=max_conversations, size=lambda messages: 1)
 
 
@@ -126,7 +126,7 @@ def _items(
 
 
 def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False) -> Any:
-    """The ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is trained on.
+    """Return the ValidationRows of the run's recipe, prepared first when the cache does not have them; nothing is trained on.
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
@@ -300,7 +300,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 50}
 def sample_texts(
     model, tokenizer, *, chat: bool, prompts: list[str] | None = None, max_new_tokens: int = 64
 ) -> list[dict[str, Any]]:
-    """Rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the recipe's."""
+    """Return rows of prompt, text, chat and the settings that made them; the same on every call. Default prompts: the recipe's."""
     prompts = prompts or Samples().prompts
     rows = []
     for settings in (GREEDY, SAMPLED):
@@ -335,7 +335,7 @@ def bpb_results(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[dict[str, Any]]:
-    """Every bits-per-byte figure that was asked for: of --text and --chat, else of the run's own validation.
+    """Return every bits-per-byte figure that was asked for: of --text and --chat, else of the run's own validation.
 
     Computed in --dtype, else a run's own validation in what the run was trained in, any other text in float32.
     """

@@ -18,7 +18,7 @@ class LeftEarly(Exception):
 def summed_over_ranks(
     tensors: list[torch.Tensor], *, world_size: int, device: torch.device, error: Exception | None = None
 ) -> list[torch.Tensor]:
-    """The sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
+    """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
 
     error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; LeftEarly
     is raised on all of them.
@@ -39,7 +39,7 @@ def summed_over_ranks(
 
 
 def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None = None) -> list[Any]:
-    """What each rank has, by rank; every rank must call this. With a world_size of 1 each has its own alone.
+    """Return what each rank has, by rank; every rank must call this. With a world_size of 1 each has its own alone.
 
     error: as in summed_over_ranks, but a TandemError of one rank is raised on all.
     """

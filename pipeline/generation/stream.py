@@ -37,7 +37,7 @@ OPERATIONS: dict[type, Callable[..., int | float]] = {
 
 
 def calculate(expression: str) -> str | None:
-    """The value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
+    """Return the value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
 
     1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters. Nothing
     is executed, and neither time nor memory depends on what stands there.
@@ -119,7 +119,7 @@ def next_tokens(
     top_p: float | None,
     generators: Sequence[torch.Generator],
 ) -> list[int]:
-    """Each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
+    """Return each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
 
     Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
     and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for logits that are no numbers.
@@ -166,7 +166,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
-    """The tokens that follow `ids`, each as soon as it is there; the settings are those of `stream_together`."""
+    """Yield the tokens that follow `ids`, each as soon as it is there; the settings are those of `stream_together`."""
     for step in stream_together(model, tokenizer, [ids], seeds=[seed], **settings):
         for _, token in step:
             yield token
@@ -185,7 +185,7 @@ def stream_together(
     stop_ids: Collection[int] | None = None,
     calculator: bool = False,
 ) -> Iterator[list[tuple[int, int]]]:
-    """The tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's place, token).
+    """Yield the tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's place, token).
 
     A row ends with a stop token that the model writes, which is not given, after max_new_tokens, or where the model has
     no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool calls are
@@ -239,7 +239,7 @@ class _Row:
     due: deque[int] = field(default_factory=deque)  # A tool's answer, which comes before what the model writes.
 
     def take(self, drawn: int, stops: Collection[int]) -> int | None:
-        """The row's next token, or None where it ends."""
+        """Return the row's next token, or None where it ends."""
         if self.room == 0 or (not self.due and drawn in stops):
             self.room = 0
             return None
@@ -297,7 +297,7 @@ def positions(model) -> int | None:
 
 
 def stop_ids_of(model, tokenizer) -> set[int]:
-    """What ends a text: the end token, a BOS (the next document begins), and what the model's generation config names."""
+    """Return what ends a text: the end token, a BOS (the next document begins), and what the model's generation config names."""
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = named if isinstance(named, list) else [named]
     return {i for i in (*named, tokenizer.eos_token_id, tokenizer.bos_token_id) if i is not None}

@@ -24,7 +24,7 @@ def complete(
     batch_size: int = 1,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> list[str]:
-    """What the model writes after each prompt, up to an end token; control tokens are left out of the text.
+    """Return what the model writes after each prompt, up to an end token; control tokens are left out of the text.
 
     chat: a prompt is the user's first message (after `system`), rendered by the chat template, and the calculator answers
     the model's tool calls; else it is a document's beginning. Each prompt has its own seed (seed + its place), so that
@@ -49,7 +49,7 @@ def complete(
 
 
 def document_ids(tokenizer, text: str) -> list[int]:
-    """The ids of a document's beginning: what documents began with in training, where the tokenizer has it, and the text."""
+    """Return the ids of a document's beginning: what documents began with in training, where the tokenizer has it, and the text."""
     start = document_start(tokenizer)
     return ([] if start is None else [start]) + encode_documents(tokenizer, [text])[0].tolist()
 
@@ -64,7 +64,7 @@ def continuations(
     watched: Callable[[Iterable], Iterable] = iter,
     **settings: Any,
 ) -> list[list[int]]:
-    """The tokens that follow each prompt, in the prompts' order; the settings are those of `stream_together`.
+    """Return the tokens that follow each prompt, in the prompts' order; the settings are those of `stream_together`.
 
     Prompts of about one length are continued together, the longest first: what is too much for the memory is so at once.
     Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through.

@@ -39,7 +39,7 @@ def memory_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """What of it is free, or can be freed without swapping."""
+    """Return what of it is free, or can be freed without swapping."""
     import psutil
 
     return min(memory_bytes(), psutil.virtual_memory().available)
@@ -55,7 +55,7 @@ def has_memory_files() -> bool:
 
 
 def peak_bytes() -> int:
-    """The most resident memory that this process has had."""
+    """Return the most resident memory that this process has had."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -77,7 +77,7 @@ def process_start() -> float:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """Return the processor's name as the system gives it."""
     for line in _cpuinfo():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
@@ -103,7 +103,7 @@ def _cpuinfo() -> list[str]:
 
 
 def can_compile() -> bool:
-    """Whether torch.compile can build its C++ kernels here: the compiler it calls, and Python's headers."""
+    """Return whether torch.compile can build its C++ kernels here: the compiler it calls, and Python's headers."""
     compiler = os.environ.get("CXX", "g++")
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     return sys.platform == "linux" and shutil.which(compiler) is not None and headers.exists()

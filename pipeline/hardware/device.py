@@ -167,7 +167,7 @@ class DeviceInfo:
 
 @cache
 def device_info() -> DeviceInfo:
-    """The device of this process: CUDA or ROCm, else Apple's MPS, else the processor."""
+    """Return the device of this process: CUDA or ROCm, else Apple's MPS, else the processor."""
     import torch
 
     use_cpu = _cpu_was_asked_for()
@@ -218,7 +218,7 @@ def leave_accelerators() -> None:
 
 
 def _cpu_was_asked_for() -> bool:
-    """Whether the launcher was told to leave the accelerators alone (`use_cpu: true` in its config file)."""
+    """Return whether the launcher was told to leave the accelerators alone (`use_cpu: true` in its config file)."""
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
 
 
@@ -233,7 +233,7 @@ def bf16_is_fast() -> bool:
 
 
 def can_compile() -> bool:
-    """Whether torch.compile works here: Triton on CUDA and ROCm, a C++ compiler on the CPU; not on MPS."""
+    """Return whether torch.compile works here: Triton on CUDA and ROCm, a C++ compiler on the CPU; not on MPS."""
     kind = device_info().kind
     if kind == "cuda":
         from torch.utils._triton import has_triton
@@ -255,7 +255,7 @@ def decide_compile(value: bool | str | None) -> bool:
 
 
 def compute_format(*, bf16: bool, fp16: bool, tf32: bool, fp8: bool = False) -> str:
-    """The format the matrices are multiplied in, as `peak_flops` names it; of the blocks' under train.fp8."""
+    """Return the format the matrices are multiplied in, as `peak_flops` names it; of the blocks' under train.fp8."""
     if fp8:
         return "float8"
     if bf16 or fp16:

@@ -52,7 +52,7 @@ class Parent:
 
 
 def parent_of_model(data: RunData) -> Parent | None:
-    """The run or Hub model whose weights this one began with; None for one trained from scratch."""
+    """Return the run or Hub model whose weights this one began with; None for one trained from scratch."""
     found = [parent for parent in (_forked(data), _started(data)) if parent is not None]
     return next((parent for parent in found if parent.repo_id), found[0] if found else None)
 
@@ -62,12 +62,12 @@ def link(repo_id: str) -> str:
 
 
 def descendants_link(repo_id: str) -> str:
-    """The Hub's own list of what names the model as its base: it is right also for what is published later."""
+    """Return the Hub's own list of what names the model as its base: it is right also for what is published later."""
     return f"[the Hub's list]({HUB}/models?other=base_model:finetune:{repo_id})"
 
 
 def is_repo_id(name: Any) -> bool:
-    """Whether the Hub would take it for a model's or data set's id; it refuses a card that names another."""
+    """Return whether the Hub would take it for a model's or data set's id; it refuses a card that names another."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -127,7 +127,7 @@ class Published:
 
     @property
     def own_code(self) -> bool:
-        """Whether the repository carries the model's code, because transformers does not have it."""
+        """Return whether the repository carries the model's code, because transformers does not have it."""
         return bool(self.config.get("auto_map"))
 
     @property
@@ -145,7 +145,7 @@ class Published:
 
     @property
     def branch(self) -> str | None:
-        """Where it is published, None on main."""
+        """Return where it is published, None on main."""
         named = self.recipe("hub").get("revision")
         return named.replace("{run}", self.data.name) if named else None
 
@@ -153,11 +153,11 @@ class Published:
         return self.data.recipe.get(section) or {}
 
     def size(self, name: str) -> int | None:
-        """A size of the model by GPT-2's name for it."""
+        """Return a size of the model by GPT-2's name for it."""
         return self.config.get(name, self.config.get(LLAMA_NAMES.get(name, name)))
 
     def is_scored(self, *, subject: str | None, step: int | None) -> bool:
-        """Whether a figure of that subject and step is one of this model."""
+        """Return whether a figure of that subject and step is one of this model."""
         if subject == "model/":
             return self.finished and step in (None, self.step)
         return step == self.step
@@ -223,7 +223,7 @@ def limits_text(card: Published) -> str:
 
 
 def license_text(card: Published) -> str:
-    """What the publisher says. Nothing is concluded from the terms of the data."""
+    """Return what the publisher says. Nothing is concluded from the terms of the data."""
     stated = card.recipe("hub").get("license")
     lines = [
         f"Stated by the publisher: {cell(stated)}." if stated else "The publisher states none: ask before you use it."
@@ -245,7 +245,7 @@ TEXTS = {
 
 
 def bpb_of_model(card: Published) -> list[Score]:
-    """The newest figure of each metric and protocol, one of the published files before others. One without a protocol says
+    """Return the newest figure of each metric and protocol, one of the published files before others. One without a protocol says
     nothing to a stranger."""
     own = [s for s in card.data.scores() if card.is_scored(subject=s.of, step=s.step) and s.protocol is not None]
     own.sort(key=lambda score: score.of == "model/")
@@ -278,7 +278,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def benchmarks_text(card: Published) -> str:
-    """The same tables as in the report, and how to make them again."""
+    """Return the same tables as in the report, and how to make them again."""
     if not (benchmarks := benchmarks_of_model(card)):
         return ""
     parts = [
@@ -295,7 +295,7 @@ def benchmarks_text(card: Published) -> str:
 
 
 def repeat_command(benchmark: Benchmark, repo_id: str) -> str:
-    """The command that measures the same on the published model. The recorded one may name paths of this machine."""
+    """Return the command that measures the same on the published model. The recorded one may name paths of this machine."""
     of_suite = {"core": _core_words, "chat": _chat_words, "lm_eval": _harness_words}[benchmark.suite]
     capped = ["--max-per-task", str(benchmark.first_items)] if benchmark.first_items else []
     words = ["python", "-m", "pipeline.evals", repo_id, *of_suite(benchmark), *capped]
@@ -394,7 +394,7 @@ def front_matter(card: Published) -> str:
 
 
 def metadata(card: Published) -> dict[str, Any]:
-    """What is not known is left out: an empty list would be shown as one."""
+    """Return what is not known is left out: an empty list would be shown as one."""
     hub, base = card.recipe("hub"), card.parent.repo_id if card.parent else None
     results = model_index(card)
     fields = {
@@ -434,7 +434,7 @@ _Dumper.add_representer(str, _quoted)
 
 
 def reproduce_text(card: Published) -> str:
-    """Each part as far as the run recorded it."""
+    """Return each part as far as the run recorded it."""
     parts = [*_lines(card), _command(card), filled_table(DATA_HEAD, data_rows(card.data)), *_private(card)]
     return "\n".join(part for part in [*parts, tokenizer_text(card.data), _files(card)] if part)
 
@@ -520,7 +520,7 @@ COLUMNS = 100
 
 
 def samples_text(card: Published) -> str:
-    """The first of the fixed prompts with what was written last; "" for a run that sampled nothing."""
+    """Return the first of the fixed prompts with what was written last; "" for a run that sampled nothing."""
     step, rows = _newest(card)
     if not rows:
         return ""
@@ -533,7 +533,7 @@ def samples_text(card: Published) -> str:
 
 
 def _newest(card: Published) -> tuple[int | None, list[dict[str, Any]]]:
-    """The step and the rows, each with how it was chosen: of the training, else of an evaluation of this very model."""
+    """Return the step and the rows, each with how it was chosen: of the training, else of an evaluation of this very model."""
     by_step: dict[int, dict[str, dict[str, Any]]] = {}
     for row in card.data.samples:
         if "prompt" in row and "text" in row:
@@ -567,7 +567,7 @@ def _sample(asked: str, row: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Every character stays; a block of code does not wrap by itself."""
+    """Return every character stays; a block of code does not wrap by itself."""
     return "\n".join(textwrap.wrap(line, COLUMNS, drop_whitespace=False, replace_whitespace=False, expand_tabs=False))
 
 
@@ -603,7 +603,7 @@ def _sampled_energy(card: Published) -> str | None:
 
 
 def _text_read(card: Published) -> str | None:
-    """The sources, each with its share of the rows where there are several."""
+    """Return the sources, each with its share of the rows where there are several."""
     shares = card.data.manifest.get("shares") or {}
     named = [source.get("name") for source in (card.data.manifest.get("inputs") or {}).get("sources") or []]
     texts = []

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def retried(action: Callable[[], T], *, what: str) -> T:
-    """The action's value; a Hub that is away is asked again with growing waits, one that refuses is not."""
+    """Return the action's value; a Hub that is away is asked again with growing waits, one that refuses is not."""
     from huggingface_hub.errors import HFValidationError
 
     wait = FIRST_WAIT_S
@@ -102,7 +102,7 @@ def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
 
 
 def _asked_to_wait(error: BaseException | None) -> float:
-    """Seconds of the answer's Retry-After; 0 where there is none, or a date."""
+    """Return seconds of the answer's Retry-After; 0 where there is none, or a date."""
     while error is not None:
         value = getattr(getattr(error, "response", None), "headers", {}).get("Retry-After", "")
         if value.strip().isdigit():

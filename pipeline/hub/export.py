@@ -72,7 +72,7 @@ def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> N
 
 
 def why_not_computed(config: dict[str, Any]) -> list[str]:
-    """What of the config llama.cpp's GPT-2 has not; [] when it computes the same."""
+    """Return what of the config llama.cpp's GPT-2 has not; [] when it computes the same."""
     if config.get("model_type") != "gpt2":
         return [f"the model is written as {config.get('model_type')}, and of ours llama.cpp computes plain GPT-2 only"]
     return [
@@ -83,7 +83,7 @@ def why_not_computed(config: dict[str, Any]) -> list[str]:
 
 
 def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
-    """Why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
+    """Return why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
     model = tokenizer["model"]
     other = model.get("byte_fallback") or model.get("ignore_merges") or tokenizer.get("normalizer")
     if model["type"] != "BPE" or other:
@@ -208,7 +208,7 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
 
 
 def _apart(loaded: Any, session: Any) -> float:
-    """How far onnxruntime's logits of a padded batch are from the model's of each row alone, at most."""
+    """Return how far onnxruntime's logits of a padded batch are from the model's of each row alone, at most."""
     import torch
 
     lengths = (3, 31, 17)
@@ -223,7 +223,7 @@ def _apart(loaded: Any, session: Any) -> float:
 
 
 def _batch(config: Any, *, lengths: tuple[int, ...]) -> dict[str, Any]:
-    """Rows of any tokens, padded on the left to the longest."""
+    """Return rows of any tokens, padded on the left to the longest."""
     import torch
 
     width = min(max(lengths), getattr(config, "max_position_embeddings", None) or max(lengths))

@@ -55,7 +55,7 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
 
 
 def _look(queue: HubQueue, repo_id: str) -> bool:
-    """Whether what was saved could be queued; one that could not must not end the publishing of what comes later."""
+    """Return whether what was saved could be queued; one that could not must not end the publishing of what comes later."""
     try:
         queue.add_checkpoints(repo_id)
         return True
@@ -65,7 +65,7 @@ def _look(queue: HubQueue, repo_id: str) -> bool:
 
 
 def _try(queue: HubQueue, item: Item, *, run: RunDirectory, repo_id: str) -> bool:
-    """Whether it was published; if not, the queue holds why."""
+    """Return whether it was published; if not, the queue holds why."""
     try:
         publish(queue, item, data=read_run(str(run.path)), repo_id=repo_id)
         return True

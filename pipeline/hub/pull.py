@@ -150,7 +150,7 @@ def _refuse_damaged(folder: Path, repo_id: str) -> None:
 
 
 def what_it_can(run: RunDirectory) -> str:
-    """What a pulled run is good for, and what is missing."""
+    """Return what a pulled run is good for, and what is missing."""
     path = run.path
     lines = [f"{path}: restored. Talk to it: python -m pipeline.chat {path}"]
     checkpoint = run.whole_checkpoint()
@@ -218,7 +218,7 @@ def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
 
 
 def _commits_with_state(repo_id: str, branch: str) -> list[str]:
-    """The newest first; none when there is no such repository or branch, or no state in it."""
+    """Return the newest first; none when there is no such repository or branch, or no state in it."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

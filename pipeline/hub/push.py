@@ -29,7 +29,7 @@ CARD = "README.md"
 def collect(
     data: RunData, *, model: Path, step: int, repo_id: str, folder: Path, state: Path | None = None
 ) -> dict[str, Path]:
-    """What is published, name in the repository -> file: the model, the records of the run, the card made in `folder`, and of
+    """Return what is published, name in the repository -> file: the model, the records of the run, the card made in `folder`, and of
     `state`, a whole checkpoint, every file under last-checkpoint/."""
     for whole in (model, *([state] if state else [])):
         if found := problems(whole):
@@ -53,7 +53,7 @@ def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: P
 
 
 def is_of_a_run(name: str) -> bool:
-    """Whether a file of the repository tells of one run only: the next push there removes it, or replaces it."""
+    """Return whether a file of the repository tells of one run only: the next push there removes it, or replaces it."""
     return name in {CARD, *(path.name for path in RunDirectory("").records())} or name.startswith(f"{STATE}/")
 
 
@@ -64,7 +64,7 @@ _PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib"
 
 
 def secrets_in(path: Path, known: dict[str, bytes]) -> list[str]:
-    """One line for each kind of secret in a file; the secret itself is never repeated."""
+    """Return one line for each kind of secret in a file; the secret itself is never repeated."""
     found: set[str] = set()
     for block in _blocks(path):
         found |= kinds_in(block)
@@ -73,7 +73,7 @@ def secrets_in(path: Path, known: dict[str, bytes]) -> list[str]:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The file in overlapping blocks: no secret of up to 4 KiB falls between two."""
+    """Yield the file in overlapping blocks: no secret of up to 4 KiB falls between two."""
     with open(path, "rb") as file:
         kept = b""
         while data := file.read(_CHUNK):
@@ -82,7 +82,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether loading the file could run code in it: by suffix, by pickle's first bytes, by torch's zip layout."""
+    """Return whether loading the file could run code in it: by suffix, by pickle's first bytes, by torch's zip layout."""
     if path.suffix in _PICKLE_SUFFIXES:
         return True
     with open(path, "rb") as file:
@@ -96,7 +96,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def refusals(files: dict[str, Path]) -> list[str]:
-    """Why these files (name in the repository -> path) must not be uploaded; empty when all may."""
+    """Return why these files (name in the repository -> path) must not be uploaded; empty when all may."""
     known = known_secrets()
     lines = []
     for name, path in files.items():
@@ -148,7 +148,7 @@ class Upload:
     def commit(
         self, files: dict[str, Path], *, queue: HubQueue, item: Item, message: str, replaces: list[str]
     ) -> tuple[str, bool]:
-        """One commit with these files, without those of an earlier push that are not among them.
+        """Return one commit with these files, without those of an earlier push that are not among them.
 
         Gives the commit, and whether it was found there: the answer to an earlier attempt may have been lost.
         """
@@ -184,7 +184,7 @@ class Upload:
         return retried(commit, what=f"uploading to {self.repo_id}")
 
     def _made_since(self, before: str, seal: Path) -> str | None:
-        """The newest commit when it is not `before` and holds the model that `seal` seals."""
+        """Return the newest commit when it is not `before` and holds the model that `seal` seals."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import RemoteEntryNotFoundError
 

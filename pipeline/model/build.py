@@ -62,7 +62,7 @@ class ModelOptionsError(ValueError):
 def build_model(
     model_type: str | Callable[..., Any], fields: dict, *, attn_implementation: str | None = None, seed: int
 ) -> PreTrainedModel:
-    """A new fp32 model on the CPU, its weights a function of the seed alone; no global generator is moved.
+    """Return a new fp32 model on the CPU, its weights a function of the seed alone; no global generator is moved.
 
     model_type: `tandem`, a causal LM of transformers (`llama`), or the user's own: a PreTrainedModel class or a
     function of the fields that returns a model. fields: those of its config class, special token ids among them.

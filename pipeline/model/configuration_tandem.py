@@ -122,7 +122,7 @@ class TandemConfig(GPT2Config):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and the head."""
+        """Return rows of the embedding and the head."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -136,7 +136,7 @@ class TandemConfig(GPT2Config):
 
     @property
     def layer_types(self) -> list[str]:
-        """What transformers' caches read. The first layer of a smearing model also carries smear's state."""
+        """Return what transformers' caches read. The first layer of a smearing model also carries smear's state."""
         types = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
         if self.smear:
             types[0] = "hybrid" if types[0] == "full_attention" else "hybrid_sliding"
@@ -144,7 +144,7 @@ class TandemConfig(GPT2Config):
 
     @property
     def why_not_in_vllm(self) -> list[str]:
-        """What vLLM, handing over one new token at a time and keeping attention's state only, would compute wrongly."""
+        """Return what vLLM, handing over one new token at a time and keeping attention's state only, would compute wrongly."""
         rows = self.padded_vocab_size
         checks = [
             (self.smear, "smear reads the token before each one, which vLLM does not keep"),

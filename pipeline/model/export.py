@@ -62,7 +62,7 @@ NANOCHAT_PARAMETERS = [
 
 
 def native_config(config: TandemConfig) -> GPT2Config | NanoChatConfig | None:
-    """The config of transformers' own class that computes the same with the same weights, or None."""
+    """Return the config of transformers' own class that computes the same with the same weights, or None."""
     if config.padded_vocab_size != config.vocab_size or any(config.windows):
         return None
     if _is_gpt2(config):
@@ -81,7 +81,7 @@ def native_class(config):
 
 
 def tandem_config(config) -> TandemConfig | None:
-    """The Tandem config that computes the same as transformers' gpt2 or nanochat, or None where there is none."""
+    """Return the Tandem config that computes the same as transformers' gpt2 or nanochat, or None where there is none."""
     if config.model_type == "gpt2":
         if config.add_cross_attention or config.reorder_and_upcast_attn:
             return None
@@ -136,7 +136,7 @@ def save_model(
 
 
 def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model as the class and config that are written, without weights; its code files go into the folder."""
+    """Return the model as the class and config that are written, without weights; its code files go into the folder."""
     config, model_class = copy.deepcopy(model.config), type(model)
     if isinstance(config, TandemConfig):
         if (native := native_config(config)) is not None:
@@ -159,7 +159,7 @@ def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def saved_weights(form: PreTrainedModel, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it."""
+    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it."""
     _assign(form, model, model.state_dict())
     return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
 
@@ -202,7 +202,7 @@ def load_weights(model: PreTrainedModel, folder) -> None:
 
 
 def read_weights(folder) -> dict[str, torch.Tensor]:
-    """All tensors of a saved model, by the names in its files."""
+    """Return all tensors of a saved model, by the names in its files."""
     index = Path(folder) / "model.safetensors.index.json"
     if not index.exists():
         return load_file(Path(folder) / "model.safetensors")

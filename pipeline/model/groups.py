@@ -11,7 +11,7 @@ HEADS = {"lm_head", "embed_out", "output", "output_projection"}
 
 
 def parameter_group(name: str, parameter) -> Group:
-    """The group of the parameter called `name` in named_parameters() of a Tandem, GPT-2 or other causal LM.
+    """Return the group of the parameter called `name` in named_parameters() of a Tandem, GPT-2 or other causal LM.
 
     A head tied to the embedding is one parameter under the embedding's name: `embeddings`. Everything with fewer than
     two dimensions is `scalars`, but for the scalars that mix: x0_lambdas, and smear's and backout's, which are `gates`.

@@ -40,7 +40,7 @@ NEW_ROWS = {nn.Embedding: "embedding", nn.Linear: "head"}
 
 
 def with_role(module: Any, role: str) -> Any:
-    """The module, marked with what it is for, which decides its initial weights.
+    """Return the module, marked with what it is for, which decides its initial weights.
 
     Marked on the module itself because transformers shows a model's leaves to _init_weights one by one, and passes
     over those of foreign classes that own no parameters (an attention, a block).
@@ -108,7 +108,7 @@ BLOCK = 128  # tokens a side of what FlexAttention computes or skips, its own de
 
 
 def attention_masks(config, inputs_embeds, attention_mask=None, position_ids=None, past_key_values=None) -> dict:
-    """The mask of each kind of layer, {"full_attention": ..., "sliding_attention": ...}, as the attention function takes it.
+    """Return the mask of each kind of layer, {"full_attention": ..., "sliding_attention": ...}, as the attention function takes it.
 
     position_ids without attention_mask and cache are rows of packed documents: a position that does not continue the
     one before begins a document, and documents do not see each other.
@@ -173,7 +173,7 @@ def _visible(window: int | None, documents_BT=None):
 
 
 def _blocks(window: int | None, length: int, device, documents_BT=None) -> tuple:
-    """Which blocks FlexAttention computes under the mask and which without it, in the order of BlockMask's arguments.
+    """Return which blocks FlexAttention computes under the mask and which without it, in the order of BlockMask's arguments.
 
     Told from the first and last token of each block, since documents are numbered upwards along a row: no mask of T x T is
     made, as create_block_mask would.
@@ -196,7 +196,7 @@ def _blocks(window: int | None, length: int, device, documents_BT=None) -> tuple
 
 @torch.compiler.assume_constant_result
 def _window_blocks(window: int, length: int, device, documents_BT: None) -> tuple:
-    """The blocks of a window alone: the same in every row and at every step, so a compiled graph holds them as constants."""
+    """Return the blocks of a window alone: the same in every row and at every step, so a compiled graph holds them as constants."""
     return _blocks(window, length, device)
 
 
@@ -221,12 +221,12 @@ def _with_kernel_for(config, inputs_embeds, *, grows: bool):
 
 
 def in_float32(states) -> bool:
-    """Whether a projection of these states is in float32."""
+    """Return whether a projection of these states is in float32."""
     return states.dtype == torch.float32 and not torch.is_autocast_enabled(states.device.type)
 
 
 def flash_documents(config, inputs_embeds, position_ids) -> dict:
-    """Where the documents of a batch begin, as the flash kernels of transformers are told it; for other attention nothing.
+    """Return where the documents of a batch begin, as the flash kernels of transformers are told it; for other attention nothing.
 
     Without it they take position_ids to their word in a batch of one row only, and in a larger one documents see each
     other. The number of documents is read from the device: the one host sync of such a forward.
@@ -257,7 +257,7 @@ IGNORED = -100  # the label of a position without a target, as everywhere in tra
 
 
 def chunk_rows(num_rows: int, vocab_size: int, device: str) -> int:
-    """Rows of one chunk: the fewest chunks of equal size within the elements of the kind of device."""
+    """Return rows of one chunk: the fewest chunks of equal size within the elements of the kind of device."""
     chunks = max(1, -(-num_rows * vocab_size // CHUNK_ELEMENTS.get(device, OTHER_CHUNK_ELEMENTS)))
     return max(1, -(-num_rows // chunks))
 
@@ -313,7 +313,7 @@ def _compute_dtype(tensor) -> torch.dtype:
 def loss_and_gradients(
     hidden_ND: torch.Tensor, weight_VD: torch.Tensor, labels_N: torch.Tensor, softcap: float | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the dtypes of these;
+    """Return the summed nats and each label's (N,), fp32, and the sum's gradients of hidden_ND and weight_VD in the dtypes of these;
     dtype: of the products.
 
     Of a chunk two fp32 tensors (rows, V) are held at a time, one without a softcap.

@@ -71,7 +71,7 @@ class GpuSampler:
 
 
 def why_no_driver() -> str:
-    """Why GPUs cannot be asked on this machine, without starting the driver; "" where they can."""
+    """Return why GPUs cannot be asked on this machine, without starting the driver; "" where they can."""
     if find_spec("pynvml") is None:
         return "no GPU numbers: the package nvidia-ml-py is not installed: pip install nvidia-ml-py"
     try:
@@ -82,7 +82,7 @@ def why_no_driver() -> str:
 
 
 def throttle_words(bits: int) -> str:
-    """The reasons as words; a bit that NVML added later as its number."""
+    """Return the reasons as words; a bit that NVML added later as its number."""
     words = [REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]
     return "+".join(words) or NO_REASON
 
@@ -198,7 +198,7 @@ class HostSampler:
 
 
 def _counters() -> dict[str, int]:
-    """Bytes since boot, by the name of their rate; a container may hide disks or network."""
+    """Return bytes since boot, by the name of their rate; a container may hide disks or network."""
     disk, net = psutil.disk_io_counters(), psutil.net_io_counters()
     bytes_by_name: dict[str, int] = {}
     if disk is not None:

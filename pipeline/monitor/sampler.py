@@ -95,7 +95,7 @@ class TotalsReader:
         return numbers | {"gpus": now["gpus"]}
 
     def _whole(self) -> dict[str, float] | None:
-        """The totals after a sample that was not read yet. The sample's number stands at both ends: two different ones mean
+        """Return the totals after a sample that was not read yet. The sample's number stands at both ends: two different ones mean
         that it was being written; the next reading then has it."""
         first, *values, last = _TOTALS.unpack(self.memory[_READING.size : SIZE])
         if first != last or last == self.samples:
@@ -131,7 +131,7 @@ class Pace:
         return max(self._due_s - time.monotonic(), 0.0)
 
     def mark(self) -> float:
-        """A sample is taken: the time to write beside it."""
+        """Return a sample is taken: the time to write beside it."""
         now = time.monotonic()
         self._due_s = max(self._due_s + self.period_s, now)
         self._last_s = now

@@ -63,7 +63,7 @@ class SampleTable:
 
 
 def _whole_bytes(path: Path) -> int:
-    """Bytes of the file up to the end of its last whole line."""
+    """Return bytes of the file up to the end of its last whole line."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - LONGEST_ROW, 0))
@@ -76,7 +76,7 @@ def _text(value: Any) -> Any:
 
 
 def read_samples(path: str | Path) -> Iterator[dict[str, str]]:
-    """The rows that are whole, by column, what was not told left out. A line torn by a crash is left out; an absent file
+    """Yield the rows that are whole, by column, what was not told left out. A line torn by a crash is left out; an absent file
     has no rows."""
     lines = _whole_lines(path)
     columns = next(lines, [])
@@ -126,7 +126,7 @@ class GpuSeries:
 
 
 def read_gpus(path: str | Path) -> list[GpuSeries]:
-    """The GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a million rows."""
+    """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a million rows."""
     lines = _whole_lines(path)
     place = {name: n for n, name in enumerate(next(lines, []))}
     found: dict[tuple[str, str], GpuSeries] = {}
@@ -165,7 +165,7 @@ GAP_PERIODS, SHORTEST_GAP_S = 5, 1.0
 
 
 def longest_bridged_s(period_s: float) -> float:
-    """How far apart two samples taken every period_s may lie and still be joined by a line. At high rates a busy driver
+    """Return how far apart two samples taken every period_s may lie and still be joined by a line. At high rates a busy driver
     answers late: then it is SHORTEST_GAP_S."""
     return max(GAP_PERIODS * period_s, SHORTEST_GAP_S)
 
@@ -206,7 +206,7 @@ class EnergyMeter:
         self._last = time_s, watts
 
     def best_j(self) -> float | None:
-        """The counter's difference where there is one, else the integral; None for a GPU that tells neither."""
+        """Return the counter's difference where there is one, else the integral; None for a GPU that tells neither."""
         if self.counted_j is not None:
             return self.counted_j
         return None if self._last is None else self.joules

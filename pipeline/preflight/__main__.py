@@ -91,7 +91,7 @@ def _depths(text: str) -> list[int]:
 
 
 def _plan(recipe: Recipe) -> tuple[Plan, bool]:
-    """The plan, and whether it is for other hardware than this machine (run.hardware)."""
+    """Return the plan, and whether it is for other hardware than this machine (run.hardware)."""
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     here = device_without_torch()
@@ -150,7 +150,7 @@ def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
-    """What the run will read, as far as it lies on this machine; the Hub is not asked."""
+    """Return what the run will read, as far as it lies on this machine; the Hub is not asked."""
     from pipeline.preflight.inputs import prepared_notes, reading_findings
 
     ready = os.path.isdir(recipe.tokenizer.path or "")

@@ -92,7 +92,7 @@ def _compiler(recipe: Recipe) -> list[TandemError]:
 
 
 def drops_attention(recipe: Recipe) -> bool:
-    """Whether a model of Tandem's has dropout inside its attention."""
+    """Return whether a model of Tandem's has dropout inside its attention."""
     config = recipe.model.start_config or options_of(recipe)
     name, default = ("attention_dropout", 0.0) if config.get("model_type") == "nanochat" else ("attn_pdrop", 0.1)
     return becomes_tandem(recipe) and config.get(name, default) > 0
@@ -143,7 +143,7 @@ LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their squa
 def choose_attention(
     recipe: Recipe, device: DeviceInfo, sizes: Sizes | CountedSizes | None, *, trial: Callable[..., float] | None = None
 ) -> tuple[str | None, str]:
-    """The attention implementation by its name in transformers (None leaves it to transformers), and why.
+    """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
 
     What the recipe names is kept, and tried as what is chosen here is. trial: as difference_from_eager, which it is by
     default. Raises RecipeError when what the recipe names does not work on this device.
@@ -182,14 +182,14 @@ def attention_line(implementation: str | None, why: str) -> str:
 
 
 def _hidden(recipe: Recipe, sizes: Sizes | CountedSizes) -> str:
-    """What causal attention over the whole row would see and the model does not; empty when nothing."""
+    """Return what causal attention over the whole row would see and the model does not; empty when nothing."""
     window = min(sizes.windows)
     parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
     return " and ".join(parts + ["documents that do not see each other"] * isolates_documents(recipe))
 
 
 def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[..., float]) -> tuple[bool, str]:
-    """Whether the implementation works in the run's format, and what was found."""
+    """Return whether the implementation works in the run's format, and what was found."""
     fp16 = bool(recipe.train.get("fp16"))
     dtype = "bfloat16" if decide_bf16(recipe.train.get("bf16"), fp16=fp16) else "float16" if fp16 else "float32"
     try:
@@ -243,7 +243,7 @@ def difference_from_eager(
 def _layer(
     implementation: str, sizes: Sizes | CountedSizes, window: int | None, length: int, positions: Any
 ) -> Callable:
-    """The attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
+    """Return the attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
     import torch
 
     from pipeline.model.configuration_tandem import TandemConfig

@@ -186,7 +186,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
 
 
 def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
-    """What would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
+    """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
     problems: list[TandemError] = [*_batch(plan), *_memory(plan)]
     if on_this_machine:
         problems += [
@@ -215,7 +215,7 @@ def _benchmarks(recipe: Recipe) -> list[TandemError]:
 
 
 def find_notes(plan: Plan) -> list[str]:
-    """What works and still deserves a sentence."""
+    """Return what works and still deserves a sentence."""
     recipe = plan.recipe
     notes = [*recipe.notes, *_chosen_sizes(recipe)]
     if plan.padding_share > WASTE_WORTH_A_NOTE:
@@ -243,7 +243,7 @@ def find_notes(plan: Plan) -> list[str]:
 
 
 def _chosen_sizes(recipe: Recipe) -> list[str]:
-    """The sizes that a config of transformers has beside those that the recipe names."""
+    """Return the sizes that a config of transformers has beside those that the recipe names."""
     try:
         chosen = chosen_sizes(recipe)
     except ImportError:
@@ -339,7 +339,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
 
 
 def _start(plan: Plan) -> list[TandemError]:
-    """A checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
+    """Return a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
     begun = begun_run(recipe).get("model.start_from") == str(folder)
@@ -448,7 +448,7 @@ def _run_folder(recipe: Recipe) -> Path:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or its nearest ancestor that is there (and may turn out to be a file)."""
+    """Return the folder, or its nearest ancestor that is there (and may turn out to be a file)."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 

@@ -27,7 +27,7 @@ from pipeline.sources.open import with_recorded_inputs
 
 
 def named_code_problems(recipe: Recipe) -> list[TandemError]:
-    """Each name that cannot be used. A model that starts from weights has their options."""
+    """Return each name that cannot be used. A model that starts from weights has their options."""
     return [*_callbacks(recipe), *_tasks(recipe), *_factories(recipe), *_split_pattern(recipe), *_model(recipe)]
 
 
@@ -59,7 +59,7 @@ def _tasks(recipe: Recipe) -> list[TandemError]:
 
 
 def _factories(recipe: Recipe) -> list[TandemError]:
-    """The optimizer and the model, where they are the user's own. A model that starts from weights is theirs."""
+    """Return the optimizer and the model, where they are the user's own. A model that starts from weights is theirs."""
     named = {
         "optimizer.type": recipe.optimizer.type,
         "model.type": "" if recipe.model.start_from else recipe.model.type,
@@ -91,7 +91,7 @@ def _split_pattern(recipe: Recipe) -> list[TandemError]:
 
 
 def _model(recipe: Recipe) -> list[TandemError]:
-    """The model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
+    """Return the model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
     if recipe.model.start_from or ":" in recipe.model.type:
         return []
     import torch
@@ -156,7 +156,7 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 
 
 def _refusal(repo_id: str, *, private: bool) -> str | None:
-    """Why a push to the repository would be refused; None when it would not. Raises when the Hub does not answer."""
+    """Return why a push to the repository would be refused; None when it would not. Raises when the Hub does not answer."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import validate_repo_id
@@ -187,7 +187,7 @@ def _refusal(repo_id: str, *, private: bool) -> str | None:
 
 
 def _unknown_license(license: str | None) -> str | None:
-    """The Hub refuses a whole upload whose card names a license that it does not know; which it knows, it alone can say."""
+    """Return the Hub refuses a whole upload whose card names a license that it does not know; which it knows, it alone can say."""
     from huggingface_hub import ModelCard
 
     if license is None:
@@ -200,7 +200,7 @@ def _unknown_license(license: str | None) -> str | None:
 
 
 def _cannot_create(user: dict[str, Any], owner: str, repo_id: str) -> str | None:
-    """Why this user could not create the repository, as far as the token says."""
+    """Return why this user could not create the repository, as far as the token says."""
     roles = {org["name"]: org.get("roleInOrg") for org in user.get("orgs") or []} | {user["name"]: "admin"}
     token = ((user.get("auth") or {}).get("accessToken") or {}).get("role")
     if owner not in roles:
@@ -214,7 +214,7 @@ def _cannot_create(user: dict[str, Any], owner: str, repo_id: str) -> str | None
 
 
 def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """What `ask` gives, or the exception that kept it from giving anything in that time."""
+    """Return what `ask` gives, or the exception that kept it from giving anything in that time."""
     answer: list[Any] = [TimeoutError(f"no answer in {seconds:.0f} s")]
 
     def run() -> None:
@@ -340,7 +340,7 @@ def prepared_notes(recipe: Recipe) -> list[str]:
 
 
 def _bytes_up_to(enough: int, sources: list[Any]) -> int:
-    """Bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
+    """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
     count = 0
     for source in sources:
         if any(file.path is None for file in source.files):

@@ -50,7 +50,7 @@ class Memory:
 
     @property
     def fixed(self) -> int | None:
-        """What is needed whatever the micro-batch."""
+        """Return what is needed whatever the micro-batch."""
         return (
             None
             if self.optimizer is None
@@ -89,12 +89,12 @@ def memory_of(
 
 
 def weight_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """One copy of the weights as they are trained, and of anything that is stored like them."""
+    """Return one copy of the weights as they are trained, and of anything that is stored like them."""
     return FP32 * sizes.parameters()["total"] - _narrower_bytes(recipe, sizes)
 
 
 def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """What model.embedding_dtype takes off one copy of the weights in fp32."""
+    """Return what model.embedding_dtype takes off one copy of the weights in fp32."""
     return FP32 // 2 * sizes.table_parameters if recipe.model.embedding_dtype == "bfloat16" else 0
 
 
@@ -143,18 +143,18 @@ def _activations(
 
 
 def checkpoint_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
-    """One whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few megabytes."""
+    """Return one whole checkpoint: weights and optimizer state as they are trained; tokenizer and the rest are a few megabytes."""
     optimizer = optimizer_bytes(recipe, sizes)
     return None if optimizer is None else weight_bytes(recipe, sizes) + optimizer
 
 
 def model_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """The finished model/ in hub.dtype."""
+    """Return the finished model/ in hub.dtype."""
     return (FP32 if recipe.hub.dtype == "float32" else 2) * sizes.parameters()["total"]
 
 
 def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """What waits for the Hub while its checkpoint is rotated away: one model, with its state where that is published.
+    """Return what waits for the Hub while its checkpoint is rotated away: one model, with its state where that is published.
 
     all_checkpoints keeps as many as the Hub stays away for, which nobody knows.
     """
@@ -177,7 +177,7 @@ def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:
 
 
 def row_bytes(recipe: Recipe, vocab_size: int | None) -> int:
-    """A packed row of a shard: its ids, five numbers, and for conversations two bits a position."""
+    """Return a packed row of a shard: its ids, five numbers, and for conversations two bits a position."""
     positions = recipe.data.row_tokens + 1
     ids = positions * (2 if vocab_size is not None and vocab_size <= 1 << 16 else 4)
     return ids + 5 * 4 + (2 * -(-positions // 8) if recipe.stage == "sft" else 0)
@@ -194,7 +194,7 @@ CPU_SHARE, DEVICE_SHARE = 0.5, 0.9
 
 
 def options(recipe: Recipe, processes: int) -> list[int]:
-    """The divisors of the rows of a step that one process gets, largest first: none of them adds padding."""
+    """Return the divisors of the rows of a step that one process gets, largest first: none of them adds padding."""
     rows = math.ceil(rows_per_step(recipe) / processes)
     return [n for n in range(rows, 0, -1) if rows % n == 0]
 
@@ -208,7 +208,7 @@ def planned_micro_batch(
     half: bool,
     compiled: bool,
 ) -> int:
-    """The largest option that fits by arithmetic, 1 at the least. half, compiled: as for memory_of."""
+    """Return the largest option that fits by arithmetic, 1 at the least. half, compiled: as for memory_of."""
     on_cpu = device.kind == "cpu"
     limit = CPU_SHARE * available_bytes() / processes if on_cpu else DEVICE_SHARE * (device.memory_gib or 0) * 2**30
     for rows in options(recipe, processes):

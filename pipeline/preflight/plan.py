@@ -192,7 +192,7 @@ def _step_flops(plan: "Plan") -> float | None:
 
 
 def _machine(plan: "Plan") -> list[Any]:
-    """What a finished run must share with a planned one, so that its speed says something."""
+    """Return what a finished run must share with a planned one, so that its speed says something."""
     optimizer = plan.recipe.optimizer.type
     if optimizer == "trainer":
         optimizer = f"trainer {plan.recipe.train.get('optim')}"
@@ -299,7 +299,7 @@ class Plan:
 
     @property
     def rows_per_pass(self) -> int:
-        """Rows of one micro-step over all processes."""
+        """Return rows of one micro-step over all processes."""
         return self.processes * micro_batch(self.recipe)
 
     @property
@@ -319,14 +319,14 @@ class Plan:
 
     @property
     def process_bytes(self) -> int | None:
-        """The most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
+        """Return the most memory of a process as probed, on a CPU with the copy of a checkpoint that is being written."""
         if self.probe is None:
             return None
         return self.probe.peak_bytes + (self.memory.saved if self.memory else 0)
 
     @property
     def val_bpb(self) -> Expected | None:
-        """The last val/bpb, where fitted runs of this family let expect one."""
+        """Return the last val/bpb, where fitted runs of this family let expect one."""
         return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
@@ -347,7 +347,7 @@ class Plan:
 
 
 def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_bytes: int | None = None) -> Plan:
-    """The plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
+    """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
 
     scored_bytes: of one scoring of the validation, where the data are open already.
     """
@@ -413,7 +413,7 @@ def known_sizes(recipe: Recipe) -> Sizes | CountedSizes | None:
 
 
 def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
-    """Sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
+    """Return sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
     folder = start_folder(recipe)
     if folder is not None:
         from huggingface_hub.errors import StrictDataclassError
@@ -440,7 +440,7 @@ def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
 
 
 def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
-    """The format of the matrix products. What `auto` means on a GPU is known without torch only by the table of peaks.
+    """Return the format of the matrix products. What `auto` means on a GPU is known without torch only by the table of peaks.
 
     Under train.fp8 bfloat16 too: what float8 gains depends on the widths, and hours are not promised on it.
     """
@@ -469,7 +469,7 @@ BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
 
 
 def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
-    """The plans side by side; headings stand above the columns."""
+    """Return the plans side by side; headings stand above the columns."""
     rows = [("", headings)] if headings else []
     rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
     label_width = max(len(label) for label, _ in rows)
@@ -484,7 +484,7 @@ def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
 
 
 def why_unknown(plan: Plan) -> list[str]:
-    """The causes of the n/a in a plan's table."""
+    """Return the causes of the n/a in a plan's table."""
     reasons = []
     if plan.sizes is None:
         why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
@@ -611,7 +611,7 @@ def _bytes(name: str) -> Callable[[Plan], str | None]:
 
 
 def duration_range(span: Span) -> str:
-    """Seconds from where to where, in one unit, and what is expected."""
+    """Return seconds from where to where, in one unit, and what is expected."""
     hours = span.value >= 600
     low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
     digits = 2 if hours else 1
@@ -638,7 +638,7 @@ def _probed_memory(plan: Plan) -> str:
 
 
 def probe_line(plan: Plan) -> str:
-    """What a probe measured, in a sentence."""
+    """Return what a probe measured, in a sentence."""
     probe = plan.probe
     assert probe is not None
     where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"

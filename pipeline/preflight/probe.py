@@ -98,7 +98,7 @@ def keep(probe: Probe, recipe: Recipe, device: DeviceInfo, *, processes: int) ->
 
 
 def kept(recipe: Recipe, device: DeviceInfo, *, processes: int) -> Probe | None:
-    """What was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
+    """Return what was measured last, on such a machine, of such steps. The micro-batch of the recipe must be a number by now."""
     try:
         return Probe(**read_sealed_json(_place(recipe, device, processes=processes)))
     except (OSError, ValueError, TypeError, PackageNotFoundError):

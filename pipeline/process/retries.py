@@ -33,7 +33,7 @@ def note_retry() -> None:
 
 
 def retries() -> int:
-    """How often this process has read something again."""
+    """Return how often this process has read something again."""
     return _made
 
 
@@ -68,7 +68,7 @@ def wait_or_raise(error: OSError, *, attempt: int, path: Path) -> None:
 
 
 def read_again(read: Callable[[], T], *, path: Path) -> T:
-    """What `read` gives, tried again after errors that may pass."""
+    """Return what `read` gives, tried again after errors that may pass."""
     attempt = 1
     while True:
         try:

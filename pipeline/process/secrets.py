@@ -118,7 +118,7 @@ def _secret_text() -> re.Pattern[str]:
 
 
 def redacted(text: str) -> str:
-    """The text with every secret replaced: the values this machine holds, and whatever looks like an access token."""
+    """Return the text with every secret replaced: the values this machine holds, and whatever looks like an access token."""
     return _secret_text().sub(REDACTED, text)
 
 

@@ -226,7 +226,7 @@ def sha256_file(path: str | Path) -> str:
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0 without one."""
+    """Return bytes of all files below a folder, also of one in which another process renames and removes meanwhile; 0 without one."""
     total = 0
     for where, _, names in os.walk(folder):  # unlike rglob it passes over a folder that has gone since it was listed
         for name in names:
@@ -236,7 +236,7 @@ def folder_bytes(folder: str | Path) -> int:
 
 
 def temporary_folder(path: str | Path) -> Path:
-    """A new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never counts as whole."""
+    """Return a new folder beside `path`, which becomes it with `publish_folder`; a name that starts with .tmp- never counts as whole."""
     path = Path(path)
     make_parent(path)
     temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")

@@ -280,7 +280,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
 
 
 def _all_rates(recipe: Recipe) -> str:
-    """The keys for a user who means one learning rate; which one of several it were is not to be guessed."""
+    """Return the keys for a user who means one learning rate; which one of several it were is not to be guessed."""
     rate = recipe.optimizer.groups.matrices.learning_rate or MATRIX_GROUP.get(recipe.optimizer.type, {}).get("learning_rate")  # fmt: skip
     own = f" (matrices: {rate:g})" if rate else ""
     return f"optimizer.rate_scale=0.5, which halves the rates of all groups, or optimizer.groups.<group>.learning_rate for that of one{own}"

@@ -63,7 +63,7 @@ those of the embeddings and the head also by sqrt(768 / n_embd), and Muon's deca
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [INTRODUCTION]
     hints = get_type_hints(Recipe)
     for section in SECTIONS:

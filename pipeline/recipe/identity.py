@@ -20,7 +20,7 @@ LATER_OF_A_SOURCE = ("columns",)
 
 
 def must_match(recipe: Recipe) -> dict[str, Any]:
-    """The keys that must match, flat and dotted, with their values as JSON knows them."""
+    """Return the keys that must match, flat and dotted, with their values as JSON knows them."""
     found: dict[str, Any] = {}
 
     def walk(value: Any, prefix: str) -> None:

@@ -111,12 +111,12 @@ def read_overrides(texts: list[str], problems: Problems) -> dict[str, str]:
 
 
 def show_plain(value: str) -> str:
-    """A value as it may be printed, without the quotes around text."""
+    """Return a value as it may be printed, without the quotes around text."""
     return show(value).strip("'")
 
 
 def _joined(value: str, following: list[str]) -> tuple[str, int] | None:
-    """The value that brackets hold together, and how many words of the command line after it belong to it; None when it is
+    """Return the value that brackets hold together, and how many words of the command line after it belong to it; None when it is
     whole, or never becomes so."""
     if not value.startswith(tuple(OPENING)) or _open(value) == 0:
         return None
@@ -170,7 +170,7 @@ SET_BY_DEPTH = ("model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_hea
 
 
 def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
-    """The tree of the recipe at path with everything it extends, and the overrides on top."""
+    """Return the tree of the recipe at path with everything it extends, and the overrides on top."""
     tree = _with_bases(path, problems, ())
     layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
     for name, value in read_overrides(overrides, problems).items():
@@ -307,7 +307,7 @@ def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, n
 
 
 def _override_value(name: str, text: str, problems: Problems) -> Item:
-    """The value of an override. Where the key holds text it is what was typed, but for quotes around the whole and null; elsewhere
+    """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole and null; elsewhere
     it is read as YAML, of which no part may become a comment."""
     where = COMMAND_LINE
     if SECRET_VALUE.search(text):
@@ -348,7 +348,7 @@ def _is_quoted(text: str) -> bool:
 
 
 def _without_secrets(item: Item, problems: Problems) -> Item:
-    """The tree without secrets, each of them noted; no later message can print one."""
+    """Return the tree without secrets, each of them noted; no later message can print one."""
     if isinstance(item.value, dict):
         values = {}
         for key, child in item.value.items():

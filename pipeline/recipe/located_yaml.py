@@ -56,7 +56,7 @@ def _by_place(line: str) -> tuple[str, int]:
 
 
 def show(value: Any) -> str:
-    """A value as a message may print it: short, and never a secret."""
+    """Return a value as a message may print it: short, and never a secret."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if SECRET_VALUE.search(text):
         return "(a secret)"
@@ -83,7 +83,7 @@ class Item:
     file: str | None = None
 
     def plain(self) -> Any:
-        """The value without places."""
+        """Return the value without places."""
         if isinstance(self.value, dict):
             return {name: item.plain() for name, item in self.value.items()}
         if isinstance(self.value, list):
@@ -192,7 +192,7 @@ def _bound_aliases(node: yaml.Node, most: int) -> None:
 
 
 def read_file(path: str, problems: Problems) -> Item:
-    """The mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML mapping."""
+    """Return the mapping at the top of a recipe file. Raises InputMissingError, or RecipeError when it is no YAML mapping."""
     file = Path(path)
     if file.is_dir():
         raise InputMissingError(f"{path}: is a folder, not a recipe. Name a .yaml file in it.")

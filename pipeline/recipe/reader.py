@@ -152,7 +152,7 @@ def _number(value: Any) -> str:
 
 
 def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The section without keys that are open. A null that undoes a default is kept."""
+    """Return the section without keys that are open. A null that undoes a default is kept."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         verbatim = section == "train" or name == "options"

@@ -25,23 +25,23 @@ HORIZON_KEYS = ("tokens", "tokens_per_param", "flops")
 
 
 def rows_per_step(recipe: Recipe) -> int:
-    """Rows of one optimizer step over all processes. data.batch_tokens must be known."""
+    """Return rows of one optimizer step over all processes. data.batch_tokens must be known."""
     assert recipe.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
     return recipe.data.batch_tokens // recipe.data.row_tokens
 
 
 def isolates_documents(recipe: Recipe) -> bool:
-    """Whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
+    """Return whether the documents of a packed row do not see each other: positions restart, and attention ends there."""
     return recipe.stage == "sft" or recipe.data.isolate_documents
 
 
 def is_auto(recipe: Recipe) -> bool:
-    """Whether the micro-batch is to be found (preflight/memory.py)."""
+    """Return whether the micro-batch is to be found (preflight/memory.py)."""
     return recipe.train.get("per_device_train_batch_size") == AUTO
 
 
 def micro_batch(recipe: Recipe) -> int:
-    """Rows of one forward pass of one process: as given, or what `auto` came to."""
+    """Return rows of one forward pass of one process: as given, or what `auto` came to."""
     rows = recipe.micro_batch if is_auto(recipe) else recipe.train["per_device_train_batch_size"]
     assert rows is not None, "auto is a number once the plan is made"
     return rows
@@ -53,7 +53,7 @@ def micro_steps(recipe: Recipe, world_size: int) -> int:
 
 
 def with_batch_tokens(recipe: Recipe, world_size: int) -> int:
-    """The global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the processes."""
+    """Return the global batch in tokens: as given, or computed from train.gradient_accumulation_steps and the processes."""
     if recipe.data.batch_tokens:
         return recipe.data.batch_tokens
     return world_size * micro_batch(recipe) * recipe.train["gradient_accumulation_steps"] * recipe.data.row_tokens
@@ -172,7 +172,7 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
-    """Names of the settings that a group has under an optimizer type."""
+    """Return names of the settings that a group has under an optimizer type."""
     return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
 
 
@@ -207,7 +207,7 @@ CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
 
 
 def infer_stage(recipe: Recipe) -> Stage | None:
-    """The stage that the sources speak of; None when they name neither columns nor formats."""
+    """Return the stage that the sources speak of; None when they name neither columns nor formats."""
     for source in recipe.data.sources:
         kinds = {COLUMN_ROLES.get(role) for role in source.columns or ()} | {FORMATS.get(source.format or "")}
         if "chat" in kinds or source.messages_column or source.id in CHAT_IDS:
@@ -291,13 +291,13 @@ def _shorten_warmup(recipe: Recipe) -> None:
 
 
 def _layer(recipe: Recipe, name: str) -> int:
-    """A higher number for a later layer: the command line, the recipe's own file, one that it extends."""
+    """Return a higher number for a later layer: the command line, the recipe's own file, one that it extends."""
     place = recipe.places.get(name, "")
     return 2 if place.startswith("command line") else 1 if place.rpartition(":")[0] == recipe.path else 0
 
 
 def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
-    """The key that sets the warm-up, and its steps."""
+    """Return the key that sets the warm-up, and its steps."""
     if recipe.optimizer.type != "trainer":
         return "optimizer.schedule.warmup_steps", recipe.optimizer.schedule.warmup_steps
     value = recipe.train["warmup_steps"]
@@ -316,7 +316,7 @@ def _fill_vocabulary(recipe: Recipe, problems: Problems) -> None:
 
 
 def horizons(recipe: Recipe) -> list[str]:
-    """Names of the horizons that are given."""
+    """Return names of the horizons that are given."""
     named = [f"run.{name}" for name in HORIZON_KEYS if getattr(recipe.run, name) is not None]
     return named + [f"train.{name}" for name in ("max_steps", "num_train_epochs") if name in recipe.train]
 
@@ -390,7 +390,7 @@ def _horizon_steps(recipe: Recipe, batch: int, problems: Problems) -> int | None
 
 
 def _ready_vocab(folder: str) -> int | None:
-    """How many ids a tokenizer has whose folder is here."""
+    """Return how many ids a tokenizer has whose folder is here."""
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return None

@@ -26,7 +26,7 @@ def key(
     below: float | None = None,
     must_match: bool = False,
 ) -> Any:
-    """A recipe key. above, below: the value must be greater, less. must_match: a run is never continued with another value."""
+    """Return a recipe key. above, below: the value must be greater, less. must_match: a run is never continued with another value."""
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "above": above, "below": below, "must_match": must_match}
     if isinstance(default, (list, dict)) or default is list or default is dict:
         factory = default if isinstance(default, type) else (lambda: type(default)(default))
@@ -384,7 +384,7 @@ WHAT = {"pretrain": "Stage 1: train a model on text.", "sft": "Stage 2: teach a 
 
 
 def help_text(stage: str) -> str:
-    """What the entry of a stage prints for --help."""
+    """Return what the entry of a stage prints for --help."""
     hints = {f.name: f for f in fields(Recipe)}
     lines = []
     for name in SECTIONS:

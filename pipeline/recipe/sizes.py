@@ -66,7 +66,7 @@ def config_fields(recipe: Recipe, tokens: dict[str, int | None]) -> dict[str, An
 
 
 def config_class_of(model_type: str) -> Any:
-    """The config class of a type of transformers, None when there is no such type."""
+    """Return the config class of a type of transformers, None when there is no such type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     return CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else None  # noqa: SIM401 - its get() is no lazy one
@@ -77,13 +77,13 @@ def known_fields(config_class: Any) -> set[str]:
 
 
 def field_name(config_class: Any, ours: str) -> str:
-    """A class's own name for one of the sizes of `model:`; Llama's where it has none."""
+    """Return a class's own name for one of the sizes of `model:`; Llama's where it has none."""
     known = known_fields(config_class)
     return next((name for name in OTHER_NAMES.get(ours, ()) if name in known), LLAMA_NAMES[ours])
 
 
 def chosen_sizes(recipe: Recipe) -> dict[str, Any]:
-    """The config's sizes that the recipe leaves open, as they are filled for a type of transformers."""
+    """Return the config's sizes that the recipe leaves open, as they are filled for a type of transformers."""
     model = recipe.model
     config_class = None if model.start_from or ":" in model.type else config_class_of(model.type)
     if config_class is None or model.type in ("tandem", "gpt2") or not (model.n_embd and model.n_head):
@@ -247,7 +247,7 @@ def default_inner(n_embd: int, *, gated: bool) -> int:
 
 
 def options_of(recipe: Recipe) -> dict[str, Any]:
-    """The preset's options with the recipe's own over them."""
+    """Return the preset's options with the recipe's own over them."""
     return {**PRESETS[recipe.model.preset], **recipe.model.options}
 
 
@@ -325,7 +325,7 @@ class Sizes:
     unknown: str | None = None  # as of CountedSizes: here all is known
 
     def parameters(self) -> dict[str, int]:
-        """Counts by role. scaling = matrices + head: what nanochat's rules take for the size of a model."""
+        """Return counts by role. scaling = matrices + head: what nanochat's rules take for the size of a model."""
         width, heads, kv = self.n_embd, self.n_head * self.head_dim, self.n_kv_head * self.head_dim
         attention = width * heads * 2 + width * kv * 2
         mlp = 2 * width * self.n_inner
@@ -373,7 +373,7 @@ class Sizes:
 
 
 def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> "Sizes | CountedSizes":
-    """Sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
+    """Return sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
 
     Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of them.
     """
@@ -413,7 +413,7 @@ def _counted(recipe: "Recipe", vocab_size: int) -> "CountedSizes":
 
 
 def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
-    """Sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
+    """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
     if config.model_type not in BY_ARITHMETIC:
         return sizes_of_config(config, row_tokens)
     names = {
@@ -431,7 +431,7 @@ def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
 
 
 def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
-    """Sizes of a model that has been built."""
+    """Return sizes of a model that has been built."""
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
         return sizes_from_config(model.config, row_tokens)
@@ -534,7 +534,7 @@ class CountedSizes:
         return None if self.mixture and self.linear is None else self.counts["scaling"]
 
     def parameters(self) -> dict[str, int]:
-        """Counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to, and the head."""
+        """Return counts by role; scaling: matrices that a token passes, of a mixture the experts that it is sent to, and the head."""
         return dict(self.counts)
 
     @property
@@ -563,7 +563,7 @@ def sizes_of_fields(
     code: CodeFolder | None = None,
     where: str = "model.type",
 ) -> CountedSizes:
-    """Sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie, where: the beginning of a message about it.
+    """Return sizes of the model that training builds from these fields of its config. code: where a type `module:attr` may lie, where: the beginning of a message about it.
 
     Raises SizesUnknownError, and RecipeError for code that may not be run.
     """
@@ -582,7 +582,7 @@ def sizes_of_fields(
 
 
 def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
-    """Sizes of a model that has been built. Its parameters are counted on itself, its products on a twin without weights."""
+    """Return sizes of a model that has been built. Its parameters are counted on itself, its products on a twin without weights."""
     total = sum(p.numel() for p in model.parameters())
     key = (type(model), model.config.to_json_string(), total, row_tokens)
     if key not in _CACHE:
@@ -595,7 +595,7 @@ def sizes_of_model(model: Any, row_tokens: int) -> CountedSizes:
 
 
 def sizes_of_config(config: Any, row_tokens: int) -> CountedSizes:
-    """Sizes of the causal LM of a config of transformers. Raises SizesUnknownError."""
+    """Return sizes of the causal LM of a config of transformers. Raises SizesUnknownError."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     key = (type(config), config.to_json_string(), row_tokens)
@@ -666,7 +666,7 @@ def _count(model: Any, twin: Any, row_tokens: int) -> CountedSizes:
 
 
 def _parameters(model: Any) -> tuple[dict[str, int], int]:
-    """Counts by role, as Sizes.parameters has them, and the variances of the matrices."""
+    """Return counts by role, as Sizes.parameters has them, and the variances of the matrices."""
     import torch
 
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in m.parameters(recurse=False)}
@@ -736,7 +736,7 @@ def _read(config: Any, name: str) -> int:
 
 
 def _square(lengths: list[int], flops: list[int]) -> float:
-    """The factor of the square of the length."""
+    """Return the factor of the square of the length."""
     first, last = flops[0] / lengths[0], flops[-1] / lengths[-1]
     return (last - first) / (lengths[-1] - lengths[0])
 
@@ -775,6 +775,6 @@ def _forward_flops(model: Any, length: int) -> dict[str, int]:
 
 
 def _line(error: Exception) -> str:
-    """The end of a message of several lines: where strict dataclasses say the cause."""
+    """Return the end of a message of several lines: where strict dataclasses say the cause."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1].strip()

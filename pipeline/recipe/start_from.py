@@ -66,7 +66,7 @@ def resolve_start(recipe: Recipe) -> Recipe:
 
 
 def start_folder(recipe: Recipe) -> Path | None:
-    """A folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked at."""
+    """Return a folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked at."""
     start = recipe.model.start_from
     if start is None:
         return None
@@ -86,7 +86,7 @@ def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
 
 
 def becomes_tandem(recipe: Recipe) -> bool:
-    """Whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+    """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
     model = recipe.model
     if model.start_from is None:
         return model.type == "tandem"
@@ -94,7 +94,7 @@ def becomes_tandem(recipe: Recipe) -> bool:
 
 
 def begun_run(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe's run was begun with, by dotted key; empty while it has not made a step."""
+    """Return what the recipe's run was begun with, by dotted key; empty while it has not made a step."""
     if recipe.run.name is None:
         return {}
     run = RunDirectory(Path(recipe.run.directory) / recipe.run.name)
@@ -176,7 +176,7 @@ def _is_own(recipe: Recipe, name: str) -> bool:
 
 
 def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
-    """Whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
+    """Return whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
     if not _is_own(recipe, name):
         return False
     section, _, last = name.partition(".")
@@ -202,7 +202,7 @@ def _run(recipe: Recipe, start: str) -> RunDirectory | None:
 
 
 def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
-    """The folder of that run which the recipe's run began from."""
+    """Return the folder of that run which the recipe's run began from."""
     begun = begun_run(recipe).get("model.start_from")
     if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
         return None

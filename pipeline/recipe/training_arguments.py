@@ -11,7 +11,7 @@ DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")
 
 
 def read_train(item: Item, convert: Converter) -> dict[str, Any]:
-    """The typed values of `train:` as given; every mistake is noted in the converter's problems."""
+    """Return the typed values of `train:` as given; every mistake is noted in the converter's problems."""
     if item.value is None:
         return {}
     if not isinstance(item.value, dict):
@@ -60,7 +60,7 @@ def _keys_are_known(fate: Fate, item: Item, path: str, convert: Converter) -> bo
 
 
 def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
-    """What `train:` holds where the recipe says nothing. trainer_optimizer: optimizer.type is trainer."""
+    """Return what `train:` holds where the recipe says nothing. trainer_optimizer: optimizer.type is trainer."""
     return {
         name: fate.default
         for name, fate in FATES.items()

@@ -79,7 +79,7 @@ RENAMED = {
 
 @cache
 def all_keys() -> dict[str, list[str]]:
-    """Every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
+    """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
     found: dict[str, list[str]] = {}
 
     def walk(cls: Any, prefix: str) -> None:
@@ -103,7 +103,7 @@ def all_keys() -> dict[str, list[str]]:
 
 
 def unknown_key(path: str) -> str:
-    """The sentence about a key that is not in the schema. path: dotted, as written."""
+    """Return the sentence about a key that is not in the schema. path: dotted, as written."""
     section, _, name = path.rpartition(".")
     if SECRET_NAME.search(name):
         return "a secret never stands in a recipe. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
@@ -128,7 +128,7 @@ def unknown_key(path: str) -> str:
 
 
 def siblings(section: str) -> list[str]:
-    """The keys that section has."""
+    """Return the keys that section has."""
     if section == "model.options":
         return list(TANDEM_OPTIONS)
     if section == "train":
@@ -143,7 +143,7 @@ def siblings(section: str) -> list[str]:
 
 
 def fate_sentence(name: str) -> str:
-    """Why a field of TrainingArguments is not accepted under train."""
+    """Return why a field of TrainingArguments is not accepted under train."""
     fate = FATES[name]
     if fate.fate == "ours":
         return f"is set by {fate.text}. Set it there."
@@ -164,7 +164,7 @@ class Converter:
         self.places: dict[str, str] = {}
 
     def section(self, cls: Any, item: Item, name: str) -> Any:
-        """An instance of the dataclass cls; keys not given keep their defaults."""
+        """Return an instance of the dataclass cls; keys not given keep their defaults."""
         self.places.setdefault(name, item.where)
         if item.value is None:
             return cls()
@@ -190,7 +190,7 @@ class Converter:
         return cls(**values)
 
     def value(self, annotation: Any, item: Item, path: str, limits: Any) -> Any:
-        """The typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above, below."""
+        """Return the typed value, or MISSING after its mistake was noted. limits: minimum, maximum, above, below."""
         if is_dataclass(annotation):
             return self.section(annotation, item, path)
         options = alternatives(annotation)
@@ -286,14 +286,14 @@ def annotation_of(name: str) -> Any:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or the annotation alone; numbers before text, so that 16 stays a number."""
+    """Return the members of a union, or the annotation alone; numbers before text, so that 16 stays a number."""
     if get_origin(annotation) in (Union, types.UnionType):
         return get_args(annotation)
     return (annotation,)
 
 
 def expected(annotation: Any) -> str:
-    """The annotation in words: `a whole number or null`."""
+    """Return the annotation in words: `a whole number or null`."""
     words = []
     for option in alternatives(annotation):
         if get_origin(option) is Literal:
@@ -309,7 +309,7 @@ def expected(annotation: Any) -> str:
 
 
 def describe(item: Item) -> str:
-    """What stands there, in words."""
+    """Return what stands there, in words."""
     value = item.value
     if isinstance(value, dict):
         return "keys with values"
@@ -321,7 +321,7 @@ def describe(item: Item) -> str:
 
 
 def advice(options: tuple[Any, ...], item: Item) -> str:
-    """What to do about a value of the wrong type."""
+    """Return what to do about a value of the wrong type."""
     value = item.value
     choices = [str(v) for o in options if get_origin(o) is Literal for v in get_args(o)]
     if isinstance(value, str) and choices and (near := difflib.get_close_matches(value, choices, n=1)):

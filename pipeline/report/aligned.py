@@ -52,7 +52,7 @@ def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _in_both(at: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the steps that are in both stand in each; both ascend."""
+    """Return where the steps that are in both stand in each; both ascend."""
     places = np.searchsorted(at, steps)
     found = np.flatnonzero(places < len(at))
     found = found[at[places[found]] == steps[found]]
@@ -98,7 +98,7 @@ def aligned_text(runs: Sequence[RunData]) -> str:
 
 
 def one_protocol(runs: Sequence[RunData], name: str) -> bool:
-    """Whether all runs that have the metric were scored on the same, and say so."""
+    """Return whether all runs that have the metric were scored on the same, and say so."""
     protocols = {data.protocol(name) for data in runs if data.last(name) is not None}
     return len(protocols) == 1 and None not in protocols
 
@@ -125,7 +125,7 @@ def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
 
 
 def _losses(runs: Sequence[RunData]) -> list[str]:
-    """The losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
+    """Return the losses to put side by side: that of the steps, and the smoothed one where a run has only that."""
     names = [data.loss_name() for data in runs]
     several = [name for name in dict.fromkeys(names) if sum(data.last(name) is not None for data in runs) > 1]
     return sorted(several)

@@ -33,7 +33,7 @@ def newest_scores(data: RunData) -> dict[Key, Score]:
 
 
 def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
-    """One row per figure that at least two runs have, measured on the same; sentences on the rest."""
+    """Return one row per figure that at least two runs have, measured on the same; sentences on the rest."""
     newest = [newest_scores(data) for data in runs]
     rows: list[list[Any]] = []
     refused = []
@@ -104,7 +104,7 @@ STEPS_OF_A_SERIES = 16
 
 
 def benchmarks_text(data: RunData) -> str:
-    """Each series of equal measurements by its newest entry, and its means over steps; then what could not be scored."""
+    """Return each series of equal measurements by its newest entry, and its means over steps; then what could not be scored."""
     parts = [_series(series) for series in series_of(data.benchmarks())]
     return "\n".join(part for part in (*parts, _failures(data)) if part)
 
@@ -117,7 +117,7 @@ def _series(series: list[Benchmark]) -> str:
 
 
 def suite_name(benchmark: Benchmark) -> str:
-    """What is not CORE is not called so."""
+    """Return what is not CORE is not called so."""
     whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
     names = {"core": "CORE" if whole else "core_partial", "chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}
     return names[benchmark.suite]
@@ -130,7 +130,7 @@ def _of(benchmark: Benchmark) -> str:
 
 
 def scores_text(benchmark: Benchmark) -> str:
-    """The means, what is missing in them, the tasks, and what contamination means."""
+    """Return the means, what is missing in them, the tasks, and what contamination means."""
     lines = partial_lines(benchmark)
     if benchmark.first_items:
         lines.append(f"At most the first {benchmark.first_items:,} items of each task were scored.")
@@ -164,7 +164,7 @@ def _means(benchmark: Benchmark) -> str:
 
 
 def partial_lines(benchmark: Benchmark) -> list[str]:
-    """Why a mean may not be called CORE or ChatCORE, one sentence each."""
+    """Return why a mean may not be called CORE or ChatCORE, one sentence each."""
     lines = []
     for mean in benchmark.means:
         tasks = benchmark.tasks_of(mean)
@@ -207,7 +207,7 @@ def _tasks(benchmark: Benchmark) -> str:
 
 
 def interval(row: dict[str, Any]) -> str | None:
-    """The 95 % interval of a row that has one."""
+    """Return the 95 % interval of a row that has one."""
     low, high = row.get("low"), row.get("high")
     return None if low is None or high is None else f"{low:.4f} to {high:.4f}"
 
@@ -258,7 +258,7 @@ def _notes(task: dict[str, Any]) -> list[str]:
 
 
 def _looked(benchmark: Benchmark) -> str:
-    """What a contaminated item is, and where nobody looked for one."""
+    """Return what a contaminated item is, and where nobody looked for one."""
     found = [_contamination(row) for row in benchmark.tasks if _contamination(row)]
     if not found:
         return ""
@@ -284,7 +284,7 @@ def _history(series: list[Benchmark]) -> str:
 
 
 def _facts(benchmark: Benchmark) -> str:
-    """What it takes to repeat the measurement: command, versions, device, protocol, and the files by their hash."""
+    """Return what it takes to repeat the measurement: command, versions, device, protocol, and the files by their hash."""
     entry, rows = benchmark.entry, [*benchmark.means, *benchmark.tasks]
     protocols = benchmark.protocols()
     versions = ", ".join(f"{name} {version}" for name, version in (entry.get("versions") or {}).items())

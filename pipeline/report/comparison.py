@@ -50,7 +50,7 @@ HOW = {
 
 
 def ratios_text(runs: Sequence[RunData]) -> str:
-    """A table of what at least two runs tell; no ratio where the same name is not the same number. "" when there is none."""
+    """Return a table of what at least two runs tell; no ratio where the same name is not the same number. "" when there is none."""
     rows: list[list[Any]] = []
     for name, how in HOW.items():
         values = [summary(data, name) for data in runs]
@@ -70,7 +70,7 @@ def ratios_text(runs: Sequence[RunData]) -> str:
 
 
 def summary(data: RunData, name: str) -> float | None:
-    """The run's one figure of a metric; None where it has none."""
+    """Return the run's one figure of a metric; None where it has none."""
     _, values = data.curve(name)
     if not len(values):
         return None
@@ -115,7 +115,7 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 
 
 def differences_text(runs: Sequence[RunData]) -> str:
-    """What the figures show where one major variable differs or none, and a table for each group in which something does."""
+    """Return what the figures show where one major variable differs or none, and a table for each group in which something does."""
     told = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
     parts = [*_verdict(runs), *_unknown(runs)]
     names = dict.fromkeys(name for values in told for name in values)
@@ -132,7 +132,7 @@ def differences_text(runs: Sequence[RunData]) -> str:
 
 
 def differing_majors(one: RunData, other: RunData) -> list[str]:
-    """The major variables in which two runs differ, as far as both tell them."""
+    """Return the major variables in which two runs differ, as far as both tell them."""
     facts = facts_of(one), facts_of(other)
     settings = settings_of(one), settings_of(other)
     both = [name for name in facts[0] if name in facts[1]]
@@ -164,12 +164,12 @@ def repeats(runs: Sequence[RunData]) -> list[list[RunData]]:
 
 
 def settings_of(data: RunData) -> dict[str, Any]:
-    """The recipe's keys, flat; without the run's names."""
+    """Return the recipe's keys, flat; without the run's names."""
     return {name: value for name, value in leaves(data.recipe) if name not in NAMES_OF_RUNS}
 
 
 def facts_of(data: RunData) -> dict[str, Any]:
-    """What the manifest tells beside the recipe, of what is a major variable."""
+    """Return what the manifest tells beside the recipe, of what is a major variable."""
     inputs, shape = data.manifest.get("inputs") or {}, data.manifest.get("shape") or {}
     found = {f"fact: {name}": shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
     found["fact: steps"] = data.max_steps()
@@ -220,7 +220,7 @@ def warning(runs: Sequence[RunData]) -> str:
 
 
 def _majors(runs: Sequence[RunData]) -> dict[str, list[str]]:
-    """The major variables in which each run differs from the first, by its name; the seed only where it is the only one.
+    """Return the major variables in which each run differs from the first, by its name; the seed only where it is the only one.
 
     Repeats with other seeds measure the noise against which another variable's effect is judged.
     """
@@ -270,7 +270,7 @@ def _unknown(runs: Sequence[RunData]) -> list[str]:
 
 
 def _source(source: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    """Files without their order, which the seed decides, and how much of them is taken."""
+    """Return files without their order, which the seed decides, and how much of them is taken."""
     files = sorted(str(file.get("sha256") or file.get("label")) for file in source.get("files") or [])
     taken = {name: spec[name] for name in ("weight", "epochs", "at_end") if spec.get(name) is not None}
     if any(len(file) == 64 for file in files) or not source.get("fingerprint"):
@@ -299,7 +299,7 @@ CHANCE = 0.05  # of calling noise a difference, in a whole table
 
 
 def seed_noise_text(runs: Sequence[RunData]) -> str:
-    """Every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
+    """Return every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
     groups = repeats(runs)
     scores = [[newest_scores(data) for data in group] for group in groups]
     keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
@@ -400,7 +400,7 @@ def drawn(runs: Sequence[RunData]) -> Sequence[RunData]:
 
 
 def drawn_text(runs: Sequence[RunData]) -> str:
-    """Which runs have no curves; "" where all have."""
+    """Return which runs have no curves; "" where all have."""
     if len(runs) <= LOOKS:
         return ""
     return (
@@ -409,7 +409,7 @@ def drawn_text(runs: Sequence[RunData]) -> str:
 
 
 def loss_of_all(runs: Sequence[RunData]) -> str | None:
-    """The training loss that all runs have; None where they have not one of the same name."""
+    """Return the training loss that all runs have; None where they have not one of the same name."""
     return next(
         (name for name in ("train/loss", "train/loss_ema") if all(data.last(name) is not None for data in runs)), None
     )
@@ -459,7 +459,7 @@ def _curve(data: RunData, label: str, name: str, place: int, points: int, placed
 
 
 def _thousands(most: float) -> int:
-    """The exponent of ten, three by three, in which so many are a number for people."""
+    """Return the exponent of ten, three by three, in which so many are a number for people."""
     return int(math.log10(max(most, 1.0)) // 3 * 3)
 
 
@@ -506,7 +506,7 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
 
 
 def comparison(runs: Sequence[RunData]) -> str:
-    """The whole comparison in Markdown, one column a run, with which figures are not compared and why."""
+    """Return the whole comparison in Markdown, one column a run, with which figures are not compared and why."""
     return _markdown(runs, sections_of(runs), picture=False)
 
 
@@ -525,7 +525,7 @@ def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
 
 
 def _markdown(runs: Sequence[RunData], sections: dict[str, str], *, picture: bool) -> str:
-    """The sections under one title; picture: whether it stands beside the text."""
+    """Return the sections under one title; picture: whether it stands beside the text."""
     if picture:
         sections = sections | {SECTION: f"![{PICTURE}]({PICTURE})\n\n{sections[SECTION]}"}
     head = [f"# {cell(_title(runs))}\n", *([warning(runs)] if warning(runs) else [])]

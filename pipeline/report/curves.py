@@ -107,7 +107,7 @@ AXES = {"step": "optimizer step", "tokens": "tokens (row positions)", "hours": "
 
 
 def panels_of(data: RunData) -> list[Panel]:
-    """The panels for which the run has at least one curve of two points."""
+    """Return the panels for which the run has at least one curve of two points."""
     found = [(kind, [name for name in _names(data, kind) if len(finite(data, name)[0])]) for kind in KINDS]
     found = [(kind, names) for kind, names in found if any(len(finite(data, name)[0]) > 1 for name in names)]
     count = sum(len(names) for _, names in found)
@@ -121,7 +121,7 @@ def panels_of(data: RunData) -> list[Panel]:
 
 
 def _names(data: RunData, kind: Kind) -> list[str]:
-    """What the run has of the kind's names."""
+    """Return what the run has of the kind's names."""
     there = [name for name in data.columns.names() if name not in NO_CURVE]
     found: list[str] = []
     for wanted in kind.names:
@@ -180,7 +180,7 @@ def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _marks(data: RunData) -> dict[str, np.ndarray]:
-    """Steps of the run's restarts, spikes and steps that were not finite."""
+    """Return steps of the run's restarts, spikes and steps that were not finite."""
     found = {
         "restart": [row["step"] for row in data.events("attempt") if row.get("step")],
         "spike": [row["step"] for row in data.events("spike") if "step" in row],

@@ -127,7 +127,7 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
 
 
 def _normal_below(z: "np.ndarray") -> "np.ndarray":
-    """The normal distribution's chance below z, to 1e-7. Source: Abramowitz and Stegun, 7.1.26."""
+    """Return the normal distribution's chance below z, to 1e-7. Source: Abramowitz and Stegun, 7.1.26."""
     import numpy as np
 
     t = 1 / (1 + 0.3275911 * np.abs(z) / math.sqrt(2))
@@ -186,7 +186,7 @@ def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
 
 
 def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: int | None) -> Expected | None:
-    """What fitted runs of the recipe's family let expect; None when there are none, or its horizon follows another rule."""
+    """Return what fitted runs of the recipe's family let expect; None when there are none, or its horizon follows another rule."""
     if sizes is None or tokens is None:
         return None
     path = fit_file(Path(recipe.run.directory), family_of(must_match(recipe)))
@@ -284,7 +284,7 @@ def _point(data: RunData) -> dict[str, Any]:
 
 
 def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
-    """The horizon's rule that all runs follow: equal tokens a scaling parameter, or equal tokens."""
+    """Return the horizon's rule that all runs follow: equal tokens a scaling parameter, or equal tokens."""
     for name in ("tokens_per_param", "tokens"):
         values = [point[name] for point in points]
         if None not in values and max(values) <= (1 + SAME_RULE) * min(values):

@@ -146,7 +146,7 @@ WINDOWS = re.compile(r'"window_pattern": ("\w+")')
 
 
 def read_head(lines: list[str], log: Log) -> Log:
-    """The log with what those lines tell of device, model, batch and tokenizer."""
+    """Return the log with what those lines tell of device, model, batch and tokenizer."""
     text = "\n".join(lines)
 
     def count(pattern: re.Pattern[str], group: int = 1) -> int | None:
@@ -249,7 +249,7 @@ WHOLE = {"data/epoch", "data/pq", "data/rg"}
 
 
 def read_console(text: str) -> list[Log]:
-    """One log for each stage or run in it, in order; none when no line is a measured step."""
+    """Return one log for each stage or run in it, in order; none when no line is a measured step."""
     logs: list[Log] = []
     lost: list[tuple[int, str]] = []
     head: list[str] = []  # other text since the last stage ended
@@ -301,7 +301,7 @@ def read_console(text: str) -> list[Log]:
 
 
 def parse_line(line: str) -> Line | None:
-    """The line, or None when it is none, a field that we know holds no number, or it holds no field that we know."""
+    """Return the line, or None when it is none, a field that we know holds no number, or it holds no field that we know."""
     head = HEAD.search(line)
     if head is None:
         return None
@@ -322,12 +322,12 @@ def _made(line: Line | None) -> int:
 
 
 def _is_torn(line: Line, before: Line) -> bool:
-    """Whether a last line without a line end lacks what the lines before it have."""
+    """Return whether a last line without a line end lacks what the lines before it have."""
     return line.is_train and not before.fields.keys() <= line.fields.keys()
 
 
 def _is_another_run(line: Line, last: Line | None, log: Log) -> bool:
-    """Whether steps that begin again are the next stage or run, whose lines have other fields, not a restart of this one."""
+    """Return whether steps that begin again are the next stage or run, whose lines have other fields, not a restart of this one."""
     return last is None or log.finished or _kind(line) != _kind(last)
 
 
@@ -532,7 +532,7 @@ def _add_times(rows: list[dict[str, Any]]) -> None:
 
 
 def read_runs(names: Sequence[str]) -> list[RunData]:
-    """The runs of those directories, names under runs/, and log files; tables of one run, a metric each, become one run.
+    """Return the runs of those directories, names under runs/, and log files; tables of one run, a metric each, become one run.
 
     Raises InputMissingError for a run that is not there, DataError for a file that is no log.
     """
@@ -557,7 +557,7 @@ def _named_apart(runs: list[RunData]) -> list[RunData]:
 
 
 def _together(one: RunData, other: RunData) -> RunData:
-    """One run of two tables that were exported from it."""
+    """Return one run of two tables that were exported from it."""
     log, more = one.manifest["imported"], other.manifest["imported"]
     joined = {"meanings": log["meanings"] | more["meanings"], "lost": log["lost"] + more["lost"]}
     rows = [*one.rows, *other.rows]
@@ -565,7 +565,7 @@ def _together(one: RunData, other: RunData) -> RunData:
 
 
 def read_log(path: Path) -> list[RunData]:
-    """The runs of a log or an export. Raises DataError when nothing of it is a measured step."""
+    """Return the runs of a log or an export. Raises DataError when nothing of it is a measured step."""
     text = path.read_text(encoding="utf-8", errors="replace")
     if own := _own_rows(text):
         return [imported_run(path, own)]
@@ -583,7 +583,7 @@ def read_log(path: Path) -> list[RunData]:
 
 
 def _own_rows(text: str) -> Log | None:
-    """A metrics.jsonl: rows with step and attempt."""
+    """Return a metrics.jsonl: rows with step and attempt."""
     log = Log(program="tandem")
     if not text.startswith("{"):
         return None

@@ -31,7 +31,7 @@ class Log:
 
 
 def imported_run(path: Path, log: Log, *, name: str | None = None) -> RunData:
-    """The log as a run. Its directory is the log's path, under which nothing else of a run lies."""
+    """Return the log as a run. Its directory is the log's path, under which nothing else of a run lies."""
     return RunData(
         run=RunDirectory(path),
         recipe=log.recipe,
@@ -58,7 +58,7 @@ def imported_run(path: Path, log: Log, *, name: str | None = None) -> RunData:
 
 
 def name_of(path: Path) -> str:
-    """The file's name, or its folder's where every run has a file of that name."""
+    """Return the file's name, or its folder's where every run has a file of that name."""
     if path.name in ("metrics.jsonl", "console.log", "trainer_state.json"):
         return path.resolve().parent.name
     return re.sub(r"\.(log|txt|csv|jsonl?|out)$", "", path.name)
@@ -69,7 +69,7 @@ def is_imported(data: RunData) -> bool:
 
 
 def meaning_of(data: RunData, name: str) -> str | None:
-    """What the run's number of that name is, where it is another one than ours."""
+    """Return what the run's number of that name is, where it is another one than ours."""
     return (data.manifest.get("imported") or {}).get("meanings", {}).get(name)
 
 

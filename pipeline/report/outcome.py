@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def outcome_text(data: RunData) -> str:
-    """A table of what was planned and found, found / planned where both are known; "" for a run without a plan."""
+    """Return a table of what was planned and found, found / planned where both are known; "" for a run without a plan."""
     plan = data.manifest.get("plan") or {}
     if not plan:
         return ""
@@ -59,7 +59,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
 
 
 def _how(data: RunData, plan: dict[str, Any]) -> str:
-    """What the plan's hours and BPB stand on, and what the comparison leaves out."""
+    """Return what the plan's hours and BPB stand on, and what the comparison leaves out."""
     said = []
     if probe := plan.get("probe"):
         said.append(
@@ -99,7 +99,7 @@ def wall_s(data: RunData) -> float | None:
 
 
 def _peaks(data: RunData) -> tuple[float | None, float | None]:
-    """The most memory of the device and of the host, in bytes: as the end recorded it, else the most that was logged."""
+    """Return the most memory of the device and of the host, in bytes: as the end recorded it, else the most that was logged."""
     found = data.manifest.get("peak_memory_bytes") or {}
 
     def logged(name: str) -> float | None:

@@ -29,7 +29,7 @@ def page(
     picture: bytes | None,
     one_legend: bool = False,
 ) -> str:
-    """The whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more.
+    """Return the whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more.
 
     kind: report or comparison, as the file beside it that holds the whole text is called. head: Markdown above all sections.
     axes: labels of the x axes. one_legend: a name means the same curve in every panel, and is shown or hidden in all at once.
@@ -71,7 +71,7 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
 
 
 def _legend(curves: list[Curve]) -> list[dict[str, str]]:
-    """Each name once, in the order of the places."""
+    """Return each name once, in the order of the places."""
     found: dict[str, dict[str, str]] = {}
     for curve in sorted(curves, key=lambda curve: curve.place):
         colour, dash = look(curve.place)
@@ -85,7 +85,7 @@ def _section(title: str, html: str) -> dict[str, Any]:
 
 
 def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
-    """Every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
+    """Return every section as HTML. Where all do not fit, each one longer than its share is cut at a line."""
     htmls = {title: html_of(text) for title, text in sections.items()}
     sizes = {title: len(html.encode(errors="backslashreplace")) for title, html in htmls.items()}
     share = room
@@ -101,7 +101,7 @@ def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
 
 
 def _fence(lines: list[str]) -> str:
-    """What closes a block of code that was cut."""
+    """Return what closes a block of code that was cut."""
     opened = ""
     for line in lines:
         fence = re.match(r"`{3,}", line)

@@ -24,7 +24,7 @@ DOTS_PER_INCH = 110
 
 
 def picture(panels: list[Panel], *, title: str) -> bytes:
-    """A PNG of all panels over the optimizer steps."""
+    """Return a PNG of all panels over the optimizer steps."""
     rows = -(-len(panels) // COLUMNS)
     with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
         height = 2.6 * rows + 0.4
@@ -40,7 +40,7 @@ def picture(panels: list[Panel], *, title: str) -> bytes:
 
 
 def plain(text: str) -> str:
-    """The text without formulas in it."""
+    """Return the text without formulas in it."""
     return text.replace("$", "\\$")
 
 
@@ -78,7 +78,7 @@ SHADES = 10
 
 
 def comparison_picture(runs: Sequence[RunData]) -> bytes | None:
-    """The picture; None when no two points of any run could be drawn."""
+    """Return the picture; None when no two points of any run could be drawn."""
     runs = drawn(runs)
     loss = loss_of_all(runs)
     panels = [(x, loss) for x in COMPARED_AXES]
@@ -115,7 +115,7 @@ def comparison_picture(runs: Sequence[RunData]) -> bytes | None:
 
 
 def _shades() -> Image.Image:
-    """The curves' colours and black, each in steps to white."""
+    """Return the curves' colours and black, each in steps to white."""
     full = np.array([to_rgb(colour) for colour in (*COLOURS, "black")])
     strengths = np.linspace(0, 1, SHADES)[:, None, None]
     shades = Image.new("P", (1, 1))

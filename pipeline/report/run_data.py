@@ -29,19 +29,19 @@ HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table. None becomes a dash; no text inside a cell can break it."""
+    """Return a Markdown table. None becomes a dash; no text inside a cell can break it."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell(value) for value in line) + " |" for line in lines) + "\n"
 
 
 def filled_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The table without the columns that are None in every row; "" without rows."""
+    """Return the table without the columns that are None in every row; "" without rows."""
     kept = [n for n in range(len(head)) if any(row[n] is not None for row in rows)]
     return table([head[n] for n in kept], [[row[n] for n in kept] for row in rows]) if rows else ""
 
 
 def cell(value: Any) -> str:
-    """The value as text that means itself: neither Markdown nor HTML in it is taken for such."""
+    """Return the value as text that means itself: neither Markdown nor HTML in it is taken for such."""
     if value is None:
         return "-"
     text = (
@@ -59,7 +59,7 @@ def cell(value: Any) -> str:
 
 
 def visible(text: str, *, backslash: str = "\\") -> str:
-    """The text with characters that are not seen shown by their code.
+    """Return the text with characters that are not seen shown by their code.
 
     An untrained byte-level model writes control characters, and marks of direction turn around what stands after them.
     """
@@ -77,7 +77,7 @@ def code(text: str, language: str = "") -> str:
 
 
 def number(value: float | int | None, digits: int = 4) -> str | None:
-    """An integer with thousands marked, another number to `digits` significant digits; None stays None."""
+    """Return an integer with thousands marked, another number to `digits` significant digits; None stays None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, int) or float(value).is_integer():
@@ -90,7 +90,7 @@ def percent(share: float | None) -> str | None:
 
 
 def date(value: Any) -> Any:
-    """Seconds since 1970 as an ISO date in UTC; anything else as it is."""
+    """Return seconds since 1970 as an ISO date in UTC; anything else as it is."""
     if not isinstance(value, (int, float)):
         return value
     return datetime.datetime.fromtimestamp(value, datetime.UTC).isoformat(timespec="seconds")
@@ -129,7 +129,7 @@ def read_failure(run: RunDirectory) -> dict[str, Any] | None:
 
 
 def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
-    """What run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a crash."""
+    """Return what run_manifest.json holds as documented, and what is left out; ({}, []) where it was torn by a crash."""
     manifest = read_json_or_none(run.manifest) or {}
     problems = manifest_problems(manifest)
     if problems:
@@ -142,7 +142,7 @@ def read_manifest(run: RunDirectory) -> tuple[dict[str, Any], list[str]]:
 
 
 def _source(source: dict[str, Any]) -> dict[str, Any]:
-    """A source's facts, which sources/ describes and the manifest's own check does not look into."""
+    """Return a source's facts, which sources/ describes and the manifest's own check does not look into."""
     files = source.get("files")
     texts = {
         name: source[name] for name in ("name", "id", "fingerprint", "format") if isinstance(source.get(name), str)
@@ -162,7 +162,7 @@ def read_recipe(run: RunDirectory) -> dict[str, Any]:
 
 
 def _documented(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The sections, without values of another type where a report needs a certain one."""
+    """Return the sections, without values of another type where a report needs a certain one."""
     sections: dict[str, Any] = {name: value for name, value in recipe.items() if isinstance(value, dict)}
     for names, fits in ((OBJECTS, is_object), (NUMBERS, is_number), (TEXTS, is_text)):
         for dotted in names:
@@ -176,7 +176,7 @@ def _documented(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Texts that the model wrote while training, of the attempts that count."""
+    """Return texts that the model wrote while training, of the attempts that count."""
     return [
         row
         for row in read_rows(run.samples)
@@ -189,7 +189,7 @@ def read_samples(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict
 
 
 def read_evals(run: RunDirectory, attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of evals.json, with those of their results that are numbers by name.
+    """Return the entries of evals.json, with those of their results that are numbers by name.
 
     An entry of a model that a later attempt went back behind says nothing about the run's models.
     """
@@ -235,7 +235,7 @@ def _is_text_by_command(row: Any) -> bool:
 
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
-    """The object in the file; None when it is missing or was torn by a crash."""
+    """Return the object in the file; None when it is missing or was torn by a crash."""
     try:
         return read_json(path)
     except (FileNotFoundError, ValueError):
@@ -273,7 +273,7 @@ def suite_of(name: str) -> str | None:
 
 
 def is_benchmark(row: dict[str, Any]) -> bool:
-    """A function of one's own may choose such a name too; it has no protocol."""
+    """Return a function of one's own may choose such a name too; it has no protocol."""
     return suite_of(row["name"]) is not None and row.get("protocol") is not None
 
 
@@ -303,26 +303,26 @@ class Benchmark:
         return list(dict.fromkeys(row["protocol"] for row in [*self.means, *self.tasks]))
 
     def protocol_lines(self) -> list[str]:
-        """What the protocol of each task is made of, as a list; that of a mean is made of theirs."""
+        """Return what the protocol of each task is made of, as a list; that of a mean is made of theirs."""
         made_of = {row["protocol"]: Protocol.of(row) for row in self.tasks}
         return [f"- protocol {cell(id_)}: {cell(str(made))}" for id_, made in made_of.items() if made is not None]
 
     @property
     def first_items(self) -> int | None:
-        """The most items of a task that were to be scored, as protocols say it; None: all."""
+        """Return the most items of a task that were to be scored, as protocols say it; None: all."""
         found = self.part("items")
         return found if isinstance(found, int) else None
 
     def part(self, name: str) -> Any:
-        """The part of the first protocol that has it, None where none has."""
+        """Return the part of the first protocol that has it, None where none has."""
         return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
 
     def measured(self) -> tuple:
-        """The same for entries that may stand in one series: the tasks and under which protocols."""
+        """Return the same for entries that may stand in one series: the tasks and under which protocols."""
         return self.suite, tuple(sorted((row["name"], row["protocol"]) for row in self.tasks))
 
     def tasks_of(self, mean: dict[str, Any]) -> list[dict[str, Any]]:
-        """The tasks that the mean is over: those it names, else all."""
+        """Return the tasks that the mean is over: those it names, else all."""
         named = mean.get("tasks")
         if not isinstance(named, list):
             return self.tasks
@@ -334,7 +334,7 @@ class Benchmark:
 
 
 def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
-    """The parts of a row's protocol; of an earlier version's row what its id tells."""
+    """Return the parts of a row's protocol; of an earlier version's row what its id tells."""
     if protocol := Protocol.of(row):
         return protocol.parts
     found: dict[str, Any] = {"chat": True} if ", chat" in row["protocol"] else {}
@@ -351,7 +351,7 @@ def task_name(row: dict[str, Any]) -> str:
 
 
 def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
-    """Every suite of every entry, oldest first."""
+    """Return every suite of every entry, oldest first."""
     found = []
     for entry in entries:
         rows = [row for row in entry["results"] if is_benchmark(row)]
@@ -421,7 +421,7 @@ class RunData:
 
     @cached_property
     def columns(self) -> Columns:
-        """The rows that count, by name."""
+        """Return the rows that count, by name."""
         return Columns.of(self.rows)
 
     @cached_property
@@ -461,11 +461,11 @@ class RunData:
         return values[-1].item() if len(values) else None
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The rows of an event that count: attempt, spike, nonfinite ..."""
+        """Return the rows of an event that count: attempt, spike, nonfinite ..."""
         return [row for _, row in self.columns.events(kind)]
 
     def loss_name(self) -> str:
-        """The training loss that the rows hold: a console log has only the smoothed one."""
+        """Return the training loss that the rows hold: a console log has only the smoothed one."""
         return "train/loss" if self.last("train/loss") is not None else "train/loss_ema"
 
     def step(self) -> int:
@@ -499,7 +499,7 @@ class RunData:
         return running
 
     def up_to(self, step: int) -> "RunData":
-        """The run as it was when it had made that step: what it measured later says nothing about its model then."""
+        """Return the run as it was when it had made that step: what it measured later says nothing about its model then."""
         rows = [row for row in self.rows if row.get("step", 0) <= step]
         last = max((row["time"] for row in rows if "time" in row), default=0.0)
         return replace(
@@ -525,11 +525,11 @@ class RunData:
         return (self.manifest.get("inputs") or {}).get("max_steps") or (self.recipe.get("train") or {}).get("max_steps")
 
     def protocol(self, name: str) -> str | None:
-        """What the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
+        """Return what the run's own validation numbers were scored on. In SFT all of them stand on the same rows."""
         return self._of_validation("protocols", name)
 
     def protocol_parts(self, name: str) -> Protocol | None:
-        """What that protocol is made of; None where an earlier version recorded its id alone."""
+        """Return what that protocol is made of; None where an earlier version recorded its id alone."""
         return Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)})
 
     def _of_validation(self, key: str, name: str) -> Any:
@@ -596,7 +596,7 @@ class RunData:
 
 
 def read_run(name: str) -> RunData:
-    """The run of that path or name (under runs/). Raises InputMissingError when there is none."""
+    """Return the run of that path or name (under runs/). Raises InputMissingError when there is none."""
     run = find_run(name) or RunDirectory(Path(name))
     if not any(path.exists() for path in (run.manifest, run.recipe, run.metrics)):
         raise InputMissingError(

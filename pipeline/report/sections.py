@@ -43,7 +43,7 @@ def checkpoints_text(data: RunData) -> str:
 
 
 def attempts_text(data: RunData) -> str:
-    """Each attempt: from where, how far, how long, and how many of its logged steps the next one had to make again."""
+    """Return each attempt: from where, how far, how long, and how many of its logged steps the next one had to make again."""
     written = Columns.of(data.all_rows)
     starts = {row.get("attempt"): row for _, row in written.events("attempt")}
     at, _ = written.column("train/loss")
@@ -66,7 +66,7 @@ def attempts_text(data: RunData) -> str:
 
 
 def manifest_text(data: RunData) -> str:
-    """A list of such keys; "" for a manifest that is as documented."""
+    """Return a list of such keys; "" for a manifest that is as documented."""
     lines = [f"- {problem}: left out of this report" for problem in data.manifest_problems]
     unknown = unknown_keys(data.manifest)
     lines += [f"- not documented in this version: {', '.join(unknown)}"] if unknown else []
@@ -77,7 +77,7 @@ def manifest_text(data: RunData) -> str:
 
 
 def data_shares_text(data: RunData) -> str:
-    """Where the text came from, and what of it became rows."""
+    """Return where the text came from, and what of it became rows."""
     inputs, shares = data.manifest.get("inputs") or {}, data.manifest.get("shares") or {}
     rows = []
     for use, key in (("training", "sources"), ("validation", "validation")):
@@ -175,7 +175,7 @@ def metadata_text(data: RunData) -> str:
 
 
 def data_rows(data: RunData) -> list[list[Any]]:
-    """Each source of text by identity, under DATA_HEAD."""
+    """Return each source of text by identity, under DATA_HEAD."""
     inputs = data.manifest.get("inputs") or {}
     return [
         [
@@ -191,7 +191,7 @@ def data_rows(data: RunData) -> list[list[Any]]:
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Every entry that says something, as (dotted name, value)."""
+    """Return every entry that says something, as (dotted name, value)."""
     found: list[tuple[str, Any]] = []
     for name, entry in value.items():
         if isinstance(entry, dict):
@@ -203,7 +203,7 @@ def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def links_text(data: RunData) -> str:
-    """Where else the run can be looked at: the Hub, W&B, TensorBoard."""
+    """Return where else the run can be looked at: the Hub, W&B, TensorBoard."""
     rows: list[list[Any]] = []
     if repository := (data.recipe.get("hub") or {}).get("id"):
         rows.append(["Hub", repository])
@@ -229,7 +229,7 @@ def versions_text(data: RunData) -> str:
 
 
 def results_text(data: RunData) -> str:
-    """The final numbers, but for the benchmarks, which have a section of their own."""
+    """Return the final numbers, but for the benchmarks, which have a section of their own."""
     from pipeline.report.run_data import suite_of
 
     results = flat(data.manifest.get("results") or {})
@@ -259,7 +259,7 @@ def learning_rate_text(data: RunData) -> str:
 
 
 def losses_text(data: RunData) -> str:
-    """What the loss began and ended with, its course, and the bits per byte."""
+    """Return what the loss began and ended with, its course, and the bits per byte."""
     steps, losses = data.curve("train/loss")
     if not len(steps):
         return "No step was logged.\n" + _bpb(data)
@@ -312,7 +312,7 @@ def _bpb(data: RunData) -> str:
 
 
 def gradient_norm_text(data: RunData) -> str:
-    """The norm before clipping, and what was clipped or left out."""
+    """Return the norm before clipping, and what was clipped or left out."""
     steps, norms = data.curve("optim/grad_norm")
     if not len(steps):
         return ""
@@ -358,7 +358,7 @@ SHOWN_CHARS = 2000  # of a text; samples.jsonl has the whole
 
 
 def samples_text(data: RunData) -> str:
-    """Each prompt with its first and its last text of the training; then the newest texts by command of each model."""
+    """Return each prompt with its first and its last text of the training; then the newest texts by command of each model."""
     return "\n".join(part for part in (_while_training(data), *_by_command(data.evals)) if part)
 
 
@@ -381,13 +381,13 @@ def _while_training(data: RunData) -> str:
 
 
 def parent_of(data: RunData) -> RunData | None:
-    """The run whose model this one began with, where it still lies and its model has the recorded hash."""
+    """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
     base = base_run(data.run.path, data.manifest)
     return None if base is None else read_run(str(base.path))
 
 
 def _last_texts(data: RunData) -> dict[str, str]:
-    """The newest text of each prompt, while training or by command."""
+    """Return the newest text of each prompt, while training or by command."""
     by_command = [row for entry in data.evals for row in entry.get("samples") or []]
     return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}
 

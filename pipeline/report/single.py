@@ -77,7 +77,7 @@ def write_report(data: RunData) -> Path:
 
 
 def report(data: RunData) -> str:
-    """The whole report in Markdown. Only what the run directory holds is told; what is missing is left out, never guessed."""
+    """Return the whole report in Markdown. Only what the run directory holds is told; what is missing is left out, never guessed."""
     return markdown(data, sections_of(data), picture=bool(panels_of(data)))
 
 
@@ -88,7 +88,7 @@ def sections_of(data: RunData) -> dict[str, str]:
 
 
 def markdown(data: RunData, sections: dict[str, str], *, picture: bool) -> str:
-    """The sections under one title; picture: whether curves.png stands beside the text."""
+    """Return the sections under one title; picture: whether curves.png stands beside the text."""
     head = f"# {data.name}\n\nStatus: {data.status()}.\n"
     if picture:
         head += "\n![the run's curves over its steps](curves.png)\n"

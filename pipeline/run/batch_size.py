@@ -64,19 +64,19 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> Recipe:
 
 
 def _kept(run: OpenRun, possible: list[int]) -> int | None:
-    """What the run's last start had, if that was on this device and still divides the rows."""
+    """Return what the run's last start had, if that was on this device and still divides the rows."""
     shape = run.directory.read_manifest().get("shape") or {}
     same = shape.get("device") == device_info().name and shape.get("micro_batch") in possible
     return shape["micro_batch"] if same else None
 
 
 def _memory_refuses(device: torch.device) -> bool:
-    """Whether too large an allocation is an error: a CPU swaps or is killed, but under a limit of the address space."""
+    """Return whether too large an allocation is an error: a CPU swaps or is killed, but under a limit of the address space."""
     return device.type == "cuda" or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _tried(trainer: Any, possible: list[int], step: int) -> int | None:
-    """The first of these micro-batches that fits on every rank."""
+    """Return the first of these micro-batches that fits on every rank."""
     args, model = trainer.args, trainer.model
     model.train()
     if args.activation_checkpointing:  # as Trainer does it when the training begins
@@ -97,7 +97,7 @@ def _tried(trainer: Any, possible: list[int], step: int) -> int | None:
 
 
 def memory_hint(recipe: Recipe, trainer: Any) -> str | None:
-    """What a CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
+    """Return what a CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
     args = trainer.args
     if args.device.type != "cuda" or is_auto(recipe):
         return None

@@ -52,7 +52,7 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 
 
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
-    """Steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
+    """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
     lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
@@ -123,7 +123,7 @@ def open_rows(
 
 
 def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
-    """How much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
+    """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
     if not plan["watchlist"]:
         return []
     seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
@@ -227,7 +227,7 @@ def _record(run: OpenRun, now: dict[str, Any], *, shares: dict[str, Any]) -> Non
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A line for every input that differs; files are named."""
+    """Return a line for every input that differs; files are named."""
     lines = []
     if before["tokenizer"]["identity"] != now["tokenizer"]["identity"]:
         lines.append(
@@ -259,7 +259,7 @@ def _changed_files(where: str, old: dict[str, Any], new: dict[str, Any]) -> list
 
 
 def _weights(recipe: Recipe, begun: dict[str, str] | None) -> dict[str, str] | None:
-    """Files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id the commit,
+    """Return files of a folder by hash, read once: a later start knows them by size and time of change. Of a Hub id the commit,
     which a run that goes on keeps: its weights are in its checkpoint, whatever the branch holds by now."""
     start_from = recipe.model.start_from
     if start_from is None:

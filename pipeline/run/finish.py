@@ -98,7 +98,7 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """The plan as run_manifest.json holds it (run_dir/manifest.py); what is not known is left out."""
+    """Return the plan as run_manifest.json holds it (run_dir/manifest.py); what is not known is left out."""
     memory = plan.memory
     parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "process", "saved", "total")} if memory else {}  # fmt: skip
     parameters = plan.sizes.parameters() if plan.sizes else {}
@@ -171,7 +171,7 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
 
 
 def results(directory: RunDirectory) -> dict[str, float]:
-    """The last value of each validation number, the first one as <name>/first, and the time trained."""
+    """Return the last value of each validation number, the first one as <name>/first, and the time trained."""
     rows = last_attempts(read_rows(directory.metrics))
     found: dict[str, float] = {}
     for row in rows:
@@ -201,7 +201,7 @@ def answered(found: dict[str, float]) -> list[str]:
 
 
 def next_command(recipe: Recipe, directory: RunDirectory) -> str:
-    """What a person would want to do now, to be pasted into the shell that started the run."""
+    """Return what a person would want to do now, to be pasted into the shell that started the run."""
     path, python = shlex.quote(str(directory.path)), _python()
     lines = [f"{directory.path}: finished; the model is in {directory.model}"]
     if recipe.stage == "pretrain":

@@ -32,12 +32,12 @@ FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens
 
 
 def can_fork(differing: list[str]) -> bool:
-    """Whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
+    """Return whether a fork could take up the state of a run that differs in these keys (lines of identity.differences)."""
     return not any(line.startswith(FIXED_IN_A_FORK) for line in differing)
 
 
 def parent_of(recipe: Recipe) -> tuple[Path, dict[str, Any]]:
-    """The parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
+    """Return the parent's checkpoint that run.fork_from names, and what the manifest says of it: run, step and differing keys.
 
     Raises RecipeError for differences that the parent's state or its row numbers cannot follow.
     """
@@ -107,7 +107,7 @@ class OpenRun:
 
     @property
     def forks(self) -> bool:
-        """Whether it goes on from its parent's checkpoint: later it has its own."""
+        """Return whether it goes on from its parent's checkpoint: later it has its own."""
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
@@ -190,7 +190,7 @@ def _record_attempt(
 
 
 def _recipe_name(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> str:
-    """The stem of the recipe's file; of the run's own recipe.yaml that of the file it was made from."""
+    """Return the stem of the recipe's file; of the run's own recipe.yaml that of the file it was made from."""
     path = Path(recipe.path or "recipe")
     own = path.resolve() == directory.recipe.resolve()
     return manifest["recipe_name"] if own and "recipe_name" in manifest else path.stem
@@ -236,7 +236,7 @@ def _has_lost_all(directory: RunDirectory) -> bool:
 
 
 def _back_to(recipe: Recipe, directory: RunDirectory) -> int | None:
-    """The step that run.resume names, if it is for this start: the same command again goes on from where the last one came to."""
+    """Return the step that run.resume names, if it is for this start: the same command again goes on from where the last one came to."""
     step = recipe.run.resume
     if not isinstance(step, int):
         return None
@@ -292,7 +292,7 @@ def _say(notes: list[str]) -> None:
 
 
 def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
-    """Whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step still owes."""
+    """Return whether the first thing to do is an evaluation: at step 0 when asked, or one that a checkpoint's step still owes."""
     if run.step == 0:
         return recipe.evals.bpb.at_start
     train = recipe.train

@@ -132,7 +132,7 @@ def main(argv: list[str]) -> None:
 
 
 def _tokenizer(recipe: Recipe) -> Any:
-    """The recipe's ready one where it lies here, else one that only has as many ids: rows are random anyway."""
+    """Return the recipe's ready one where it lies here, else one that only has as many ids: rows are random anyway."""
     if recipe.tokenizer.path and os.path.isdir(recipe.tokenizer.path):
         return load_ready(recipe)
     ids = {f"<{n}>": n for n in range(recipe.tokenizer.vocab_size or 0)}

@@ -69,7 +69,7 @@ def start(job: Job) -> subprocess.Popen:
 
 
 def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> IO[bytes]:
-    """The open, locked file; BlockingIOError when a writer still holds it after `wait_s`."""
+    """Return the open, locked file; BlockingIOError when a writer still holds it after `wait_s`."""
     if (file := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
         raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
     return file
@@ -103,7 +103,7 @@ def last_words(told: bytes) -> dict[str, Any]:
 
 
 def not_rotated(told: bytes) -> str | None:
-    """What kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
+    """Return what kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
     with suppress(ValueError):
         error = last_words(told)
         if error["rotating"]:

@@ -130,7 +130,7 @@ def has_whole_model(folder: Path) -> bool:
 
 
 def unreadable(name: str, error: OSError) -> str:
-    """A file whose blocks are bad is damaged like any other; whatever else keeps it from being read says nothing of it."""
+    """Return a file whose blocks are bad is damaged like any other; whatever else keeps it from being read says nothing of it."""
     if error.errno not in (errno.EIO, errno.EBADMSG, errno.EUCLEAN):
         raise error
     return f"{name} cannot be read ({error.strerror})"
@@ -142,7 +142,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def by_step(checkpoints: Path) -> list[Path]:
-    """The checkpoint folders in the order of their steps; numbers decide, never file times."""
+    """Return the checkpoint folders in the order of their steps; numbers decide, never file times."""
     if not checkpoints.is_dir():
         return []
     return sorted(

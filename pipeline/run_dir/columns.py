@@ -39,7 +39,7 @@ class Columns(Sequence[dict[str, Any]]):
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> "Columns":
-        """The same of rows that are dicts already."""
+        """Return the same of rows that are dicts already."""
         if isinstance(rows, cls):
             return rows
         block = _Block()
@@ -52,7 +52,7 @@ class Columns(Sequence[dict[str, Any]]):
         return self._numbers.get(name, (np.empty(0, np.int32), np.empty(0)))
 
     def beside(self, name: str, rows: np.ndarray, *, missing: float) -> np.ndarray:
-        """The numbers of that name in those rows."""
+        """Return the numbers of that name in those rows."""
         if name not in self._whole:
             having, values = self.column(name)
             self._whole[name] = np.full(self._count, missing, values.dtype)
@@ -60,7 +60,7 @@ class Columns(Sequence[dict[str, Any]]):
         return self._whole[name][rows]
 
     def names(self) -> list[str]:
-        """All names of numbers, in the order of their first appearance."""
+        """Return all names of numbers, in the order of their first appearance."""
         return list(self._numbers)
 
     def events(self, kind: str | None = None) -> list[tuple[int, dict[str, Any]]]:
@@ -69,7 +69,7 @@ class Columns(Sequence[dict[str, Any]]):
         return [(row, self[row]) for row, event in found if kind in (None, event)]
 
     def that_count(self) -> "Columns":
-        """The run as it counts: rows.last_attempts, by columns."""
+        """Return the run as it counts: rows.last_attempts, by columns."""
         steps = np.zeros(self._count)
         rows, values = self.column("step")
         steps[rows] = values
@@ -126,7 +126,7 @@ class Columns(Sequence[dict[str, Any]]):
 
 
 def read_columns(path: str | Path) -> Columns:
-    """All rows that are whole, as rows.read_rows gives them; a row that is no JSON object is left out."""
+    """Return all rows that are whole, as rows.read_rows gives them; a row that is no JSON object is left out."""
     path = Path(path)
     if not path.exists():
         return _join([])
@@ -173,7 +173,7 @@ def _is_step(value: Any) -> bool:
 
 
 def _quick(text: bytes) -> _Block | None:
-    """The block by Arrow's parser, which is faster and leaves Python free; None where only Python's can say what is there."""
+    """Return the block by Arrow's parser, which is faster and leaves Python free; None where only Python's can say what is there."""
     import pyarrow
     from pyarrow import json as arrow
 
@@ -221,7 +221,7 @@ def _line_by_line(text: bytes) -> _Block:
 
 
 def _join(blocks: list[_Block]) -> Columns:
-    """The blocks in a row. What was read of a name is let go as soon as its column stands."""
+    """Return the blocks in a row. What was read of a name is let go as soon as its column stands."""
     starts = np.cumsum([0, *(block.count for block in blocks)], dtype=np.int32)
     numbers = {}
     known: dict[bytes, np.ndarray] = {}  # rows of earlier names by their hash, taken again where they are the same

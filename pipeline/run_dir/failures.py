@@ -154,7 +154,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
 
 
 def has_been_told(run: RunDirectory) -> bool:
-    """Whether another rank of this machine has said why the run ends; on a full disk only the status file can tell."""
+    """Return whether another rank of this machine has said why the run ends; on a full disk only the status file can tell."""
     path = os.environ.get("TANDEM_STATUS")
     return run.failure.exists() or bool(path and os.path.exists(path))
 
@@ -244,7 +244,7 @@ def _as_tandem_error(error: BaseException) -> BaseException:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device, torch's allocator on the CPU, or Python found no more memory."""
+    """Return whether a device, torch's allocator on the CPU, or Python found no more memory."""
     if isinstance(error, TandemError):
         return False
     return (
@@ -255,7 +255,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of an error's text: torch appends advice and C++ frames."""
+    """Return the beginning of an error's text: torch appends advice and C++ frames."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

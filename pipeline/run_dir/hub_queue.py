@@ -80,7 +80,7 @@ class HubQueue:
         return self.run.model if item.name == MODEL else self.path / item.name
 
     def state(self, item: Item) -> Path | None:
-        """The whole checkpoint that the item brings along; of the finished model the newest one."""
+        """Return the whole checkpoint that the item brings along; of the finished model the newest one."""
         if not self.with_state:
             return None
         if item.name == MODEL:
@@ -89,7 +89,7 @@ class HubQueue:
         return folder if folder.exists() else None
 
     def next(self) -> Item | None:
-        """The item to publish now: the newest, or of all the oldest."""
+        """Return the item to publish now: the newest, or of all the oldest."""
         items = self.items()
         return items[0 if self.all else -1] if items else None
 

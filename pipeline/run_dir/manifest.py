@@ -163,7 +163,7 @@ KEYS = (
 
 
 def manifest_problems(manifest: Any) -> list[str]:
-    """What a manifest, or a part of one, holds in another type than documented; keys that are not documented are in `unknown_keys`."""
+    """Return what a manifest, or a part of one, holds in another type than documented; keys that are not documented are in `unknown_keys`."""
     return [what for what, known in _findings(manifest) if known]
 
 
@@ -187,7 +187,7 @@ def _part(value: Any, node: dict[str, Any]) -> Any:
 
 
 def manifest_table() -> str:
-    """The keys as the Markdown table of docs/manifest.md."""
+    """Return the keys as the Markdown table of docs/manifest.md."""
     lines = ["| key | type | unit | written | by | what it holds |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
         f"| `{key.name}` | {key.type} | {key.unit or '-'} | {key.written} | `{key.by}` | {key.meaning} |"
@@ -197,7 +197,7 @@ def manifest_table() -> str:
 
 
 def _tree() -> dict[str, Any]:
-    """The keys by the parts of their names; "" holds the key itself, "<>" stands for any name."""
+    """Return the keys by the parts of their names; "" holds the key itself, "<>" stands for any name."""
     tree: dict[str, Any] = {}
     for key in KEYS:
         node = tree

@@ -28,7 +28,7 @@ def append_row(path: str | Path, row: dict[str, Any]) -> None:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All rows that are whole; lines torn by a crash are left out. An absent file has no rows."""
+    """Return all rows that are whole; lines torn by a crash are left out. An absent file has no rows."""
     path = Path(path)
     if not path.exists():
         return []
@@ -72,7 +72,7 @@ def skip_line(file: BinaryIO) -> None:
 
 
 def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The run as it counts: an attempt that went on from step s makes the earlier attempts' rows after s void.
+    """Return the run as it counts: an attempt that went on from step s makes the earlier attempts' rows after s void.
 
     Attempts are marked by rows with an "event" of "attempt" (step = the step it went on from). One from step 0 measures
     step 0 again, and its recipe may be another one than that of a start that failed.
@@ -86,11 +86,11 @@ def last_attempts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counts(row: dict[str, Any], attempts: list[dict[str, Any]]) -> bool:
-    """Whether a row still counts beside the attempts that came after its own."""
+    """Return whether a row still counts beside the attempts that came after its own."""
     return all(counts_beside(row, later) for later in attempts if later.get("attempt", 0) > row.get("attempt", 0))
 
 
 def counts_beside(row: dict[str, Any], later_attempt: dict[str, Any]) -> bool:
-    """Whether a row of an earlier attempt still counts."""
+    """Return whether a row of an earlier attempt still counts."""
     step, start = row.get("step", 0), later_attempt["step"]
     return step <= start and (start > 0 or "event" in row)

@@ -78,7 +78,7 @@ class RunDirectory:
         return self.profile / f"steps-{first}-{last}.json"
 
     def has_trained(self) -> bool:
-        """Whether a step was made: else an earlier start failed before it, and nothing holds the run to its recipe yet."""
+        """Return whether a step was made: else an earlier start failed before it, and nothing holds the run to its recipe yet."""
         if by_step(self.checkpoints):
             return True
         return any("event" not in row and row.get("step", 0) > 0 for row in read_rows(self.metrics))
@@ -105,11 +105,11 @@ class RunDirectory:
                 move_folder(path, self.quarantine / f"before-{number}" / path.name)
 
     def newest_checkpoint(self) -> tuple[Path | None, list[str]]:
-        """The newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
+        """Return the newest whole checkpoint, and a line for each damaged one that was moved to quarantine."""
         return newest_whole(self.checkpoints, self.quarantine)
 
     def whole_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""
+        """Return the newest whole checkpoint, for a reader: the run may be training, and it alone sets damaged ones aside."""
         return next((folder for folder in reversed(by_step(self.checkpoints)) if not problems(folder)), None)
 
     def set_aside_after(self, step: int) -> list[str]:
@@ -123,7 +123,7 @@ class RunDirectory:
         ]
 
     def read_manifest(self) -> dict[str, Any]:
-        """Its keys (run_dir/manifest.py); none where there is no manifest yet. Raises DataError when it is not what is written there."""
+        """Return its keys (run_dir/manifest.py); none where there is no manifest yet. Raises DataError when it is not what is written there."""
         if not self.manifest.exists():
             return {}
         manifest, found = read_manifest(self.manifest)
@@ -148,7 +148,7 @@ class RunDirectory:
         keep_in_place(self.path, mark=self.manifest)
 
     def in_use(self) -> bool:
-        """Whether a living process holds the lock."""
+        """Return whether a living process holds the lock."""
         try:
             held = lock(self.lock, shared=True)
         except FileNotFoundError:
@@ -239,12 +239,12 @@ def read_manifest(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def fit_file(runs: Path, family: str) -> Path:
-    """What the runs of a family in that folder were fitted to (report/fit.py)."""
+    """Return what the runs of a family in that folder were fitted to (report/fit.py)."""
     return runs / f"fit-{family}.json"
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
-    """The run of that path or name, or None when there is no such run directory."""
+    """Return the run of that path or name, or None when there is no such run directory."""
     for path in (Path(name), Path(runs) / name):
         if (path / "run_manifest.json").exists():
             return RunDirectory(path)
@@ -252,7 +252,7 @@ def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
 
 
 def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
-    """The finished run of a recipe that ended last: what `latest:<recipe>` means. A run whose manifest is damaged is named
+    """Return the finished run of a recipe that ended last: what `latest:<recipe>` means. A run whose manifest is damaged is named
     and passed over."""
     found = []
     for path in sorted(Path(runs).glob("*/run_manifest.json")):
@@ -279,7 +279,7 @@ def name_of_model(folder: Path) -> str:
 
 
 def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
-    """The run whose model this one began with, where it still lies and its model has the recorded hash."""
+    """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
     begun_with = _start_of(manifest)
     weights = _hashes(begun_with)
     if not weights:
@@ -295,7 +295,7 @@ def base_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
 
 
 def forked_run(run: Path, manifest: dict[str, Any]) -> RunDirectory | None:
-    """The run that this one forks (run.fork_from), where it still lies: as it was named, or beside this run."""
+    """Return the run that this one forks (run.fork_from), where it still lies: as it was named, or beside this run."""
     if not (name := (manifest.get("forked_from") or {}).get("run")):
         return None
     paths = (Path(name), run.resolve().parent / Path(name).name)

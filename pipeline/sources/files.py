@@ -50,7 +50,7 @@ class SourceFile:
     period: int = 0
 
     def local_path(self) -> Path:
-        """Where the content lies here, fetched first if need be."""
+        """Return where the content lies here, fetched first if need be."""
         if self.path is None:
             assert self.fetch is not None, f"{self.label} has neither a path nor a place to fetch it from"
             self.path = self.fetch()
@@ -58,7 +58,7 @@ class SourceFile:
 
 
 def local_files(patterns: str | list[str], *, where: str, folder: str | None, split: str = "train") -> list[SourceFile]:
-    """The files that the patterns name, sorted by label, each once.
+    """Return the files that the patterns name, sorted by label, each once.
 
     A pattern is a path, a glob (** too) or a folder, whose readable files are all taken; it is looked for in `folder` (the
     recipe's), then in the working folder. Of a folder that `save_to_disk` wrote, and of any where the split is not train,
@@ -117,7 +117,7 @@ def refuse_unreadable(paths: list[str], *, of: str, where: str, cure: str = "") 
 
 
 def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[list[Path], str]:
-    """Files of one pattern, or a sentence that says why there are none."""
+    """Return files of one pattern, or a sentence that says why there are none."""
     expanded = os.path.expanduser(pattern)
     for base in [Path("/")] if os.path.isabs(expanded) else bases:
         candidate = base / expanded
@@ -148,7 +148,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
 
 
 def _matched(pattern: Path, where: str) -> list[Path]:
-    """The files of a glob, without those that describe a saved dataset."""
+    """Return the files of a glob, without those that describe a saved dataset."""
     fixed = os.path.realpath(Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts)))
     if glob.has_magic(str(pattern)) and (fixed == "/" or re.match(r"/(proc|sys|dev(?!/shm/))(/|$)", fixed)):
         raise RecipeError(
@@ -159,7 +159,7 @@ def _matched(pattern: Path, where: str) -> list[Path]:
 
 
 def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
-    """All readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
+    """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
     found: list[Path] = []
     for parent, folders, names in os.walk(folder):
         if is_saved(Path(parent)):

@@ -87,7 +87,7 @@ def _best_path(tree: dict) -> list[dict]:
 
 
 def _call(value: Any, place: int) -> dict:
-    """The assistant's message of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
+    """Return the assistant's message of a ShareGPT turn `function_call`: a JSON object with name and arguments, or several."""
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
@@ -97,7 +97,7 @@ def _call(value: Any, place: int) -> dict:
 
 
 def plain_messages(value: Any) -> list[dict]:
-    """The messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
+    """Return the messages with only the keys that a chat template reads. Raises ValueError with the reason when they are none.
 
     Keys that are None are left out: a parquet column gives every message every key. Content may be a list of text parts,
     which is joined. Raises UntrainableConversation where only the order or an empty text is in the way.
@@ -219,7 +219,7 @@ class Format:
 
     @property
     def read_columns(self) -> list[str] | None:
-        """The columns that a reader of columns need not leave out; None for all."""
+        """Return the columns that a reader of columns need not leave out; None for all."""
         names = ([self.column] if self.column else []) + [column for _, column in self.columns]
         return list(dict.fromkeys(names)) or None
 
@@ -231,7 +231,7 @@ class Format:
         return list(dict.fromkeys(([self.column] if self.column else []) + named))
 
     def reader(self) -> Callable[[Any], str | list[dict] | None]:
-        """The function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
+        """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
         read = self._reader()
 
         def read_whole_characters(row: Any) -> str | list[dict] | None:
@@ -296,7 +296,7 @@ class Format:
         return found
 
     def identity(self) -> str:
-        """What must be equal for two readings to give the same: the name, the column, and the code of an own function."""
+        """Return what must be equal for two readings to give the same: the name, the column, and the code of an own function."""
         if self.name in FORMATS:
             parts = [self.column] if self.column or not self.columns else []
             return (
@@ -310,7 +310,7 @@ class Format:
 
 
 def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -> Format:
-    """The format of a recipe's source, as far as the recipe says it; else the default, whose name is the kind's.
+    """Return the format of a recipe's source, as far as the recipe says it; else the default, whose name is the kind's.
 
     Raises RecipeError when there is none of that name or it gives the other kind.
     """

@@ -45,7 +45,7 @@ ANSWER_BYTES = 2**25  # of the Hub's own words, such as a list of files; a file 
 
 
 def client_that_gives_up() -> Any:
-    """A client whose requests end after that silence, those included that the library sends with timeout=None."""
+    """Return a client whose requests end after that silence, those included that the library sends with timeout=None."""
     from huggingface_hub.utils._http import default_client_factory
 
     made = default_client_factory()
@@ -101,7 +101,7 @@ TIMEOUT_S = 10.0
 
 
 def head_findings(name: str, ends: Ends, form: Format, *, column_key: str) -> Findings:
-    """What a file's first and last bytes betray. name: repository and path, for the message."""
+    """Return what a file's first and last bytes betray. name: repository and path, for the message."""
     head, tail = ends
     reason = wrong_beginning(name, head)
     if reason is None and kind_of(name) == "parquet" and tail is not None and tail[-4:] != b"PAR1":
@@ -479,7 +479,7 @@ def retried(call, *, what: str, where: str):
 
 
 def _is_network(error: Exception) -> bool:
-    """Whether the HTTP client raised it; which client that is differs between versions of huggingface_hub."""
+    """Return whether the HTTP client raised it; which client that is differs between versions of huggingface_hub."""
     return type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 
 

@@ -41,7 +41,7 @@ MAX_PERIOD = 100  # One per cent of a large file.
 
 
 def held_out_files(files: list[SourceFile], *, pinned: list[str] | None = None) -> list[SourceFile]:
-    """The files, given in sorted order and at least two, that a source keeps from training.
+    """Return the files, given in sorted order and at least two, that a source keeps from training.
 
     pinned: labels that a run has begun with; followed as long as all of them are there.
     """
@@ -122,7 +122,7 @@ class OpenSource:
 
     @property
     def column_key(self) -> str:
-        """The recipe's key that names the column."""
+        """Return the recipe's key that names the column."""
         return "text_column" if self.kind == "text" else "messages_column"
 
     @property
@@ -153,7 +153,7 @@ class OpenSource:
         }
 
     def headline(self) -> str:
-        """One line for the console: what is read, how much of it is here, and of a built-in source its sha256."""
+        """Return one line for the console: what is read, how much of it is here, and of a built-in source its sha256."""
         have = sum(file.path is not None for file in self.files)
         size = sum(file.bytes for file in self.files) / 1e6
         line = f"{self.name}: have {have} of {len(self.files)} files, {size:,.1f} MB"
@@ -181,7 +181,7 @@ class OpenSource:
                 yield self._block(rows, read_row, path, number, index)
 
     def _path(self, file: SourceFile) -> Path:
-        """Where the file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
+        """Return where the file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
         if file.path is not None:
             _must_be_unchanged(file, file.path, self.facts)
             return file.path
@@ -228,7 +228,7 @@ class OpenSource:
 
 
 def _blocks(path: Path, block: int, columns: list[str] | None) -> Iterator[tuple[int, list[RawRow]]]:
-    """The file's blocks with their numbers, from one on; opened again at the same block after an error that may pass."""
+    """Yield the file's blocks with their numbers, from one on; opened again at the same block after an error that may pass."""
     attempt = 1
     while True:
         try:
@@ -287,7 +287,7 @@ SHOWN = 20  # Problems of a kind that a message lists.
 
 
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
-    """The training and the validation sources of the recipe, every file that is here verified by its content.
+    """Return the training and the validation sources of the recipe, every file that is here verified by its content.
 
     Training files stand in an order permuted by train.seed, validation files in sorted order. Raises all that is wrong as
     one RecipeError, InputMissingError, DataError or ServiceError, whichever of them comes first.
@@ -315,7 +315,7 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
 
 
 def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource]:
-    """The training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot mean."""
+    """Return the training sources with their sorted files, nothing looked at. Raises as open_sources what they cannot mean."""
     opening = _Opening(recipe, kind)
     planned = opening.planned(recipe.data.sources, "data.sources")
     opening.refuse()
@@ -323,7 +323,7 @@ def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource
 
 
 def permuted(files: list[SourceFile], *, key: str) -> list[SourceFile]:
-    """The sorted files in the order of a hash: the same on every machine and under every version of every library."""
+    """Return the sorted files in the order of a hash: the same on every machine and under every version of every library."""
     order = sorted(range(len(files)), key=lambda index: hashlib.sha256(f"{key} {index}".encode()).digest())
     return [files[index] for index in order]
 
@@ -346,7 +346,7 @@ class _Opening:
         self.refused: set[int] = set()  # ids of the sources' specs whose rows were recognised as something else
 
     def planned(self, specs: list, key: str) -> list[OpenSource]:
-        """The sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
+        """Return the sources with their sorted files, unread; one that cannot be planned has none, and its problem is kept."""
         sources: list[OpenSource] = []
         for place, spec in enumerate(specs):
             at = self.places.get(f"{key}.{place}")
@@ -387,7 +387,7 @@ class _Opening:
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
-        """The default validation: files taken out of each source's, or its only file once more."""
+        """Return the default validation: files taken out of each source's, or its only file once more."""
         validation = []
         for source in train:
             if source.spec.id is not None and source.spec.id.startswith("tandem:"):
@@ -509,12 +509,12 @@ class _Opening:
 
 
 def _reading(source: OpenSource, file: SourceFile) -> str:
-    """What was looked at, and as what: the same content under another name or format is another matter."""
+    """Return what was looked at, and as what: the same content under another name or format is another matter."""
     return f"{file.sha256} {Path(file.label).suffixes} {source.format.identity()}"
 
 
 def _free_name(spec, sources: list[OpenSource]) -> str:
-    """The spec's name, else the last part of its id or files that says something; numbered when it is taken."""
+    """Return the spec's name, else the last part of its id or files that says something; numbered when it is taken."""
     name = spec.name
     if not name and spec.id:
         name = re.split(r"[/:]", spec.id.rstrip("/"))[-1].lstrip(".") or "files"

@@ -38,7 +38,7 @@ _looked: dict[tuple, Overlap] = {}
 
 
 def overlap_of(train: list[Any], validation: list[Any]) -> Overlap:
-    """How many of the first validation documents stand in the training text, as far as it lies here.
+    """Return how many of the first validation documents stand in the training text, as far as it lies here.
 
     Equal means equal but for white space around it. Nothing is fetched for it, and a process looks once.
     """

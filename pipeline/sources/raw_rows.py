@@ -138,7 +138,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
 
 
 def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None) -> Iterator[list[RawRow]]:
-    """The file's rows by blocks, beginning with block number `block`.
+    """Yield the file's rows by blocks, beginning with block number `block`.
 
     Raises DataError where a file of json or csv or arrow cannot be read any further: its remaining rows are not known.
     """
@@ -155,7 +155,7 @@ def read_blocks(path: Path, *, block: int = 0, columns: list[str] | None = None)
 
 
 def read_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """The file's rows from one on."""
+    """Return the file's rows from one on."""
     kind = kind_of(path.name)
     if kind == "jsonl" and is_array(path):
         kind = "array"
@@ -184,7 +184,7 @@ def count_rows(path: Path) -> int:
 
 
 def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Rows of a parquet file. A row group that cannot be decoded makes each of its remaining rows a BadRow."""
+    """Yield rows of a parquet file. A row group that cannot be decoded makes each of its remaining rows a BadRow."""
     import pyarrow
     import pyarrow.parquet
 
@@ -218,7 +218,7 @@ def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = 
 
 
 def _values(batch: Any) -> list[Any]:
-    """The rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by one."""
+    """Return the rows of a batch. parquet does not promise that its texts are UTF-8: then the rows are taken one by one."""
     try:
         return batch.to_pylist()
     except UnicodeDecodeError:
@@ -233,7 +233,7 @@ def _value(one: Any) -> Any:
 
 
 def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Rows of an Arrow IPC file or stream; the group of a row is its record batch. Raises DataError for a damaged one."""
+    """Yield rows of an Arrow IPC file or stream; the group of a row is its record batch. Raises DataError for a damaged one."""
     start = 0
     for number, batch in _arrow_batches(path):
         row, end = max(start, first_row), start + batch.num_rows
@@ -409,7 +409,7 @@ def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
 
 
 def array_elements(file: IO[str]) -> Iterator[Any]:
-    """The elements of the JSON array that a text is, a chunk of it in memory at a time. Raises BrokenArrayError."""
+    """Yield the elements of the JSON array that a text is, a chunk of it in memory at a time. Raises BrokenArrayError."""
     text = _Chunks(file)
     mark, row = text.next_mark(), 0
     while mark != "]":
@@ -525,7 +525,7 @@ def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
 
 
 def parse_json_line(line: bytes) -> Any:
-    """The value of one line, or a BadRow that says what is wrong with it."""
+    """Return the value of one line, or a BadRow that says what is wrong with it."""
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -585,7 +585,7 @@ SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 r
 
 
 def text_bytes(source: Any) -> int | None:
-    """Bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
+    """Return bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
     them have it. None where only reading would tell: compressed files, arrow, and parquet that is not fetched yet."""
     parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
     if any(file.path is None for file in parquet) or any(

@@ -116,7 +116,7 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
 
 
 def _chat(types: dict[str, str]) -> Recognised | None:
-    """The conversations that these columns are, refused or not; None when they look like none."""
+    """Return the conversations that these columns are, refused or not; None when they look like none."""
     if "messages" in types:
         return Recognised(
             "chat messages (column messages)", Format("messages", "chat", "messages", recognised=True), is_default=True
@@ -162,7 +162,7 @@ def _preferences(types: dict[str, str]) -> Recognised:
 
 
 def _exchange(types: dict[str, str]) -> Recognised | None:
-    """A prompt and a response in columns of their own, in any case of letters."""
+    """Return a prompt and a response in columns of their own, in any case of letters."""
     lower = {name.lower(): name for name in reversed(list(types))}
     usable = {small: name for small, name in lower.items() if types[name] in ("text", "messages")}
     prompts = [name for name in PROMPTS if name in usable]

@@ -33,7 +33,7 @@ BEGINNINGS = {
 
 
 def wrong_beginning(name: str, head: bytes) -> str | None:
-    """Why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
+    """Return why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
     suffix = PurePath(name).suffix.lower()
     magic = BEGINNINGS.get(suffix, ())
     reason = impostor(head, expected=magic)
@@ -43,7 +43,7 @@ def wrong_beginning(name: str, head: bytes) -> str | None:
 
 
 def impostor(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
-    """What the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
+    """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
 
     expected: the magic bytes, one of which the file's own ending promises.
     """

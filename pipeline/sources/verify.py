@@ -89,7 +89,7 @@ def untrainable(path: Path, rows: list[RawRow], form: Format) -> list[str]:
 
 
 def grouped(lines: list[str]) -> list[str]:
-    """Lines `file:row: reason` by their reason, each reason once: `66 rows: reason (first: file:row)`.
+    """Return lines `file:row: reason` by their reason, each reason once: `66 rows: reason (first: file:row)`.
 
     Reasons that differ in numbers alone are one: the place in a row says nothing where hundreds have the mistake.
     """
@@ -107,7 +107,7 @@ def grouped(lines: list[str]) -> list[str]:
 
 
 def all_empty(rows: list[RawRow], form: Format) -> bool:
-    """Whether every row that was looked at is a text of white space alone."""
+    """Return whether every row that was looked at is a text of white space alone."""
     read = form.reader()
     for _, _, value in rows:
         try:
@@ -149,7 +149,7 @@ class FactsOfFiles:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> Facts:
-        """What is known and still true of the file; its sha256 at least, computed now if need be."""
+        """Return what is known and still true of the file; its sha256 at least, computed now if need be."""
         status = os.stat(path)
         facts = self._facts(path)
         now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -159,7 +159,7 @@ class FactsOfFiles:
         return facts
 
     def rows(self, path: Path) -> int:
-        """How many rows the file has; blank lines of a jsonl count."""
+        """Return how many rows the file has; blank lines of a jsonl count."""
         facts = self.of(path)
         if facts.rows is None:
             facts.rows = count_rows(path)
@@ -176,7 +176,7 @@ class FactsOfFiles:
                 file.write(_line(value))
 
     def head_is_known(self, reading: str) -> bool:
-        """Whether a file that is not fetched yet began and ended as it should when it was looked at."""
+        """Return whether a file that is not fetched yet began and ended as it should when it was looked at."""
         return self._head(reading).exists()
 
     def keep_head(self, reading: str) -> None:
@@ -211,7 +211,7 @@ def _line(value: dict) -> bytes:
 
 
 def _facts_in(line: bytes) -> Facts | None:
-    """The facts of a line as it was written; a damaged or a torn one has none."""
+    """Return the facts of a line as it was written; a damaged or a torn one has none."""
     try:
         value = parse_json(line)
         own_sum = value.pop("sum", None)
@@ -548,7 +548,7 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
 
 
 def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: bytes) -> str | None:
-    """Why a file with these first rows is no jsonl with the format's column. start: its first bytes."""
+    """Return why a file with these first rows is no jsonl with the format's column. start: its first bytes."""
     if not rows:
         return "holds blank lines only. Write or download it again."
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
@@ -568,7 +568,7 @@ def holds_columns(rows: list[dict]) -> bool:
 
 
 def _last_line(path: Path) -> bytes:
-    """The last line, with its end if it has one; nothing when it is longer than TAIL_BYTES."""
+    """Return the last line, with its end if it has one; nothing when it is longer than TAIL_BYTES."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - TAIL_BYTES))

@@ -63,7 +63,7 @@ class OwnTemplate:
         self.problems = self._probe()
 
     def render(self, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
-        """The ids of each conversation, and for each id whether it is trained."""
+        """Return the ids of each conversation, and for each id whether it is trained."""
         rendered = [self._render(messages) for messages in conversations]
         harmless = self._backend.encode_batch(
             [text for text, _ in rendered if OPEN not in text], add_special_tokens=False
@@ -82,12 +82,12 @@ class OwnTemplate:
         return found
 
     def prompt_ids(self, messages: list[dict], *, today: bool = False) -> list[int]:
-        """The ids up to where the assistant answers. today: a template that writes the date writes today's."""
+        """Return the ids up to where the assistant answers. today: a template that writes the date writes today's."""
         text, _ = self._text(self._marked(messages), prompt=True, template=self.template if today else self._dated)
         return self._encode_marked(text)[0]
 
     def _render(self, messages: list[dict]) -> tuple[str, Spans]:
-        """The conversation's text, control strings of its messages between OPEN and CLOSE, and the spans to train."""
+        """Return the conversation's text, control strings of its messages between OPEN and CLOSE, and the spans to train."""
         marked = self._marked(messages)
         text, spans = self._text(marked)
         if marked is not messages and MARKED.sub("\\g<1>", text) != self._text(messages)[0]:
@@ -177,7 +177,7 @@ class OwnTemplate:
         return []
 
     def _learn(self, messages: list[dict], text: str) -> list[str]:
-        """The headers of the assistant's turns and the control tokens that end them, from a probe; what is wrong with them."""
+        """Return the headers of the assistant's turns and the control tokens that end them, from a probe; what is wrong with them."""
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -193,7 +193,7 @@ class OwnTemplate:
         return []
 
     def _end_behind(self, messages: list[dict], number: int, text: str) -> str | None:
-        """The control token behind a message of the probe; None where the next turn's first token is what ends it."""
+        """Return the control token behind a message of the probe; None where the next turn's first token is what ends it."""
         content = messages[number]["content"]
         alone, _ = self._text(messages[: number + 1])
         behind = text.find(content) + len(content)
@@ -202,7 +202,7 @@ class OwnTemplate:
         return end.group() if end and closes and not text[behind : end.start()].strip() else None
 
     def _marked(self, messages: list[dict]) -> list[dict]:
-        """The messages with their control strings between OPEN and CLOSE; the same list when they have none."""
+        """Return the messages with their control strings between OPEN and CLOSE; the same list when they have none."""
         marked = [
             {key: value if key == "role" else self._mark(value) for key, value in message.items()}
             for message in messages
@@ -266,7 +266,7 @@ def _must_write_calls(messages: list[dict], trained: str) -> None:
 
 
 def with_fixed_date(template: str) -> str:
-    """The template with DATE for every day that it asks `strftime_now` for."""
+    """Return the template with DATE for every day that it asks `strftime_now` for."""
     formats = {found[1] for found in re.findall(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", template)}
     days = json.dumps({name: DATE.strftime(name) for name in sorted(formats)})
     unknown = "raise_exception('it asks for a date in a format that is no constant')"
@@ -309,7 +309,7 @@ _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def built_in_template(controls: list[str]) -> str:
-    """The chat template, escaping these control strings: each tokenizer has its own list.
+    """Return the chat template, escaping these control strings: each tokenizer has its own list.
 
     Characters stand in it as themselves: llama.cpp's Jinja knows no \\u in a string and refuses the whole model.
     """
@@ -319,7 +319,7 @@ def built_in_template(controls: list[str]) -> str:
 
 
 def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
-    """The ids of a conversation, and for each whether it is trained: what the assistant writes, its end token included.
+    """Return the ids of a conversation, and for each whether it is trained: what the assistant writes, its end token included.
 
     Raises DataError with the reason when the template cannot render these messages; the caller knows their place.
     """
@@ -340,7 +340,7 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
 
 
 def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[int]:
-    """The ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
+    """Return the ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
 
     today: a template that writes the date writes today's; else the one of the training rows.
     """
@@ -360,7 +360,7 @@ def _apply(tokenizer, messages: list, **settings) -> dict:
 
 
 def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
-    """The messages that an answer's ids are, its end token left out: what the assistant writes and calls, and tools' outputs."""
+    """Return the messages that an answer's ids are, its end token left out: what the assistant writes and calls, and tools' outputs."""
     python_start, python_end, output_start, output_end = tool_marks(tokenizer) or [None] * 4
     parts: list[tuple[str, list[int]]] = [("text", [])]
     for token in ids:
@@ -389,7 +389,7 @@ def answer_messages(tokenizer, ids: list[int]) -> list[dict]:
 
 
 def own_template(tokenizer) -> OwnTemplate | None:
-    """The template that the tokenizer came with; None for one that escapes control strings and marks answers itself, as ours."""
+    """Return the template that the tokenizer came with; None for one that escapes control strings and marks answers itself, as ours."""
     key = (str(tokenizer.chat_template), len(tokenizer))
     known, own = _own_templates.get(tokenizer, (None, None))
     if known != key:

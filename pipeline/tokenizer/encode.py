@@ -32,7 +32,7 @@ class TiktokenTwin:
 
     @classmethod
     def of(cls, backend) -> "TiktokenTwin | None":
-        """The twin, or None when the tokenizer is of a kind that tiktoken cannot run."""
+        """Return the twin, or None when the tokenizer is of a kind that tiktoken cannot run."""
         import tiktoken
 
         state = json.loads(backend.to_str())
@@ -55,7 +55,7 @@ class TiktokenTwin:
         return cls(tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
 
     def encode(self, text: str) -> np.ndarray | None:
-        """The ids (uint32), or None when this text is none for tiktoken."""
+        """Return the ids (uint32), or None when this text is none for tiktoken."""
         if len(text) > 100_000 and LONG_RUN.search(text):
             return None
         try:
@@ -67,7 +67,7 @@ class TiktokenTwin:
             return None
 
     def agrees(self, backend, texts: list[str]) -> bool:
-        """Whether both give the same ids for these texts, for those where engines could differ, and for every id's own
+        """Return whether both give the same ids for these texts, for those where engines could differ, and for every id's own
         text, where that is whole characters: ids that tiktoken takes at once and merging would never reach."""
         pieces = (piece.decode(errors="replace") for piece in self.encoding.token_byte_values())
         texts = [*AWKWARD, *texts, *(piece for piece in pieces if "\ufffd" not in piece)]
@@ -80,7 +80,7 @@ class TiktokenTwin:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each character of the byte-level alphabet stands for: printable ones for themselves, the other bytes
+    """Return the byte that each character of the byte-level alphabet stands for: printable ones for themselves, the other bytes
     in order from U+0100 on (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
@@ -88,7 +88,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def split_pattern(step: dict | None) -> str | None:
-    """The one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level alphabet."""
+    """Return the one regular expression that cuts the text, when the pre-tokenizer is that and the byte-level alphabet."""
     if not step:
         return None
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
@@ -143,7 +143,7 @@ class Encoder:
         self.proved = False
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """One array of ids per text: uint16, or uint32 for vocabularies above 65,536."""
+        """Return one array of ids per text: uint16, or uint32 for vocabularies above 65,536."""
         if self.twin is None:
             return self._encode_slowly(texts)
         if not self.proved:
@@ -173,7 +173,7 @@ class Encoder:
 
 
 def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None) -> list[np.ndarray]:
-    """The ids of each text, without BOS or any other control token. Texts must be encodable as UTF-8."""
+    """Return the ids of each text, without BOS or any other control token. Texts must be encodable as UTF-8."""
     size = (len(tokenizer), num_proc)
     encoder, known_size = _encoders.get(tokenizer, (None, None))
     if encoder is None or known_size != size:
@@ -186,7 +186,7 @@ def encode_documents(tokenizer, texts: list[str], *, num_proc: int | None = None
 
 
 def is_byte_level(tokenizer) -> bool:
-    """Whether every id of text stands for fixed bytes, whatever surrounds it."""
+    """Return whether every id of text stands for fixed bytes, whatever surrounds it."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     return backend["model"]["type"] == "BPE" and _contains_byte_level(backend.get("pre_tokenizer"))
 
@@ -218,7 +218,7 @@ def byte_lengths(tokenizer) -> np.ndarray:
 
 
 def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
-    """The ids of a text, none of them a control token, and the bytes of text that each covers; for any tokenizer.
+    """Return the ids of a text, none of them a control token, and the bytes of text that each covers; for any tokenizer.
 
     Each byte is counted once, at the first id that covers it: of several ids that share a character (byte fallback) the
     first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.

@@ -24,7 +24,7 @@ WRITE_ONE = (
 
 
 def load_ready(recipe) -> Any:
-    """The tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
+    """Return the tokenizer that `tokenizer.path` names, ready for both stages; the first rank prints each change."""
     tokenizer, lines = ready_tokenizer(recipe)
     for line in lines if os.environ.get("RANK", "0") == "0" else []:
         print(line)
@@ -32,7 +32,7 @@ def load_ready(recipe) -> Any:
 
 
 def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
-    """The tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
+    """Return the tokenizer that `tokenizer.path` names, and a line for what is kept of it and for each change.
 
     One with a chat template stays as it is: its end token, its control tokens, its ids. `tokenizer.chat_template` replaces
     the template alone. One without gets the built-in template, and behind its last id the control tokens that this writes:
@@ -108,7 +108,7 @@ def _completed(recipe, tokenizer) -> list[str]:
 
 
 def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where: str) -> Any:
-    """A fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the Hub."""
+    """Return a fast tokenizer from a folder (relative to the file `beside`, then to the working folder) or from the Hub."""
     folder = _folder(path, beside)
     if folder is None and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise InputMissingError(f"{where}: there is no folder {path}. Correct the path, or give a Hub id like gpt2.")
@@ -138,7 +138,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
 
 
 def chosen_template(recipe, controls: list[str]) -> str:
-    """The chat template: the file that the recipe names, else the built-in one for these control strings."""
+    """Return the chat template: the file that the recipe names, else the built-in one for these control strings."""
     name = recipe.tokenizer.chat_template
     if name is None:
         return built_in_template(controls)
@@ -227,7 +227,7 @@ if __name__ == "__main__":
 
 
 def training_texts(sources: list, *, total_chars: int, document_chars: int) -> Iterator[str]:
-    """Texts of the sources, each cut to document_chars, until total_chars are given or all sources end.
+    """Yield texts of the sources, each cut to document_chars, until total_chars are given or all sources end.
 
     Sources take turns block by block such that their shares of characters follow their weights (1 where none is given).
     The order depends on nothing but the sources: the same text comes in every process.
@@ -252,7 +252,7 @@ def training_texts(sources: list, *, total_chars: int, document_chars: int) -> I
 
 
 def text_of(item) -> str:
-    """A document's text; of a conversation what its messages say, a line each."""
+    """Return a document's text; of a conversation what its messages say, a line each."""
     if hasattr(item, "text"):
         return item.text
     contents = [message.get("content") for message in item.messages]
@@ -270,7 +270,7 @@ SPLIT_PATTERNS = {
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int, split_pattern: str) -> Any:
-    """A PreTrainedTokenizerFast of at most vocab_size ids: 256 bytes, then merges by frequency, then the specials.
+    """Return a PreTrainedTokenizerFast of at most vocab_size ids: 256 bytes, then merges by frequency, then the specials.
 
     The same texts give the same tokenizer. There are fewer ids when the texts hold too few different pieces.
     `tokenizer(text)` begins with BOS, as every document in training does. split_pattern: a name of SPLIT_PATTERNS or a
@@ -325,7 +325,7 @@ COMPARED = "openai-community/gpt2"
 
 
 def judge(tokenizer, *, train: list, validation: list, beside: str | None = None) -> dict[str, Any]:
-    """Bytes, tokens and bytes per token of each kind of text, and GPT-2's tokens where its files are at hand.
+    """Return bytes, tokens and bytes per token of each kind of text, and GPT-2's tokens where its files are at hand.
 
     beside: folder or Hub id of another tokenizer to compare with; default GPT-2 when the local Hub cache has it.
     """
@@ -347,7 +347,7 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
 
 
 def table(judgement: dict[str, Any]) -> str:
-    """The judgement as lines for the console."""
+    """Return the judgement as lines for the console."""
     other = judgement["other"]
     head = f"{'bytes per token':<16}{'bytes':>10}{'tokens':>10}{'ours':>8}"
     lines = [head + (f"{other[:20]:>22}{'difference':>12}" if other else "")]
@@ -393,7 +393,7 @@ TRAINING_VERSION = 1
 
 
 def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
-    """The PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
+    """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
 
     A ready one (`tokenizer.path`) gets the control tokens it lacks, each said in a printed line. Otherwise one is trained on
     the sources, once per text and settings: every process finds it in the cache, one trains while the others wait. It is
@@ -413,7 +413,7 @@ def load_or_train(recipe, sources: list, *, validation: list | None = None, besi
 
 
 def cached_folder(recipe, sources: list) -> Path:
-    """Where the trained tokenizer of these sources and settings is or will be."""
+    """Return where the trained tokenizer of these sources and settings is or will be."""
     settings = recipe.tokenizer
     key = {
         "version": TRAINING_VERSION,
@@ -502,7 +502,7 @@ def _open(recipe, folder: Path) -> Any:
 
 
 def identity(tokenizer) -> str:
-    """What makes two tokenizers the same: ids for every text, named specials, chat template; 64 hex digits."""
+    """Return what makes two tokenizers the same: ids for every text, named specials, chat template; 64 hex digits."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # Left behind by whoever called the tokenizer last; no part of what it is.
     backend.pop("padding")

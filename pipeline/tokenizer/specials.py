@@ -22,7 +22,7 @@ WORD_JOINER = "\u2060"  # Has no width and no meaning: the text looks the same a
 
 
 def control_strings(tokenizer) -> list[str]:
-    """Every string that the tokenizer reads as a control token, in the order of ids."""
+    """Return every string that the tokenizer reads as a control token, in the order of ids."""
     added = tokenizer.added_tokens_decoder
     return [added[i].content for i in sorted(added) if added[i].special]
 
@@ -40,14 +40,14 @@ def document_start(tokenizer) -> int | None:
 
 
 def tool_marks(tokenizer) -> tuple[int, ...] | None:
-    """The ids of python_start, python_end, output_start and output_end; None when one of them is no control token."""
+    """Return the ids of python_start, python_end, output_start and output_end; None when one of them is no control token."""
     known = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     marks = (PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END)
     return tuple(known[mark] for mark in marks) if all(mark in known for mark in marks) else None
 
 
 def escape(text: str, controls: list[str] | tuple[str, ...] = SPECIALS) -> str:
-    """The text with U+2060 after the first character of every control string; the chat template does the same.
+    """Return the text with U+2060 after the first character of every control string; the chat template does the same.
 
     Nothing is ever deleted, so no new control string can arise from the pieces of old ones.
     """

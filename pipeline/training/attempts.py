@@ -13,7 +13,7 @@ def first_start(rows: Iterable[dict[str, Any]]) -> float | None:
 
 
 def lost_steps(rows: Iterable[dict[str, Any]]) -> int:
-    """Steps that were made, and then made again because a later attempt went on from an earlier step.
+    """Return steps that were made, and then made again because a later attempt went on from an earlier step.
 
     As far as they were logged: of a killed attempt nobody knows the steps after its last row.
     """

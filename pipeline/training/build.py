@@ -112,7 +112,7 @@ def mark_finished(run: RunDirectory) -> None:
 
 
 def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
-    """The model with fp32 weights (the embeddings in model.embedding_dtype): those of model.start_from, else initialised from
+    """Return the model with fp32 weights (the embeddings in model.embedding_dtype): those of model.start_from, else initialised from
     train.seed.
 
     Raises RecipeError for options that its config refuses and for a model whose loss is no sum over tokens,
@@ -229,7 +229,7 @@ def _stop_at_the_end_of_a_turn(model: Any, tokenizer: Any) -> None:
 
 
 def _with_rows_for(tokenizer: Any, model: Any, seed: int) -> torch.nn.Module:
-    """The model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
+    """Return the model with an embedding for every id: a foreign one lacks rows for the control tokens that chat added."""
     if len(tokenizer) > model.config.vocab_size:
         on_rank_0(
             lambda: print(
@@ -251,7 +251,7 @@ def build_trainer(
     rows: Any,
     validation: Any,
 ) -> TandemTrainer:
-    """The Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now."""
+    """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now."""
     bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
     compiled = decide_compile(recipe.train.get("torch_compile"))
     args = build_arguments(

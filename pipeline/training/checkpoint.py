@@ -43,7 +43,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> dict[str, Tensor]:
-    """All state by name, not copied. Sharded state (FSDP2) is gathered: then every rank must call this.
+    """Return all state by name, not copied. Sharded state (FSDP2) is gathered: then every rank must call this.
 
     model: the bare model whose parameters the optimizer updates. Raises TypeError for state that is neither a tensor nor
     a number.
@@ -90,7 +90,7 @@ def load_optimizer_state(
 
 
 def named_members(optimizer: Any, model: torch.nn.Module) -> list[tuple[Tensor, str]]:
-    """The optimizer's parameters in its own order, which is the numbering of its state_dict, with their names."""
+    """Return the optimizer's parameters in its own order, which is the numbering of its state_dict, with their names."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]
 
@@ -302,7 +302,7 @@ def layout_of(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.
 
 
 def unnamed_file() -> int:
-    """The descriptor of an empty file without a name, in memory where the system has that."""
+    """Return the descriptor of an empty file without a name, in memory where the system has that."""
     with suppress(AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
         return os.memfd_create("checkpoint")
     with tempfile.TemporaryFile() as file:
@@ -375,7 +375,7 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
 
 
 def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
-    """The optimizer's tensors and scheduler.json."""
+    """Return the optimizer's tensors and scheduler.json."""
     return load_file(folder / OPTIMIZER), read_json(folder / SCHEDULER)
 
 
@@ -541,7 +541,7 @@ class CheckpointSaver:
         return image
 
     def check(self) -> float | None:
-        """Seconds that the checkpoint took, once after it was written; None before. Does not wait; raises its failure."""
+        """Return seconds that the checkpoint took, once after it was written; None before. Does not wait; raises its failure."""
         if self.process is None or self.process.poll() is None:
             return None
         return self._end()
@@ -568,7 +568,7 @@ class CheckpointSaver:
         return time.perf_counter() - self.started
 
     def _wait_for_writer(self, process: subprocess.Popen) -> bytes:
-        """What the writer says at its end. While what it has written grows, a long wait for it is no hang."""
+        """Return what the writer says at its end. While what it has written grows, a long wait for it is no hang."""
         assert self.job is not None
         written = 0
         while True:
@@ -583,7 +583,7 @@ class CheckpointSaver:
 
 
 def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
-    """What the writer says of its end, as the exception that it would have been here."""
+    """Return what the writer says of its end, as the exception that it would have been here."""
     shutil.rmtree(job.temporary, ignore_errors=True)
     try:
         error = checkpoint_writer.last_words(told)
@@ -602,7 +602,7 @@ def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
 
 
 def not_written(target: Path, error: OSError) -> TandemError:
-    """A checkpoint that the disk refused, for the user."""
+    """Return a checkpoint that the disk refused, for the user."""
     where = f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it are whole."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(

@@ -44,7 +44,7 @@ def on_rank_0(decide: Callable[[], Decision]) -> Decision:
 
 
 def from_every_rank(value: Any) -> list:
-    """What every rank has to say, in rank order; every rank must call this."""
+    """Return what every rank has to say, in rank order; every rank must call this."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return [value]
     values: list = [None] * torch.distributed.get_world_size()
@@ -53,7 +53,7 @@ def from_every_rank(value: Any) -> list:
 
 
 def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> list[dict[str, float]]:
-    """The numbers of every rank, which all have the same names, by one gather on the device."""
+    """Return the numbers of every rank, which all have the same names, by one gather on the device."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return [numbers]
     own_1N = torch.tensor([list(numbers.values())], dtype=torch.float64, device=device)
@@ -63,7 +63,7 @@ def numbers_of_every_rank(numbers: dict[str, float], device: torch.device) -> li
 
 
 def store_of_ranks() -> Any:
-    """Where a rank leaves word for the others without waiting for them; None for one rank alone."""
+    """Return where a rank leaves word for the others without waiting for them; None for one rank alone."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return None
     store: Any = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
@@ -112,7 +112,7 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
 
 
 def _refusal(file: Path, *, keep: bool = False) -> str:
-    """Why the file cannot be made here; empty when it can. Raises nothing: the other ranks wait for this one's word."""
+    """Return why the file cannot be made here; empty when it can. Raises nothing: the other ranks wait for this one's word."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
@@ -185,14 +185,14 @@ class Ranks:
         ]
 
     def found_gone(self) -> list[int]:
-        """The same after an error in a collective, which comes a moment before."""
+        """Return the same after an error in a collective, which comes a moment before."""
         ends = time.monotonic() + (SETTLE_S if len(self.processes) > 1 else 0)
         while not (gone := self.gone()) and time.monotonic() < ends:
             time.sleep(0.05)
         return gone
 
     def lost(self, gone: list[int], run: RunDirectory, *, step: int) -> HangError:
-        """What the ranks that are left say. A rank that could tell its own error has written it by now."""
+        """Return what the ranks that are left say. A rank that could tell its own error has written it by now."""
         names = " and ".join(f"rank {n} (process {self.processes[n].pid} on {self.processes[n].host})" for n in gone)
         if has_been_told(run):
             return HangError(f"ended with {names}, whose error is told above.")

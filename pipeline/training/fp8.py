@@ -16,7 +16,7 @@ MULTIPLE = 16  # of both widths, as the float8 kernels ask for
 
 
 def is_converted(module: nn.Module, name: str = "") -> bool:
-    """Whether train.fp8 converts the module; name: its place in the model, which torchao hands to its filters too."""
+    """Return whether train.fp8 converts the module; name: its place in the model, which torchao hands to its filters too."""
     return (
         isinstance(module, nn.Linear)
         and getattr(module, "init_role", None) in ROLES

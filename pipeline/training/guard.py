@@ -26,7 +26,7 @@ from pipeline.training.rng import preserved_rng
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
+    """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
     wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
     return torch.nn.utils.get_total_norm(wide)
 
@@ -79,7 +79,7 @@ class Cause:
 
 
 def find_cause(trainer: Any, model: Any, losses: list[Tensor], norm: float) -> Cause:
-    """The cause of a gradient norm that is not finite. Every rank calls it; the gradients are gone afterwards.
+    """Return the cause of a gradient norm that is not finite. Every rank calls it; the gradients are gone afterwards.
 
     losses: of this rank's micro-steps. The host waits for the device here: nothing hurries any more.
     """
@@ -198,7 +198,7 @@ class StepGuard:
         self.losses, self.loss_sum_before = [], loss_sum.clone()
 
     def judge(self, trainer: Any, model: torch.nn.Module, norm: Tensor | float) -> float:
-        """The norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
+        """Return the norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
         or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
         self.norms.append(numbers[0] if math.isfinite(numbers[0]) else None)
@@ -220,7 +220,7 @@ class StepGuard:
         return numbers[0]
 
     def _read(self, norm: Tensor | float) -> list[float]:
-        """The step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host waits."""
+        """Return the step's norm, and its loss where on_spike needs it: here, and nowhere else in a step, the host waits."""
         if self.monitor.on_spike != "skip":
             return [float(norm)]
         loss = torch.stack(self.losses).sum()
@@ -340,7 +340,7 @@ class StepGuard:
             raise error
 
     def check_evaluation(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
+        """Return the metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
         the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
         bad = {name: str(value) for name, value in numbers.items() if not math.isfinite(value)}

@@ -63,7 +63,7 @@ class StepLoader:
 def on_device(
     batch: dict[str, torch.Tensor], device: torch.device, *, stream: torch.cuda.Stream | None = None
 ) -> dict[str, torch.Tensor]:
-    """The batch on the device; a tensor under two names (labels, shift_labels) is copied once and stays one.
+    """Return the batch on the device; a tensor under two names (labels, shift_labels) is copied once and stays one.
 
     stream: of the copies, on CUDA; the current stream then waits for them, and the host for nothing.
     """

@@ -63,7 +63,7 @@ class DeviceMemory:
         }
 
     def peak(self) -> int:
-        """Bytes allocated at most in this process since its first reading, whatever was read meanwhile."""
+        """Return bytes allocated at most in this process since its first reading, whatever was read meanwhile."""
         return max(self.start_peak, self.cuda.max_memory_allocated(self.device))
 
 
@@ -157,7 +157,7 @@ class OwnTime:
         self._begun = None
 
     def read(self) -> float:
-        """Seconds a step of this rank, mean of those since the last reading; NaN where nothing was measured."""
+        """Return seconds a step of this rank, mean of those since the last reading; NaN where nothing was measured."""
         self._close()
         if not self._steps:
             return math.nan
@@ -172,7 +172,7 @@ class OwnTime:
 
 
 def slowest(seconds: list[float]) -> dict[str, float]:
-    """The slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
+    """Return the slowest rank and its time as a multiple of the others' mean. seconds: of each rank, at least two."""
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     others = (sum(seconds) - seconds[rank]) / (len(seconds) - 1)
     return {"perf/slowest_rank": seconds[rank] / max(others, 1e-9), "perf/slowest_rank_id": rank}
@@ -251,7 +251,7 @@ class StepMeter:
         self.targets += targets
 
     def read(self, *, step: int, loss: float, wait_s: float) -> dict[str, Any]:
-        """Numbers of the interval since the last reading, which ends after `step` steps in all."""
+        """Return numbers of the interval since the last reading, which ends after `step` steps in all."""
         elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
         waited, self._waited_s = wait_s - self._waited_s, wait_s
@@ -296,7 +296,7 @@ class StepMeter:
         return self.isolated_flops(lambda window, rows: keys[min(window, rows)] / positions)
 
     def _elapsed(self) -> float:
-        """Seconds of steps since the last reading."""
+        """Return seconds of steps since the last reading."""
         if self._started is None:
             return self._carried_s
         now = time.perf_counter() if self._paused_at is None else self._paused_at
@@ -360,7 +360,7 @@ class LogRow:
             trainer.saver.note_good(checkpoint)
 
     def measures_update(self, trainer: Any) -> bool:
-        """Whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
+        """Return whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
         its update is worth the passes over memory: where every step is logged, every tenth."""
         step, state = trainer.state.global_step + 1, trainer.state
         if step >= state.max_steps:
@@ -427,7 +427,7 @@ class LogRow:
         return numbers
 
     def _published_step(self, repo_id: str, step: int) -> int:
-        """The newest step that the Hub has; 0 while it has none. The file is read when it has grown."""
+        """Return the newest step that the Hub has; 0 while it has none. The file is read when it has grown."""
         path = self.queue.published
         size = path.stat().st_size if path.exists() else 0
         if size != self._published[0]:

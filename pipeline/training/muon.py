@@ -37,7 +37,7 @@ def rate_factor(shape: Sequence[int], *, output_dim: int) -> float:
 
 
 def polar_express(x_MRC: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrices, of inputs whose spectral norm is at most 1/1.01."""
+    """Return the nearest semi-orthogonal matrices, of inputs whose spectral norm is at most 1/1.01."""
     rows, columns = x_MRC.shape[-2:]
     tall = rows > columns
     if x_MRC.dtype == torch.float32 and max(rows, columns) >= 2 * min(rows, columns):
@@ -52,7 +52,7 @@ def polar_express(x_MRC: Tensor) -> Tensor:
 
 
 def _polar_factor(gram_MSS: Tensor) -> Tensor:
-    """What polar_express multiplies matrices by whose products along the long side are these, (S, S) of the short side.
+    """Return what polar_express multiplies matrices by whose products along the long side are these, (S, S) of the short side.
 
     All steps happen on the short side: half the work for four times as long a matrix. The small singular values of the
     products are the squares of the matrix's, for which bfloat16 has too few digits.
@@ -69,7 +69,7 @@ def _polar_factor(gram_MSS: Tensor) -> Tensor:
 
 
 def equalise_(x_MRC: Tensor, *, output_dim: int) -> Tensor:
-    """Each output's row scaled to the mean row norm, then the whole to a Frobenius norm of 1/1.01."""
+    """Return each output's row scaled to the mean row norm, then the whole to a Frobenius norm of 1/1.01."""
     row_norm = torch.linalg.vector_norm(x_MRC, dim=-3 - output_dim, keepdim=True)
     mean_norm = row_norm.square().mean(dim=output_dim, keepdim=True).sqrt()
     # A row 1e-6 of the mean is rounding noise: it is not blown up to full size.
@@ -79,7 +79,7 @@ def equalise_(x_MRC: Tensor, *, output_dim: int) -> Tensor:
 
 
 def orthogonalised(x_MRC: Tensor, *, output_dim: int, product_dtype: torch.dtype) -> Tensor:
-    """The momenta's nearly orthogonal directions, in the dtype of the products; `x_MRC`, float32, is used up."""
+    """Return the momenta's nearly orthogonal directions, in the dtype of the products; `x_MRC`, float32, is used up."""
     return polar_express(equalise_(x_MRC, output_dim=output_dim).to(product_dtype))
 
 
@@ -164,7 +164,7 @@ class _Stack:
         self.work = dist.all_gather_into_tensor(self.directions_MRC, padded, async_op=True)
 
     def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """The averages one step on, looked ahead of as Nesterov does, float32."""
+        """Return the averages one step on, looked ahead of as Nesterov does, float32."""
         gradients = [local(p.grad) for p in self.members]  # type: ignore[arg-type]  # the caller took those that have one
         momenta = [local(momentum) for momentum in momenta]
         torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
@@ -203,7 +203,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """The whole matrix of which every rank holds a part as it holds one of `like`."""
+    """Return the whole matrix of which every rank holds a part as it holds one of `like`."""
     if not isinstance(like, DTensor):
         return part
     sharded = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())

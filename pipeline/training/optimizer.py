@@ -109,7 +109,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor]]:
-    """The parameters in order, in lists of at most so many elements or one parameter."""
+    """Yield the parameters in order, in lists of at most so many elements or one parameter."""
     portion: list[Tensor] = []
     size = 0
     for p in parameters:
@@ -123,7 +123,7 @@ def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor
 
 
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of `optimizer.type`: adamw, muon_adamw, or module:attr called with (model, recipe).
+    """Return the optimizer of `optimizer.type`: adamw, muon_adamw, or module:attr called with (model, recipe).
 
     Every group carries name, lr and initial_lr, the peak that the schedule scales. Raises RecipeError for a type that is
     not there and for a model that it cannot update.
@@ -139,7 +139,7 @@ def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optim
 
 
 def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """One group per entry of optimizer.groups that the model has parameters for, in the schema's order.
+    """Return one group per entry of optimizer.groups that the model has parameters for, in the schema's order.
 
     Under Muon, matrices that GPT-2's Conv1D stores as (in, out) are a group of their own: matrices_conv1d.
     """
@@ -198,7 +198,7 @@ def muon_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
 
 
 def product_dtype(recipe: Recipe) -> str:
-    """What Muon multiplies in: bfloat16 where the training does and the hardware is fast at it, else float32.
+    """Return what Muon multiplies in: bfloat16 where the training does and the hardware is fast at it, else float32.
 
     bfloat16 turns the last bits of a gradient into differences of 1e-3 in the loss after 20 steps, which would make a
     float32 run depend on its micro-batch; a bfloat16 run does so anyway. float16 has too little range for the polynomial.
@@ -215,7 +215,7 @@ def look_for_lomo_once() -> None:
 
 
 def custom_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """What the recipe's module:attr makes of (model, recipe)."""
+    """Return what the recipe's module:attr makes of (model, recipe)."""
     where = recipe.where("optimizer.type")
     factory = import_attribute(recipe.optimizer.type, recipe.code, where=where)
     with guarded(f"{where}: {recipe.optimizer.type}"):

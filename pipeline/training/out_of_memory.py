@@ -33,7 +33,7 @@ COLLECTIVES = ("torch/distributed/distributed_c10d.py", "torch/distributed/c10d_
 
 
 def stage_of(frames: list[FrameType]) -> str:
-    """The stage that the innermost function of ours belongs to. frames: innermost first."""
+    """Return the stage that the innermost function of ours belongs to. frames: innermost first."""
     for frame in frames:
         name = frame.f_code.co_name
         if name in STAGES and frame.f_code.co_filename.startswith(PACKAGE):
@@ -42,7 +42,7 @@ def stage_of(frames: list[FrameType]) -> str:
 
 
 def stack(frame: FrameType | None) -> list[FrameType]:
-    """A running thread's frames, innermost first."""
+    """Return a running thread's frames, innermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -51,7 +51,7 @@ def stack(frame: FrameType | None) -> list[FrameType]:
 
 
 def raised_in(trace: TracebackType | None) -> list[FrameType]:
-    """The frames that an error came through, innermost first."""
+    """Return the frames that an error came through, innermost first."""
     frames = []
     while trace is not None:
         frames.append(trace.tb_frame)
@@ -71,7 +71,7 @@ RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the st
 
 
 def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
-    """The error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
+    """Return the error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
     stage, step, recipe = stage_of(raised_in(error.__traceback__)), trainer.state.global_step, trainer.recipe
     what = f"memory ran out at step {step} in {stage} ({first_line(error)})"
     if stage == "evaluation":
@@ -101,7 +101,7 @@ def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
 
 
 def fitting_micro_batch(trainer: Any) -> int | None:
-    """The largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit; None: not even 1.
+    """Return the largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit; None: not even 1.
 
     A divisor, so that the rows of a step are dealt out as evenly as before.
     """
@@ -113,7 +113,7 @@ def fitting_micro_batch(trainer: Any) -> int | None:
 
 
 def fits(trainer: Any, rows: int, *, step: int, reserve: int = 0) -> bool:
-    """Whether forward, backward and the optimizer's state fit with that micro-batch, beside `reserve` bytes.
+    """Return whether forward, backward and the optimizer's state fit with that micro-batch, beside `reserve` bytes.
 
     On this rank alone, with its rows of the step, without DDP and not compiled: the other ranks wait in a collective. No
     gradient is left, and the random state does not move.

@@ -16,7 +16,7 @@ class RecentValues(deque[float]):
         super().__init__(values, maxlen=WINDOW)
 
     def highest_usual(self) -> float | None:
-        """The median and DEVIATIONS robust standard deviations (1.4826 x median absolute deviation), at least a tenth
+        """Return the median and DEVIATIONS robust standard deviations (1.4826 x median absolute deviation), at least a tenth
         above the median; None while there are too few values."""
         if len(self) < ENOUGH:
             return None

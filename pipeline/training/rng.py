@@ -9,7 +9,7 @@ import torch
 
 
 def get_rng_state() -> dict[str, torch.Tensor]:
-    """The state of every generator that training may draw from; safetensors holds all of it."""
+    """Return the state of every generator that training may draw from; safetensors holds all of it."""
     version, python, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {

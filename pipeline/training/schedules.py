@@ -11,7 +11,7 @@ LAST_MOMENTUM = 0.90
 
 
 def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
-    """How far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last step."""
+    """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last step."""
     decay_steps = round(schedule.decay_fraction * max_steps)
     if decay_steps == 0:
         return 0.0
@@ -39,7 +39,7 @@ def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float)
 
 
 def weight_decay_multiplier(schedule: Schedule, step: int, max_steps: int) -> float:
-    """What Muon's weight decay is multiplied with: 1, or half a cosine from 1 to 0 over the whole run."""
+    """Return what Muon's weight decay is multiplied with: 1, or half a cosine from 1 to 0 over the whole run."""
     if schedule.weight_decay == "constant":
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * min(1.0, step / max_steps)))
@@ -81,7 +81,7 @@ class StepSchedule:
         return learning_rate_multiplier(self.schedule, step, self.max_steps)
 
     def get_last_lr(self) -> list[float]:
-        """The rate of every group for the coming update."""
+        """Return the rate of every group for the coming update."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, int]:

@@ -107,7 +107,7 @@ class TandemTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, torch.Tensor]:
-        """The step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
+        """Return the step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
         self.guard.begin(self._tr_loss)
         self.text.begin()

@@ -43,7 +43,7 @@ from pipeline.tokenizer.coverage import coverage
 
 
 def letter_ids(tokenizer, letters: Iterable[str]) -> dict[str, int]:
-    """The id of each letter where the assistant's answer begins.
+    """Return the id of each letter where the assistant's answer begins.
 
     Raises DataError when a letter is not one token there: its logit would then not be the answer's.
     """
@@ -116,7 +116,7 @@ def written_answers(
     batch_rows: int,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> list[list[int]]:
-    """The ids of each answer, without the token that ended it; the calculator answers its tool calls.
+    """Return the ids of each answer, without the token that ended it; the calculator answers its tool calls.
 
     watched: what the batches, a list, and the steps of each go through.
     """
@@ -168,7 +168,7 @@ class Examiner:
     workers: int
 
     def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> Share:
-        """The items' outcome. items: by their place in the task."""
+        """Return the items' outcome. items: by their place in the task."""
         started = time.perf_counter()
         prompts = {n: prompt_ids(self.tokenizer, item.messages) for n, item in items.items()}
         # An answer needs a position of its own, but for a letter, which is read off the last one.
@@ -282,7 +282,7 @@ def score_chat_tasks(
     report: Callable[[TaskScore], None] | None = None,
     where: str = "chat tasks",
 ) -> list[TaskScore]:
-    """The scores of the tasks in their order, the same on every rank and for any batch_rows.
+    """Return the scores of the tasks in their order, the same on every rank and for any batch_rows.
 
     max_per_task: only the first items of each. max_s: no further task is begun after so many seconds. Items are dealt out
     to the ranks, each of which needs a whole model; they meet after each task, and an error on one is raised on all.
@@ -358,7 +358,7 @@ def require_ready(
     unsafe_exec: bool,
     where: str = "chat tasks",
 ) -> Isolation | None:
-    """What isolates the model's programs, where a task has any.
+    """Return what isolates the model's programs, where a task has any.
 
     Raises all that would stop the scoring later: RecipeError for programs that may not be run, DataError for a tokenizer
     without chat template or without the letters as tokens.
@@ -373,7 +373,7 @@ def require_ready(
 
 
 def require_execution(tasks: list[ChatTask], execute: bool, unsafe_exec: bool, *, where: str) -> Isolation | None:
-    """What isolates the model's programs, where a task has any; RecipeError where they may not be run."""
+    """Return what isolates the model's programs, where a task has any; RecipeError where they may not be run."""
     programs = [task.name for task in tasks if task.program]
     if not programs:
         return None
@@ -438,7 +438,7 @@ RULE = 1  # raise it when the same items under the same window give other answer
 def chat_results(
     tasks: list[LoadedTask], scores: list[TaskScore], findings: Findings | None = None
 ) -> list[dict[str, Any]]:
-    """A row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
+    """Return a row for each mean that the tasks give, then one for each task: its accuracy, and what it was measured on.
 
     tasks: those that were to be scored; scores may be of the first ones only. findings: of the training text of the run
     that is scored; rows then tell of contaminated items too.
@@ -547,7 +547,7 @@ def task_line(score: TaskScore) -> str:
 
 
 def closing_lines(scores: list[TaskScore]) -> list[str]:
-    """The means over tasks, or which tasks they would take."""
+    """Return the means over tasks, or which tasks they would take."""
     means = {name: value for name, value in chat_numbers(scores).items() if name.startswith("chat/core")}
     if not means:
         missing = [name for name in CHAT_CORE if name not in {score.name for score in scores}]
@@ -584,7 +584,7 @@ class AskedChat:
     def score(
         self, model: Any, tokenizer: Any, *, findings: Findings | None, rank: int, world_size: int
     ) -> list[dict[str, Any]]:
-        """Rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
+        """Return rows for evals.json, printed as they come. findings: of the training text of the run that is scored."""
         print(heading())
         scores = score_chat_tasks(
             self.tasks,
@@ -611,7 +611,7 @@ class AskedChat:
 def open_chat(
     names: list[str] | None, arguments: argparse.Namespace, *, settings: dict[str, Any], cache: str | None
 ) -> AskedChat:
-    """The tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
+    """Return the tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
 
     settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
     not, or that run programs without --execute.

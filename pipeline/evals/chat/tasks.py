@@ -45,24 +45,24 @@ NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)} | {"on
 
 
 def number_after_marks(text: str) -> str | None:
-    """The number after the first ####, without commas; the official rule of GSM8K (grade_school_math/dataset.py)."""
+    """Return the number after the first ####, without commas; the official rule of GSM8K (grade_school_math/dataset.py)."""
     found = re.search(r"#### (\-?[0-9\.\,]+)", text)
     return found[1].replace(",", "") if found else None
 
 
 def number_said(text: str) -> str | None:
-    """The number after ####, else the last one in the text, in digits or in words up to twelve."""
+    """Return the number after ####, else the last one in the text, in digits or in words up to twelve."""
     words = re.findall(rf"\b(?:\d+|{'|'.join(NUMBER_WORDS)})\b", text.lower())
     return number_after_marks(text) or (NUMBER_WORDS.get(words[-1], words[-1]) if words else None)
 
 
 def gsm8k_correct(item: ChatItem, text: str) -> bool:
-    """Whether the text's number after #### is the answer's, as text: 18 is not 18.0."""
+    """Return whether the text's number after #### is the answer's, as text: 18 is not 18.0."""
     return number_after_marks(text) == item.answer
 
 
 def spelling_correct(item: ChatItem, text: str) -> bool:
-    """A count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    """Return a count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
@@ -70,7 +70,7 @@ def spelling_correct(item: ChatItem, text: str) -> bool:
 
 
 def humaneval_program(item: ChatItem, text: str) -> str:
-    """The program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending without error.
+    """Return the program to run: the prompt's imports, the completion, the test, the call of it. It passes by ending without error.
 
     The completion is the first code block of the text, else all of it. Source of the rules: nanochat tasks/humaneval.py.
     """
@@ -81,7 +81,7 @@ def humaneval_program(item: ChatItem, text: str) -> str:
 
 
 def _leading_imports(program: str) -> list[str]:
-    """The import lines before the first line that is neither one, nor blank, nor a comment."""
+    """Return the import lines before the first line that is neither one, nor blank, nor a comment."""
     found = []
     for line in map(str.strip, program.split("\n")):
         if line.startswith(("import ", "from ")):
@@ -92,17 +92,17 @@ def _leading_imports(program: str) -> list[str]:
 
 
 def exact(messages: list[dict], text: str) -> bool:
-    """Whether the text is the last message's, but for white space around it."""
+    """Return whether the text is the last message's, but for white space around it."""
     return text.strip() == (messages[-1].get("content") or "").strip()
 
 
 def contains(messages: list[dict], text: str) -> bool:
-    """Whether the last message's text, without white space around it, stands somewhere in the text."""
+    """Return whether the last message's text, without white space around it, stands somewhere in the text."""
     return (messages[-1].get("content") or "").strip() in text
 
 
 def checker_of(checker: str | MessagesChecker, *, folder: CodeFolder | str | None, where: str) -> MessagesChecker:
-    """The function that `exact`, `contains` or `module:attr` names; RecipeError when there is none."""
+    """Return the function that `exact`, `contains` or `module:attr` names; RecipeError when there is none."""
     if callable(checker):
         return checker
     if checker in ("exact", "contains"):
@@ -125,7 +125,7 @@ ReadRow = Callable[[Any], ChatItem]
 
 
 def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
-    """The user's message. No space before a letter: the answer's token is then the one that stands here."""
+    """Return the user's message. No space before a letter: the answer's token is then the one that stands here."""
     options = "".join(f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True))
     return f"Multiple Choice question: {question}\n{options}\nRespond only with the letter of the correct answer."
 
@@ -174,7 +174,7 @@ def humaneval_item(row: Any) -> ChatItem:
 
 
 def spelling_item(row: Any) -> ChatItem:
-    """The first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a number."""
+    """Return the first question of a conversation of `tandem:spelling`. answer: the word to be spelled, or a number."""
     asked, answered = (_column(message, "content", str) for message in _column(row, "messages", list)[:2])
     spelled = re.fullmatch(r"([a-z]+): [a-z](?:, [a-z])*\.", answered)
     answer = spelled[1] if spelled else number_said(answered)
@@ -311,7 +311,7 @@ BUILT_IN = {
 
 
 def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
-    """The tasks of that name; RecipeError for one that there is not."""
+    """Return the tasks of that name; RecipeError for one that there is not."""
     unknown = [name for name in names if name not in BUILT_IN]
     if unknown:
         raise RecipeError(
@@ -329,7 +329,7 @@ def custom_task(
     max_new_tokens: int = 512,
     where: str = "chat tasks",
 ) -> ChatTask:
-    """A task of any conversations: the last message must be the assistant's and is the right answer, those before are asked.
+    """Return a task of any conversations: the last message must be the assistant's and is the right answer, those before are asked.
 
     checker: `exact`, `contains`, or a function (messages, text) -> bool, itself or as module:attr of a module in folder.
     A column `subject` of texts splits the score.
@@ -405,7 +405,7 @@ def load_chat_tasks(
     cache: Path | None = None,
     where: str = "chat tasks",
 ) -> list[LoadedTask]:
-    """The items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
+    """Return the items of all tasks, shuffled as nanochat does (`datasets.Dataset.shuffle(seed=42)`).
 
     places: local files and folders in which a built-in task's file is found by its name (arc_easy.jsonl, mmlu_test.jsonl,
     HumanEval.jsonl.gz, words.txt ...); without them they come from the Hub. A task of one's own has its own source; its
@@ -482,7 +482,7 @@ def _split_in(label: str) -> str | None:
 
 
 def _recognised(task: ChatTask, files: list[SourceFile], places: list[str], where: str) -> list[SourceFile]:
-    """The task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not taken."""
+    """Return the task's file, or its shards, among others: by its own name, else by its folders'. Other splits are not taken."""
     expression = re.compile(task.local_name or "", re.IGNORECASE)
     named = [f for f in files if expression.search(f.local_path().name)]
     named = named or [f for f in files if expression.search("/".join(f.local_path().parts[-3:]))]
@@ -511,7 +511,7 @@ class _AnyRows(Format):
 
 
 def _items(task: ChatTask, file: SourceFile) -> tuple[list[ChatItem], list[str]]:
-    """The items of one file, and what is wrong with it, as `file:row: reason`."""
+    """Return the items of one file, and what is wrong with it, as `file:row: reason`."""
     path = file.local_path()
     items, bad = [], []
     try:

@@ -96,7 +96,7 @@ UNUSABLE = (OSError, http.client.HTTPException, ValueError, zipfile.BadZipFile, 
 
 
 def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
-    """The content whose git hash is `blob`, kept in the folder under that hash.
+    """Return the content whose git hash is `blob`, kept in the folder under that hash.
 
     $TANDEM_CORE_MIRRORS, addresses with blanks between, comes before the built-in mirrors. Raises ServiceError naming
     what each mirror gave.
@@ -173,19 +173,19 @@ class Bundle:
         return f"core-{digest.hexdigest()[:12]}"
 
     def only(self, names: list[str] | None) -> "Bundle":
-        """The bundle with these tasks alone; the others are missing because they were not asked for."""
+        """Return the bundle with these tasks alone; the others are missing because they were not asked for."""
         if names is None:
             return self
         left_out = {task.name: "not asked for" for task in TASKS if task.name not in names}
         return replace(self, missing={**self.missing, **left_out})
 
     def published(self, task: CoreTask) -> bool:
-        """Whether the task's file is the one that published scores are of."""
+        """Return whether the task's file is the one that published scores are of."""
         return self.blobs[task.file] == task.blob
 
 
 def open_bundle(path: str | None = None, *, cache: str | None = None, wanted: list[str] | None = None) -> Bundle:
-    """The bundle at a folder or zip, else the published files, fetched once into the cache.
+    """Return the bundle at a folder or zip, else the published files, fetched once into the cache.
 
     A task without a file is in `missing`; wanted: the names of tasks that must be there. Raises InputMissingError when
     nothing is there or a wanted task is not, DataError with every file and row that is not what a task needs, and
@@ -222,12 +222,12 @@ def open_bundle(path: str | None = None, *, cache: str | None = None, wanted: li
 
 
 def git_blob(content: bytes) -> str:
-    """The hash by which git names a file's content."""
+    """Return the hash by which git names a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _local(path: Path) -> dict[str, bytes]:
-    """The tasks' files in a folder (the bundle, or what it lies in) or a zip, by their names under eval_data/."""
+    """Return the tasks' files in a folder (the bundle, or what it lies in) or a zip, by their names under eval_data/."""
     files = {task.file for task in TASKS}
     if path.is_dir():
         folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
@@ -266,7 +266,7 @@ def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
 
 
 def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
-    """The items, and what is wrong with the file as `: ...` or `:row: ...`."""
+    """Return the items, and what is wrong with the file as `: ...` or `:row: ...`."""
     if not content.strip():
         return [], [" is empty."]
     if reason := impostor(content[:4096]):
@@ -288,7 +288,7 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
 
 
 def _no_character(item: dict) -> str | None:
-    """A JSON escape can make half of a character, which no tokenizer can read."""
+    """Return a JSON escape can make half of a character, which no tokenizer can read."""
     try:
         json.dumps(item, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:

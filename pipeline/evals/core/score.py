@@ -39,14 +39,14 @@ class Row:
 
 
 def in_order(items: list[Any], max_items: int | None) -> list[Any]:
-    """The items, or what is known of each, in the order of every evaluation, of which a capped one takes the first."""
+    """Return the items, or what is known of each, in the order of every evaluation, of which a capped one takes the first."""
     items = list(items)
     random.Random(SHUFFLE_SEED).shuffle(items)
     return items[:max_items]
 
 
 def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
-    """Which items stand as examples before item `index`: drawn from the others, as many as there are when too few."""
+    """Return which items stand as examples before item `index`: drawn from the others, as many as there are when too few."""
     k = min(task.shots, num_items - 1)
     # Of the others' places rather than of a list of the others: the same draw, without a list of all items for each.
     drawn = random.Random(SHOTS_SEED + index).sample(range(num_items - 1), k) if k else []
@@ -54,7 +54,7 @@ def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
 
 
 def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
-    """The texts of an item's rows; of language modelling the prompt alone, then the prompt with what is to be said."""
+    """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with what is to be said."""
     if task.kind == "multiple_choice":
         before = "".join(f"{s['query']}{task.delimiter}{s['choices'][s['gold']]}\n\n" for s in shots)
         return [f"{before}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]]
@@ -88,7 +88,7 @@ class Tokens:
 
 
 def rows_of(task: CoreTask, items: list[dict], wanted: Iterable[int], tokens: Tokens) -> tuple[list[Row], int]:
-    """The rows of the wanted items, and how many of these were too long for the model.
+    """Return the rows of the wanted items, and how many of these were too long for the model.
 
     items: all of them, in order: the examples are drawn from these.
     """
@@ -145,7 +145,7 @@ def _spans(task: CoreTask, rows: list[np.ndarray]) -> list[tuple[np.ndarray, int
 
 
 def common_length(rows: list[np.ndarray]) -> int:
-    """How many first tokens all rows share."""
+    """Return how many first tokens all rows share."""
     shortest = min(map(len, rows))
     differ = np.zeros(shortest, bool)
     for ids in rows[1:]:
@@ -154,7 +154,7 @@ def common_length(rows: list[np.ndarray]) -> int:
 
 
 def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bool) -> tuple[np.ndarray, int]:
-    """The row's last tokens, so that at least one stands before what is scored."""
+    """Return the row's last tokens, so that at least one stands before what is scored."""
     cut = 0 if positions is None else max(len(ids) - positions, 0)
     kept = ids[cut:]
     if cut and keep_bos:
@@ -263,7 +263,7 @@ def _planned(model, rows: list[tuple[np.ndarray, int]], batch_tokens: int) -> li
 
 
 def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list[Group]:
-    """The rows as groups: a row that is another's beginning is scored within it, and rows that share at least half of
+    """Return the rows as groups: a row that is another's beginning is scored within it, and rows that share at least half of
     their tokens go on from one prefix (not without share)."""
     # In the order of their ids, beginnings and likenesses are neighbours.
     found: list[Sequence] = []
@@ -389,7 +389,7 @@ def _score_batch(model, batch: list[Group], device: torch.device, nats_R, misses
 def _forward(
     model, input_ids_BT: torch.Tensor, wanted_N: torch.Tensor, *, past_key_values=None, use_cache=False
 ) -> Any:
-    """The model's output with the logits of these positions alone: the head for all others is most of a small model."""
+    """Return the model's output with the logits of these positions alone: the head for all others is most of a small model."""
     known = inspect.signature(model.forward).parameters
     inputs: dict[str, Any] = {"use_cache": use_cache} if "use_cache" in known else {}
     if past_key_values is not None:
@@ -457,7 +457,7 @@ class CoreScore:
 
     @property
     def whole(self) -> bool:
-        """Whether the mean may be called CORE: every task, every file the published one, all items that were to be scored."""
+        """Return whether the mean may be called CORE: every task, every file the published one, all items that were to be scored."""
         return not self.missing and not self.cut_short and all(self.bundle.published(t.task) for t in self.tasks)
 
     @property
@@ -465,7 +465,7 @@ class CoreScore:
         return "core" if self.whole else "core_partial"
 
     def mean(self, version: str) -> float:
-        """The mean of the centred accuracies. version: v1, the baselines of every published CORE score, or v2, DCLM's
+        """Return the mean of the centred accuracies. version: v1, the baselines of every published CORE score, or v2, DCLM's
         corrected ones."""
         return float(np.mean([t.task.centred(t.accuracy, version) for t in self.tasks]))
 
@@ -590,7 +590,7 @@ def core_protocol(
 
 
 def _texts(item: dict) -> Iterator[str]:
-    """All that a prompt takes from an item: question or context, options and continuation."""
+    """Yield all that a prompt takes from an item: question or context, options and continuation."""
     for value in item.values():
         yield from (text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str))
 
@@ -598,7 +598,7 @@ def _texts(item: dict) -> Iterator[str]:
 def _correct(
     task: CoreTask, items: list[dict], rows: list[Row], nats: np.ndarray, greedy: np.ndarray
 ) -> dict[int, bool]:
-    """Whether each item was answered rightly: all its tokens the likeliest, or the right option the one of least loss."""
+    """Return whether each item was answered rightly: all its tokens the likeliest, or the right option the one of least loss."""
     if task.kind == "language_modeling":
         return {row.item: bool(all_greedy) for row, all_greedy in zip(rows, greedy, strict=True)}
     losses: dict[int, list[float]] = {}
@@ -624,7 +624,7 @@ VERSIONS = ("v1", "v2")
 
 
 def core_results(score: CoreScore, findings: Findings | None = None) -> list[dict[str, Any]]:
-    """A row for each version of the mean, then one for each task: its accuracy, and what it was measured on.
+    """Return a row for each version of the mean, then one for each task: its accuracy, and what it was measured on.
 
     findings: of the training text of the run that is scored; rows then tell of contaminated items too.
     """
@@ -690,7 +690,7 @@ def _clean_mean(score: CoreScore, cleaned: dict[str, dict[str, Any]], version: s
 
 
 def numbers_of(results: list[dict[str, Any]]) -> dict[str, float]:
-    """The results as metrics by name."""
+    """Return the results as metrics by name."""
     return {row["name"]: row["value"] for row in results}
 
 
@@ -709,7 +709,7 @@ def heading() -> str:
 
 
 def closing_lines(score: CoreScore) -> list[str]:
-    """The means, and what has to be known to compare them."""
+    """Return the means, and what has to be known to compare them."""
     lines = []
     for version in VERSIONS:
         low, high = score.interval(version)

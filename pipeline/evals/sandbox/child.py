@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def supervise(program: str, *, mechanisms: list[str], timeout_s: float, memory_bytes: int, parent: int) -> dict:
-    """What became of the program. The time begins when it does; nothing of it is alive on return."""
+    """Return what became of the program. The time begins when it does; nothing of it is alive on return."""
     if sys.platform == "linux":
         if "namespaces" in mechanisms:
             walls.enter_namespaces()
@@ -87,7 +87,7 @@ def supervise(program: str, *, mechanisms: list[str], timeout_s: float, memory_b
 
 
 def read_line(descriptor: int, *, until: float) -> bytes:
-    """The line without its end; empty when the other side ends or the time is up before there is a whole one."""
+    """Return the line without its end; empty when the other side ends or the time is up before there is a whole one."""
     read = b""
     while (left := until - time.monotonic()) > 0 and select.select([descriptor], [], [], left)[0]:
         some = os.read(descriptor, MOST_BYTES)
@@ -132,7 +132,7 @@ def children() -> list[int]:
 
 
 def cause_of(status: int | None, *, cpu_used_s: float, cpu_s: int, timeout_s: float) -> str:
-    """Why a program that said nothing ended; status None where it was killed because its time was up."""
+    """Return why a program that said nothing ended; status None where it was killed because its time was up."""
     if status is None:
         return f"time: more than {timeout_s:g} s"
     if os.WIFEXITED(status):
@@ -197,7 +197,7 @@ def put_up_walls(mechanisms: list[str], *, cpu_s: int, memory_bytes: int) -> Non
 
 
 def explain(error: BaseException) -> bytes:
-    """One line, as the last one of a traceback, behind its kind. The program may have made str() fail or endless."""
+    """Return one line, as the last one of a traceback, behind its kind. The program may have made str() fail or endless."""
     kind = (
         "memory" if isinstance(error, MemoryError) else "forbidden" if isinstance(error, PermissionError) else "wrong"
     )

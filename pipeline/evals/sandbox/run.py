@@ -41,7 +41,7 @@ class Isolation:
 
     @property
     def safe(self) -> bool:
-        """Whether they suffice: seccomp against everything but reading, and one of the others against that."""
+        """Return whether they suffice: seccomp against everything but reading, and one of the others against that."""
         return "seccomp" in self.mechanisms and len(self.mechanisms) > 1
 
     @property
@@ -106,7 +106,7 @@ def run_programs(
     memory_bytes: int = MEMORY_BYTES,
     isolation: Isolation,
 ) -> list[Execution]:
-    """One result per program, in their order; `workers` of them run at a time, each within run_program's limits."""
+    """Return one result per program, in their order; `workers` of them run at a time, each within run_program's limits."""
     run = partial(run_program, timeout_s=timeout_s, memory_bytes=memory_bytes, isolation=isolation)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(run, programs))
@@ -146,7 +146,7 @@ assert set(os.environ) <= {environment!r}, "the environment is seen"
 
 @cache
 def available_isolation() -> Isolation:
-    """The walls that stand here, each tried in a process of its own, and all together by acts that they must refuse."""
+    """Return the walls that stand here, each tried in a process of its own, and all together by acts that they must refuse."""
     isolation = granted_isolation()
     if not isolation.safe:
         return isolation
@@ -164,7 +164,7 @@ def available_isolation() -> Isolation:
 
 
 def granted_isolation() -> Isolation:
-    """The walls that this machine lets a process put up, whether or not they hold."""
+    """Return the walls that this machine lets a process put up, whether or not they hold."""
     if sys.platform != "linux":
         return Isolation((), [f"namespaces, Landlock and seccomp are of Linux, and this is {sys.platform}"])
     granted, missing = [], []
@@ -178,7 +178,7 @@ def granted_isolation() -> Isolation:
 
 
 def choose_isolation(unsafe_exec: bool, *, where: str) -> Isolation:
-    """The best isolation to be had. RecipeError where it is not safe, unless the user takes that upon themselves.
+    """Return the best isolation to be had. RecipeError where it is not safe, unless the user takes that upon themselves.
 
     where: names the request in the message, as Recipe.where does.
     """

@@ -75,12 +75,12 @@ class FilterProgram(ctypes.Structure):
 
 
 def instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """One step of the filter; the jumps count the steps that are left out."""
+    """Return one step of the filter; the jumps count the steps that are left out."""
     return struct.pack("=HBBI", operation, if_true, if_false, value)
 
 
 def compute_only() -> bytes:
-    """The filter for this machine; OSError where its system calls are not known here."""
+    """Return the filter for this machine; OSError where its system calls are not known here."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"the system calls of {machine} are not known here")

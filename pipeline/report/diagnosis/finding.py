@@ -64,7 +64,7 @@ class Figures:
         self._series: dict[str, Series] = {}
 
     def series(self, name: str) -> Series:
-        """The finite values of a metric."""
+        """Return the finite values of a metric."""
         if name not in self._series:
             steps, values = self.data.curve(name)
             finite = np.isfinite(values)
@@ -72,16 +72,16 @@ class Figures:
         return self._series[name]
 
     def wild(self, name: str) -> list[int]:
-        """Steps at which the metric is NaN or infinite."""
+        """Return steps at which the metric is NaN or infinite."""
         steps, values = self.data.curve(name)
         return [int(step) for step in steps[~np.isfinite(values)]]
 
     def loss(self) -> Series:
-        """The training loss that the run has; an export may hold only a smoothed one."""
+        """Return the training loss that the run has; an export may hold only a smoothed one."""
         return self.series(self.data.loss_name())
 
     def rate(self) -> Series:
-        """The learning rate, else its multiplier."""
+        """Return the learning rate, else its multiplier."""
         return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
 
     def step(self) -> int:
@@ -96,7 +96,7 @@ class Figures:
         return Series(epoch.steps, epoch.values if is_fraction else epoch.values - 1)
 
     def timed(self, name: str) -> Series:
-        """The same without the first logged value of each start, which holds compilation and cold caches."""
+        """Return the same without the first logged value of each start, which holds compilation and cold caches."""
         series, starts = self.series(name), self.series("perf/first_step_s").steps
         kept = ~np.isin(series.steps, starts)
         kept[:1] = False
@@ -107,11 +107,11 @@ class Figures:
         return float(values[-1]) if values.size else None
 
     def total(self, *names: str) -> float:
-        """The sum of all values of these metrics."""
+        """Return the sum of all values of these metrics."""
         return float(sum(self.series(name).values.sum() for name in names))
 
     def seconds(self) -> float | None:
-        """Seconds in steps over all attempts that count; None when nobody measured them."""
+        """Return seconds in steps over all attempts that count; None when nobody measured them."""
         total = self.last("perf/total_s")
         if total is None and len(self.timed("perf/step_s")):
             total = float(np.median(self.timed("perf/step_s").values)) * self.step()
@@ -124,7 +124,7 @@ class Figures:
         return _at(self.data.manifest, path, default)
 
     def is_watched(self) -> bool:
-        """Whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
+        """Return whether our own alarm looked at every logged value as it came: then its events tell the spikes."""
         return not self.manifest("imported") and bool(self.data.events("attempt"))
 
     def restarts(self) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class Figures:
         return max(int(attempts.max(initial=1)) - 1, 0), lost
 
     def starts_trained(self) -> bool:
-        """Whether the weights were trained before the first step."""
+        """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
 
     def schedule(self) -> Schedule | None:
@@ -158,7 +158,7 @@ class Figures:
         return schedule
 
     def warmup_steps(self) -> int | None:
-        """Steps of warm-up by the recipe, None when it does not say."""
+        """Return steps of warm-up by the recipe, None when it does not say."""
         if self.recipe("optimizer.type", "trainer") != "trainer":
             schedule = self.schedule()
             return schedule.warmup_steps if schedule and "warmup_steps" in self.recipe("optimizer.schedule") else None
@@ -241,6 +241,6 @@ def rule(
 def graded(
     value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str, advice: str | None = None
 ) -> Verdict:
-    """A verdict on a number that is better when it is small. titles: when it is below both limits, and else."""
+    """Return a verdict on a number that is better when it is small. titles: when it is below both limits, and else."""
     level: Level = "trouble" if value >= trouble else "note" if value >= note else "healthy"
     return Verdict(level, titles[level != "healthy"], evidence, advice)

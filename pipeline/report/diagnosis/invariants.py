@@ -96,7 +96,7 @@ def is_ours(figures: Figures) -> bool:
 
 
 def column(data: RunData, name: str) -> Series:
-    """A number of every row that has it, in the order of the rows, as it was written: curve() keeps one value a step."""
+    """Return a number of every row that has it, in the order of the rows, as it was written: curve() keeps one value a step."""
     rows, values = data.columns.column(name)
     return Series(data.columns.beside("step", rows, missing=0), values.astype(np.float64))
 

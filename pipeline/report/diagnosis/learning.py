@@ -212,7 +212,7 @@ SEARCHED = 20_000  # last values of an imported run that are searched for spikes
 
 
 def spikes(figures: Figures, name: str, series: Series) -> list[int]:
-    """Steps of values far above their last ones. Of our own runs the alarm said so; of imported ones it is done here."""
+    """Return steps of values far above their last ones. Of our own runs the alarm said so; of imported ones it is done here."""
     if figures.is_watched():
         return sorted({row["step"] for row in figures.data.events("spike") if row.get("name") == name})
     recent, found = RecentValues(), []

@@ -36,14 +36,14 @@ MEMORY = (
 
 
 def reading_text(data: RunData) -> str:
-    """A list in Markdown, "" when the run has none of these numbers."""
+    """Return a list in Markdown, "" when the run has none of these numbers."""
     figures = Figures(data)
     told = [_samples(figures), _memory(figures), _mfu(figures), _utilisation(figures), _memory_busy(figures)]
     return "".join(f"- {line}\n" for line in told if line)
 
 
 def _samples(figures: Figures) -> str | None:
-    """A sample is a row; how many positions and targets that are."""
+    """Return a sample is a row; how many positions and targets that are."""
     samples, row, step = figures.last("data/samples"), figures.recipe("data.row_tokens"), figures.step()
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     if not samples or not row:

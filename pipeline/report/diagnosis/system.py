@@ -31,7 +31,7 @@ SETTLED = 0.2  # of the run: before it memory grows for good reasons
 
 
 def step_times(figures: Figures) -> Series:
-    """Seconds of a step without compilation; from tokens a second, in other units, where they are all there is."""
+    """Return seconds of a step without compilation; from tokens a second, in other units, where they are all there is."""
     times = figures.timed("perf/step_s")
     rates = figures.timed("perf/tok_per_s")
     if len(times) or not (rates.values > 0).all():
@@ -185,7 +185,7 @@ def not_throttled(figures: Figures) -> Verdict | None:
 
 
 def _share_of_time(figures: Figures, names: tuple[str, ...], limits: tuple[float, float], titles: tuple[str, str]) -> Verdict | None:  # fmt: skip
-    """A verdict on the share of the whole time that these seconds are; in a short run nothing worse than a note."""
+    """Return a verdict on the share of the whole time that these seconds are; in a short run nothing worse than a note."""
     in_steps, spent = figures.seconds(), figures.total(*names)
     count = sum(len(figures.series(name)) for name in names)
     if not in_steps or not count:

@@ -30,13 +30,13 @@ class Pairs(NamedTuple):
 
 
 def held_out(figures: Figures) -> tuple[str, Series] | None:
-    """The validation number that was measured most often, and its values."""
+    """Return the validation number that was measured most often, and its values."""
     found = [(name, figures.series(name)) for name in VALIDATION if len(figures.series(name))]
     return max(found, key=lambda pair: len(pair[1])) if found else None
 
 
 def beside(training: Series) -> int:
-    """How many logged losses before an evaluation stand for the training there: few are noisy, many are old."""
+    """Return how many logged losses before an evaluation stand for the training there: few are noisy, many are old."""
     return max(BESIDE, int(BESIDE_SHARE * len(training)))
 
 

@@ -95,13 +95,13 @@ def spelling_conversations(words: Iterable[str]) -> dict[str, list[dict]]:
 
 
 def is_held_out(word: str) -> bool:
-    """Whether the word is kept from training, whatever list of words it stands in."""
+    """Return whether the word is kept from training, whatever list of words it stands in."""
     digest = hashlib.sha256(f"held out {word}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % 1000 < HELD_OUT_PER_MILLE
 
 
 def word_conversation(word: str) -> dict:
-    """A row {messages}: one or two questions about the word, always the same ones."""
+    """Return a row {messages}: one or two questions about the word, always the same ones."""
     draw = random.Random(word)
     makers = [_spell, _count, _length]
     chosen = draw.sample(makers, draw.choice((1, 1, 2)))
