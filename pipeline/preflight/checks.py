@@ -162,6 +162,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
     plan = make_plan(recipe, device_info(), processes=processes)
+    recipe = plan.recipe  # with the planned micro-batch, where it is auto
 
     def decide() -> tuple[str | None, str] | None:
         if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
