@@ -187,7 +187,7 @@ def id_of_file(path: str | Path) -> str:
 
 
 class Watchlist:
-    """What is looked for. tasks: by name, {items, digest}. found() may be called from several threads."""
+    """Index of the n-grams of evaluation items. tasks: by name, {items, digest}. found() may be called from several threads."""
 
     def __init__(self, ngrams: np.ndarray, runs: np.ndarray, tasks: dict[str, dict]):
         """ngrams: sorted hashes of the items' n-grams. runs: sorted sieve values of their runs of SIEVE_WORDS."""
@@ -356,7 +356,7 @@ def look_again(folder: Path, number: int, *, source: Any, watchlist: Watchlist) 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the training text of a run held of a watch-list. ngrams: sorted hashes. unchecked: shards of `shards` at which
+    """Matches of a watch-list in the training text of a run. ngrams: sorted hashes. unchecked: shards of `shards` at which
     nobody looked with this list, as they were sealed before."""
 
     watchlist: str

@@ -214,7 +214,7 @@ class ConversationPacker:
 
 
 class Packer:
-    """What the packers share. `counts` only grow: cropped_tokens (lost), split_documents (cut in two or more)."""
+    """Base class of the packers. `counts` only grow: cropped_tokens (lost), split_documents (cut in two or more)."""
 
     def __init__(self, *, row_tokens: int, bos: int, pad: int, dtype, documents: int):
         self.row_tokens, self.bos, self.pad, self.dtype, self.documents = (

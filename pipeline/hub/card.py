@@ -186,10 +186,10 @@ SIZES = {"n_layer": "{} layers", "n_embd": "width {}", "n_head": "{} heads", "n_
 
 def about_text(card: Published) -> str:
     """Kind and size, what it began as, and whether it is the run's last; then the publisher's note."""
-    told = [words.format(number(size)) for name, words in SIZES.items() if (size := card.size(name))]
+    counts = [words.format(number(size)) for name, words in SIZES.items() if (size := card.size(name))]
     of = f" of {number(card.parameters)} parameters" if card.parameters else ""
     kind = "chat model" if card.is_chat else "base language model"
-    lines = [f"A {kind}{of} ({', '.join([cell(card.config.get('model_type')), *told])}).", _origin(card)]
+    lines = [f"A {kind}{of} ({', '.join([cell(card.config.get('model_type')), *counts])}).", _origin(card)]
     if card.is_chat:
         lines.append("It answers in turns, by the chat template that comes with it.")
     else:
@@ -447,8 +447,8 @@ def _lines(card: Published) -> list[str]:
         unknown = f", with {number(changed)} files changed against it, which are not published" if changed else ""
         lines.append(f"Code: Tandem at commit {cell(git['commit'])}{unknown}.\n")
     if versions:
-        told = ", ".join(f"{cell(name)} {cell(version)}" for name, version in versions.items())
-        lines.append(f"Versions: {told}.\n")
+        versions_text = ", ".join(f"{cell(name)} {cell(version)}" for name, version in versions.items())
+        lines.append(f"Versions: {versions_text}.\n")
     return [*lines, _weights(card)]
 
 
@@ -501,14 +501,14 @@ def _private(card: Published) -> list[str]:
 
 def _files(card: Published) -> str:
     run = card.data.run
-    told = {
+    records = {
         "recipe.yaml": (run.recipe, "the run's recipe with every key"),
         "run_manifest.json": (run.manifest, "versions, code, data and tokenizer by hash, results"),
         "evals.json": (run.evals, "every evaluation"),
         "report.md": (run.report / "report.md", "the run's report"),
         "report.html": (run.report / "report.html", "the same with interactive plots, to be downloaded"),
     }
-    lines = [f"- [{name}]({name}): {what}" for name, (path, what) in told.items() if path.exists()]
+    lines = [f"- [{name}]({name}): {what}" for name, (path, what) in records.items() if path.exists()]
     return "\n".join(["In this repository:\n", *lines]) + "\n" if lines else ""
 
 

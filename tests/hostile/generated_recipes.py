@@ -62,7 +62,7 @@ ODD: list[Any] = [
     float("inf"), float("-inf"), float("nan"), "", " ", "auto", "never", "no", "yes", "null", "None", "1", "1e9", "3e-4", "10%", "1,000", "0x10", "2B", "cpu", "cuda",
     "bfloat16", "linear", "cosine", "steps", "epoch", "adamw_torch", "sgd", "schedule_free_adamw", "inductor", "max-autotune", "fastest", "gpt2", "llama", "nanochat",
     "tandem", "modern", "mixtral", "os:getcwd", "json:loads", "mine:Thing", "a:b", ":", "a:", "x" * 300, "\x00", "a\x00b", "\x07", "a\nb", "a\tb", "\u00b2", "\u0430",
-    "\ud7ff", "\u202e", "\U0001f600", "..", ".", "/", "/nowhere", "/dev/null", "~", "~nobody", "texts", "texts/*.jsonl", "texts/a.jsonl", "texts/a.jsonl/below", "chat.jsonl", "{run}",
+    "\ud7ff", "\u202e", "\U0001f600", "..", ".", "/", "/proc/nowhere", "/dev/null", "~", "~nobody", "texts", "texts/*.jsonl", "texts/a.jsonl", "texts/a.jsonl/below", "chat.jsonl", "{run}",
     "latest:recipe", "latest:", "runs/x@5", "a@1", "a@\u00b2", "*.jsonl", "**/*", "[a", "http://h/x", "C# port #3", "fix: lr", "(", "(a+)+$", "[[:alpha:]]", "a=1,b=2", "a=1,b", "=", "lr=oops",
     [], [1], [None], ["a"], [[]], [1, 2], [0, 1], [0.9, 0.95], ["auto"], [{}], {}, {"a": 1}, {"files": "texts/*.jsonl"}, [{"files": "texts/*.jsonl"}],
     {"text": "text"}, {"": 1}, {"a": {"b": [1]}}, {"min_lr_rate": 0.1}, {"num_cycles": "x"}, {"use_reentrant": False}, {"every_n_layers": 0}, {"split_batches": True}, {"nope": 1},

@@ -143,7 +143,7 @@ def written_answers(
 
 @dataclass(kw_only=True)
 class Share:
-    """What one rank found out. correct: by the item's place in its task; the other fields as in TaskScore."""
+    """Results of one rank. correct: by the item's place in its task; the other fields as in TaskScore."""
 
     correct: dict[int, bool]
     too_long: int
@@ -154,7 +154,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Examiner:
-    """What every question of every task is asked with.
+    """Model, tokenizer and limits that every question of every task is asked with.
 
     ids_of_letters: `letter_ids`. isolation: what programs are run in, by how many workers at once.
     """

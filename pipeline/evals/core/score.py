@@ -69,7 +69,7 @@ def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How texts become rows. bos: what a row begins with; positions: the longest row the model takes, None for any.
+    """Tokenizer and limits that make rows of texts. bos: what a row begins with; positions: the longest row the model takes, None for any.
 
     long_prompts says what happens to a longer one. `fewer_shots`: as few whole examples as needed are left out from the
     front, the same for all options, and BOS stays; a question that is too long by itself loses its beginning. `crop`: each
@@ -322,7 +322,7 @@ def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: float) 
 
 @dataclass(frozen=True)
 class Price:
-    """What a batch costs: its groups, its rows, what all groups can keep, and the longest row."""
+    """Cost of a batch: its groups, its rows, what all groups can keep, and the longest row."""
 
     groups: int = 0
     rows: int = 0
