@@ -97,7 +97,7 @@ def planned_and_found(stage: str, processes: int, argv: list[str], folder: Path,
 def plan_of(argv: list[str], processes: int) -> Plan:
     recipe = read_recipe(argv)
     if start_folder(recipe) is not None:
-        resolve_start(recipe)
+        recipe = resolve_start(recipe)
     return make_plan(recipe, device_info(), processes=processes)
 
 

@@ -71,11 +71,22 @@ def keep_in_place(folder: Path, *, mark: Path) -> None:
     _kept_in_place[folder.absolute()] = mark.absolute()
 
 
-def raise_if_moved(path: Path) -> None:
-    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`)."""
+REMOVAL_S = 2.0  # longest time that a removal under way is given to reach the mark
+
+
+def raise_if_moved(path: Path, *, after_error: bool = False) -> None:
+    """Raise CannotWriteError when a folder around `path`, or `path` itself, is no longer where it was (`keep_in_place`).
+
+    After an error of the file system the mark may be the last file to go, so it is given REMOVAL_S to do so.
+    """
     path = path.absolute()
+    until = time.monotonic() + (REMOVAL_S if after_error else 0.0)
     for folder, mark in _kept_in_place.items():
-        if path.is_relative_to(folder) and not mark.exists():
+        if not path.is_relative_to(folder):
+            continue
+        while mark.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        if not mark.exists():
             raise CannotWriteError(
                 f"{folder}: {mark.name} is not there any more, so the run directory was renamed or removed while the run was training, and "
                 "nothing more is written. Give it its name back, then run the same command again."

@@ -49,7 +49,7 @@ def _thread_failed(args: threading.ExceptHookArgs) -> None:
     """Print what a thread raised, unless the run's directory has moved: the run ends for that, and TensorBoard's thread meets it first."""
     if isinstance(args.exc_value, OSError) and _current_run is not None:
         try:
-            raise_if_moved(_current_run.path)
+            raise_if_moved(_current_run.path, after_error=True)
         except CannotWriteError:
             return
     threading.__excepthook__(args)
@@ -207,7 +207,7 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         )
     if number is not None and _current_run is not None:
         try:
-            raise_if_moved(_current_run.path)
+            raise_if_moved(_current_run.path, after_error=number in (errno.ENOENT, errno.ESTALE))
         except CannotWriteError as moved:
             return moved
     if number in (errno.EXDEV, errno.EBUSY, errno.ENOSYS, errno.ENOTSUP):

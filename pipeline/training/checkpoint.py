@@ -28,7 +28,7 @@ from pipeline.hardware.cpu import has_memory_files
 from pipeline.model.export import saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
-from pipeline.process.storage import read_json, temporary_folder
+from pipeline.process.storage import raise_if_moved, read_json, temporary_folder
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
@@ -602,7 +602,11 @@ def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
 
 
 def not_written(target: Path, error: OSError) -> TandemError:
-    """Return a checkpoint that the disk refused, for the user."""
+    """Return a checkpoint that the disk refused, for the user; or that the run directory was renamed or removed meanwhile."""
+    try:
+        raise_if_moved(target, after_error=error.errno in (errno.ENOENT, errno.ESTALE))
+    except CannotWriteError as moved:
+        return moved
     where = f"{error.filename or target}: {error.strerror}, so {target.name} was not written; the checkpoints before it are whole."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFullError(

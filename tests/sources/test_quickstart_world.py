@@ -5,16 +5,19 @@ import hashlib
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from pipeline.recipe import Recipe
+from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources.open import open_sources
 from pipeline.sources.quickstart import world
 from pipeline.sources.quickstart.built_in import corpus_folder
 from pipeline.sources.quickstart.spelling import spelling_words
+from pipeline.tokenizer.load import train_bpe, training_texts
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 PINNED = {
     "quickstart_chat-test.jsonl": "3fe5aac7ca0afeab",
     "quickstart_chat-train.jsonl": "1963239dbe9e67be",
@@ -180,3 +183,11 @@ def test_spelling_answers_are_right_and_no_word_is_on_both_sides(rows):
     assert len(words["validation"]) > 40
     assert not words["train"] & words["validation"]
     assert words["train"] | words["validation"] == set(spelling_words())
+
+
+def test_the_quickstart_asks_for_as_many_ids_as_its_world_has(cache):
+    recipe = read_recipe([str(RECIPES / "quickstart_pretrain.yaml"), f"data.cache_dir={cache}"])
+    train, _ = open_sources(recipe, kind="text")
+    texts = training_texts(train, total_chars=int(recipe.tokenizer.train_chars), document_chars=10_000)
+    asked = {"split_pattern": recipe.tokenizer.split_pattern, "vocab_size": 2 * recipe.tokenizer.vocab_size}
+    assert len(train_bpe(texts, **asked)) == recipe.tokenizer.vocab_size, "plans count a model of another size"
