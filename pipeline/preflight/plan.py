@@ -220,6 +220,8 @@ def remember(plan: "Plan", data: "RunData") -> None:
         return
     _, began, last = data.running[-1]
     scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
+    again = scored[1:]  # the first one compiles, which belongs to the start
+    again_s = sum(again) / len(again) if again else 0.0
     trained_s = plan.evaluation_tokens.value * step_s / plan.batch_tokens  # on as many tokens as one scoring has
     found = FinishedRun(
         run=data.name,
@@ -227,9 +229,9 @@ def remember(plan: "Plan", data: "RunData") -> None:
         machine=_machine(plan),
         flops=flops,
         step_s=step_s,
-        rest_s=max(1.0, last - began - step_s * data.step() - sum(scored) - sum(saved)),
+        rest_s=max(1.0, last - began - step_s * data.step() - again_s * len(scored) - sum(saved)),
         save_s=sum(saved) / len(saved) if saved else None,
-        scored_token_share=sum(scored) / len(scored) / trained_s if scored else None,
+        scored_token_share=again_s / trained_s if again else None,
         process_bytes=_beside_tensors(plan, data),
     )
     runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
@@ -239,6 +241,8 @@ def remember(plan: "Plan", data: "RunData") -> None:
 
 def _beside_tensors(plan: "Plan", data: "RunData") -> int | None:
     peak = (data.manifest.get("peak_memory_bytes") or {}).get("host")
+    if data.last("chat/eval_s") is not None:  # answers of growing lengths leave holes that say nothing of other runs
+        return None
     if peak is None or plan.device.kind != "cpu" or plan.memory is None or plan.memory.total is None:
         return None
     return max(LEAST_PROCESS, peak - (plan.memory.total - plan.memory.process))

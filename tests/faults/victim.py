@@ -163,7 +163,7 @@ class Lab:
         template = self.partly / f"{setting.stage}-{setting.max_steps}"
         if not template.exists():
             making = self.trial(f"partly-{template.name}")
-            slow = injector.faults(slow_us=100_000, slow_under=making / "cache")
+            slow = injector.faults(slow_us=400_000, slow_under=making / "cache")
             shutil.copytree(self._tokenizers(setting), making / "cache" / "tokenizers")
             run = self.start(setting, making / "run", cache=making / "cache", environment=slow)
             while run.poll() is None and evidence.logged_step(making / "run") < 1:

@@ -35,13 +35,14 @@ def plan_of(tmp_path, monkeypatch):
     return make
 
 
-def finish(plan, folder, *, run="before", step_s=0.4):
-    """Let a run of that plan have finished: ten steps, an evaluation of 2 s, a save of 0.1 s, and 20 s beside them."""
+def finish(plan, folder, *, run="before", step_s=0.4, **more):
+    """Let a run of that plan have finished: ten steps, two evaluations of 2 s, a save of 0.1 s, and 20 s beside them, of which
+    5 s compile the first evaluation."""
     directory = RunDirectory(folder / run)
     directory.update_manifest(name=run, peak_memory_bytes={"host": 2**30})
-    whole_s = 10 * step_s + 2.0 + 0.1 + 20.0
+    whole_s = 10 * step_s + 2 * 2.0 + 0.1 + 20.0
     append_row(directory.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 100.0})
-    rows = {5: {}, 10: {"perf/eval_s": 2.0, "ckpt/save_s": 0.1}}
+    rows = {5: {"perf/eval_s": 7.0}, 10: {"perf/eval_s": 2.0, "ckpt/save_s": 0.1, **more}}
     for step, more in rows.items():
         append_row(directory.metrics, {"step": step, "attempt": 1, "time": 100 + whole_s * step / 10, "train/loss": 2.0, "perf/step_s": step_s} | more)  # fmt: skip
     remember(plan, read_run(str(directory.path)))
@@ -68,6 +69,7 @@ def test_a_finished_run_of_this_machine_tells_the_next_ones_time_and_the_range_g
     plan = plan_of()
     assert plan.duration.step.value == pytest.approx(0.4)
     assert plan.duration.start.value == pytest.approx(20.0)
+    assert plan.duration.evaluations.value == pytest.approx(2.0 * evaluations_of(plan.recipe, plan.steps))
     assert plan.duration.source.startswith("by run before of 20")
     larger = plan_of("model.n_embd=512", "model.n_head=8").duration.step
     assert larger.value > 2 * plan.duration.step.value
@@ -84,6 +86,14 @@ def test_a_finished_run_tells_what_a_process_takes_beside_its_tensors(plan_of, t
     larger = plan_of("model.n_embd=512", "model.n_head=8")
     assert larger.memory.process == larger.least_memory.process == plan.memory.process != before.process
     assert plan_of(processes=2).memory.process == before.process
+
+
+def test_a_finished_run_that_generated_answers_does_not_tell_what_a_process_takes(plan_of, tmp_path):
+    before = plan_of().memory
+    finish(plan_of(), tmp_path, **{"chat/eval_s": 3.0})
+    plan = plan_of()
+    assert plan.memory.process == before.process
+    assert plan.duration.source.startswith("by run before")
 
 
 @pytest.mark.parametrize(
