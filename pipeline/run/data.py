@@ -7,8 +7,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pipeline.data.prepare import Preparation, start_preparation
-from pipeline.data.preview import warning_lines
 from pipeline.data.rows import TrainingRows
+from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.hardware.device import decide_bf16

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.data.preview import table
+from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, make_plan, remember
