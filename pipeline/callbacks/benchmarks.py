@@ -8,10 +8,9 @@ import torch
 from transformers import TrainerCallback
 
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.evals.benchmarks import append_entry, entry_of, in_precision
-from pipeline.evals.command import progress_bar
-from pipeline.evals.contamination import Findings, record_findings
-from pipeline.evals.together import LeftEarly, OtherRankFailed
+from pipeline.evals.results import append_entry, entry_of, in_precision
+from pipeline.evals.together import LeftEarly, OtherRankFailed, progress_bar
+from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
@@ -95,7 +94,7 @@ class Benchmarks(TrainerCallback):
                 self.stop.give_up(trainer.control)
                 return
 
-    def score(self, benchmark: Benchmark, step: int, findings: Findings | None) -> None:
+    def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
         """Every rank calls it. A failure is told and recorded; LeftEarly goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
@@ -144,12 +143,12 @@ class Benchmarks(TrainerCallback):
         args = self.trainer.args
         return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
-    def _findings(self) -> Findings | None:
+    def _findings(self) -> dict[str, Any] | None:
         """On the first rank, which writes evals.json: what the training text holds of the items. At the last step that is all
         the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
-        return record_findings(self.run, self.trainer.rows.plan, self.benchmarks)
+        return import_built_in("evals.record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
 
     def _tell(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""

@@ -15,7 +15,7 @@ from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.trackers import TensorBoard, TrackioRun, WandbRun
-from pipeline.evals.benchmarks import benchmarks_of
+from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe

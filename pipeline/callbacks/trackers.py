@@ -14,9 +14,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from pipeline.callbacks import trackio_writer
 from pipeline.process.secrets import known_secrets, redact_output
 from pipeline.run_dir.run_directory import RunDirectory
+
+TRACKIO_WRITER = Path(__file__).with_name("trackio_writer.py")  # a process of its own
 
 # TensorBoard under the same names as metrics.jsonl; what fails in it is told once and never stops a run.
 
@@ -232,7 +233,7 @@ class TrackioRun(TrainerCallback):
         environment = {name: value for name, value in os.environ.items() if name not in secret}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, trackio_writer.__file__, str(self.run.path), "--follow"],
+                [sys.executable, str(TRACKIO_WRITER), str(self.run.path), "--follow"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
                 stderr=subprocess.PIPE,

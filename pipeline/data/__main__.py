@@ -93,8 +93,9 @@ def _prepare(arguments: argparse.Namespace) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
     from pipeline.data.prepare import prepare_now, prune
-    from pipeline.data.preview import shown_rows, table, warning_lines
+    from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows
+    from pipeline.data.summary import table, warning_lines
     from pipeline.data.validation import ValidationRows
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train

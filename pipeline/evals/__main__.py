@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     asked = Asked(arguments, subject)
     asked.open_inputs()  # before the model: what is wrong with them is told at once
 
-    from pipeline.evals.benchmarks import entry_of
+    from pipeline.evals.results import entry_of
     from pipeline.evals.subject import load
     from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
@@ -135,7 +135,7 @@ class Asked:
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
         """Fills results and samples, which are printed as they come."""
-        from pipeline.evals.benchmarks import in_precision
+        from pipeline.evals.results import in_precision
 
         if "chat" in self.tasks:
             self.chat.require_ready(tokenizer)
@@ -173,7 +173,7 @@ class Asked:
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""
-        from pipeline.evals.benchmarks import append_entry
+        from pipeline.evals.results import append_entry
         from pipeline.process.storage import write_json
 
         if self.subject.run is not None:
@@ -184,8 +184,8 @@ class Asked:
             print(f"recorded in {self.arguments.output}")
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
-        from pipeline.evals.command import progress_bar
         from pipeline.evals.core.score import closing_lines, core_results, heading, score_core, task_line
+        from pipeline.evals.together import progress_bar
 
         print(heading())
         score = score_core(

@@ -1,11 +1,8 @@
 """The command line of `python -m pipeline.evals`; nothing here imports torch."""
 
 import argparse
-import sys
-from collections.abc import Iterable, Iterator, Sized
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from pipeline.evals.core.bundle import TASKS as CORE_TASKS
 from pipeline.process.errors import RecipeError
@@ -205,15 +202,3 @@ def _tasks(names: list[str]) -> dict[str, list[str] | None]:
             f"command line: CORE has no task called {', '.join(unknown)}, so nothing was scored. Its tasks: {', '.join(known)}."
         )
     return found
-
-
-# A bar for what takes minutes, on terminals only: a log file would fill with it.
-
-
-def progress_bar(items: Iterable, *, name: str, shown: bool = True) -> Iterator[Any]:
-    """Return the items, with a bar on stderr while they are gone through; without one when nobody knows how many they are."""
-    from tqdm import tqdm
-
-    return iter(
-        tqdm(items, desc=name, leave=False, disable=not (shown and isinstance(items, Sized) and sys.stderr.isatty()))
-    )

@@ -87,9 +87,15 @@ def watched_tasks(benchmarks: list[Any]) -> dict[str, list[str]]:
     return {name: texts for benchmark in benchmarks for name, texts in benchmark.watched_texts().items()}
 
 
-def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path | None:
-    """Return the file of what a run's training text is searched for; None when it is not scored on anything."""
-    return Watchlist.of(watched_tasks(benchmarks)).save(cache / "watchlists") if benchmarks else None
+def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path:
+    """Return the file of what a run's training text is searched for."""
+    return Watchlist.of(watched_tasks(benchmarks)).save(cache / "watchlists")
+
+
+def unchecked_text(plan: dict) -> tuple[int, int]:
+    """Return (shards of the training text that nobody has searched, all of them)."""
+    seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
+    return seen.unchecked, seen.shards
 
 
 # report/contamination.json: which evaluation items stand in a run's training text; and the scores without them.

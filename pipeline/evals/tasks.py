@@ -1,4 +1,5 @@
-"""The user's own evaluations: functions named module:attr, called as task(model, tokenizer) -> numbers by metric name."""
+"""The evaluations that a recipe names: built-in benchmarks, and the user's own functions module:attr, called as task(model, tokenizer)
+-> numbers by metric name."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -7,9 +8,16 @@ import torch
 
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import RecipeError
-from pipeline.process.user_code import CodeFolder, import_attribute
+from pipeline.process.user_code import CodeFolder, import_attribute, import_built_in
+from pipeline.recipe import Recipe
 
 Task = Callable[[Any, Any], dict[str, float]]
+
+
+def benchmarks_of(recipe: Recipe) -> list[Any]:
+    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps). Raises what their files raise."""
+    cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
+    return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
 
 
 def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.checks import cadence_notes
-from pipeline.preflight.plan import Plan, duration_range, make_plan, plan_table, probe_line, why_unknown
+from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.plan_table import duration_range, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made

@@ -206,7 +206,7 @@ def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
 
 def _benchmarks(recipe: Recipe) -> list[TandemError]:
     """Their files are fetched now and read through."""
-    from pipeline.evals.benchmarks import benchmarks_of
+    from pipeline.evals.tasks import benchmarks_of
 
     try:
         benchmarks_of(recipe)

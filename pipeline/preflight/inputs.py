@@ -315,7 +315,7 @@ def prepared_notes(recipe: Recipe) -> list[str]:
     """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
     plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
     from pipeline.data.losses import Loss, loss_warnings, sampled_fit
-    from pipeline.data.preview import longest_row
+    from pipeline.data.summary import longest_row
     from pipeline.data.validation import ENOUGH_BYTES, size_text
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer.load import ready_tokenizer

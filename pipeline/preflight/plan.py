@@ -6,7 +6,6 @@ is None, and printed as n/a.
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -17,7 +16,6 @@ from pipeline.hardware.cpu import can_compile, usable_cores
 from pipeline.hardware.device import DeviceInfo
 from pipeline.hardware.products import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
-    FP32,
     Memory,
     checkpoint_bytes,
     checkpoints_on_disk,
@@ -30,17 +28,19 @@ from pipeline.preflight.memory import (
 from pipeline.preflight.probe import Probe, kept
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
-from pipeline.report.fit import FARTHEST, Expected, expected_bpb
-
-# Expected duration of a run: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
+from pipeline.run_dir.columns import attempt_spans, mean_step_s, read_columns
+from pipeline.run_dir.run_directory import RunDirectory, fit_file
 
 if TYPE_CHECKING:
-    from pipeline.report.run_data import RunData
+    from pipeline.report.fit import Expected
+
+# Expected duration of a run: by a probe of its steps, by finished runs of this device, else a range by arithmetic.
 
 # Shares of the peak that steps reach, from and to. A GPU's is the data sheet's; narrow blocks keep it idle between kernels.
 GPU_MFU, FULL_WIDTH, LEAST_MFU = (0.15, 0.55), 768, 0.01
@@ -211,38 +211,39 @@ def finished_runs(recipe: Recipe) -> list[FinishedRun]:
         return []
 
 
-def remember(plan: "Plan", data: "RunData") -> None:
+def remember(plan: "Plan", run: RunDirectory) -> None:
     """Keep what a finished run took, for the plans to come; a cache that cannot be written is left as it is."""
-    from pipeline.report.outcome import mean_step_s
-
-    flops, step_s = _step_flops(plan), mean_step_s(data)
-    if flops is None or step_s is None or not data.running:
+    written, manifest = read_columns(run.metrics), run.read_manifest()
+    columns, spans = written.that_count(), attempt_spans(written, manifest)
+    flops, step_s = _step_flops(plan), mean_step_s(columns)
+    if flops is None or step_s is None or not spans:
         return
-    _, began, last = data.running[-1]
-    scored, saved = ([value for _, value in data.series(name)] for name in ("perf/eval_s", "ckpt/save_s"))
+    _, began, last = spans[-1]
+    steps = int(columns.curve("train/loss")[0][-1])
+    scored, saved = (columns.curve(name)[1].tolist() for name in ("perf/eval_s", "ckpt/save_s"))
     again = scored[1:]  # the first one compiles, which belongs to the start
     again_s = sum(again) / len(again) if again else 0.0
+    # Answers of growing lengths leave holes in a process's memory, which say nothing of other runs.
+    generated = len(columns.curve("chat/eval_s")[1]) > 0
+    peak = None if generated else (manifest.get("peak_memory_bytes") or {}).get("host")
     trained_s = plan.evaluation_tokens.value * step_s / plan.batch_tokens  # on as many tokens as one scoring has
     found = FinishedRun(
-        run=data.name,
+        run=run.name,
         time=time.time(),
         machine=_machine(plan),
         flops=flops,
         step_s=step_s,
-        rest_s=max(1.0, last - began - step_s * data.step() - again_s * len(scored) - sum(saved)),
+        rest_s=max(1.0, last - began - step_s * steps - again_s * len(scored) - sum(saved)),
         save_s=sum(saved) / len(saved) if saved else None,
         scored_token_share=again_s / trained_s if again else None,
-        process_bytes=_beside_tensors(plan, data),
+        process_bytes=_beside_tensors(plan, peak),
     )
     runs = [*finished_runs(plan.recipe), found][-KEPT_RUNS:]
     with suppress(OSError):
         write_sealed_json(_place(plan.recipe), {"runs": [asdict(one) for one in runs]})
 
 
-def _beside_tensors(plan: "Plan", data: "RunData") -> int | None:
-    peak = (data.manifest.get("peak_memory_bytes") or {}).get("host")
-    if data.last("chat/eval_s") is not None:  # answers of growing lengths leave holes that say nothing of other runs
-        return None
+def _beside_tensors(plan: "Plan", peak: int | None) -> int | None:
     if peak is None or plan.device.kind != "cpu" or plan.memory is None or plan.memory.total is None:
         return None
     return max(LEAST_PROCESS, peak - (plan.memory.total - plan.memory.process))
@@ -329,9 +330,12 @@ class Plan:
         return self.probe.peak_bytes + (self.memory.saved if self.memory else 0)
 
     @property
-    def val_bpb(self) -> Expected | None:
+    def val_bpb(self) -> "Expected | None":
         """Return the last val/bpb, where fitted runs of this family let expect one."""
-        return expected_bpb(self.recipe, self.sizes, tokens=self.tokens)
+        runs = Path(self.recipe.run.directory)
+        if not any(runs.glob(fit_file(runs, "*").name)):
+            return None
+        return import_built_in("report.fit")(self.recipe, self.sizes, tokens=self.tokens)
 
     @property
     def device_hours(self) -> Span | None:
@@ -466,241 +470,9 @@ def _compiled(recipe: Recipe, device: DeviceInfo) -> bool:
     return bool(compiled)
 
 
-# Plans as a table: a line for each number, a column for each plan.
-
-UNKNOWN = "n/a"
-BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
-
-
-def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
-    """Return the plans side by side; headings stand above the columns."""
-    rows = [("", headings)] if headings else []
-    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
-    label_width = max(len(label) for label, _ in rows)
-    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
-    lines = []
-    for label, cells in rows:
-        if label and all(cell == "" for cell in cells):
-            continue
-        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
-        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
-    return "\n".join(lines)
-
-
-def why_unknown(plan: Plan) -> list[str]:
-    """Return the causes of the n/a in a plan's table."""
-    reasons = []
-    if plan.sizes is None:
-        why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
-        reasons.append(f"sizes, since {why}")
-    elif plan.flops is None and plan.sizes.flops_per_token() is None:
-        reasons.append(f"FLOPs, and MFU with them, since {plan.sizes.unknown}")
-    if plan.steps is None:
-        reasons.append(
-            "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
-        )
-    if plan.duration is None and plan.steps is not None:
-        reasons.append(
-            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
-        )
-    if plan.checkpoint_bytes is None and plan.sizes is not None:
-        reasons.append(
-            f"checkpoint, since the state of this optimizer ({plan.recipe.optimizer.type}) is not known before it runs"
-        )
-    if plan.recipe.run.gpu_hour_cost is None:
-        reasons.append("cost, since run.gpu_hour_cost is not given")
-    return reasons
-
-
-def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
-    text = value(plan)
-    return UNKNOWN if text is None else text
-
-
-def millions(count: int) -> str:
-    return f"{count / 1e6:,.1f}M"
-
-
-def scientific(value: float, digits: int) -> str:
-    """4.775e9, as people write it."""
-    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
 def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:,.1f} MB"
 
 
 def gibibytes(count: float) -> str:
     return f"{count / 2**30:,.1f} GiB" if count >= 2**28 else f"{count / 2**20:,.0f} MiB"
-
-
-def duration(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} h" if seconds >= 600 else f"{seconds / 60:,.1f} min"
-
-
-def _parameters(role: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
-
-
-def _scaling(plan: Plan) -> str | None:
-    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
-
-
-def _model(plan: Plan) -> str | None:
-    sizes = plan.sizes
-    if sizes is None:
-        return None
-    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
-    return f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}"
-
-
-def _device(plan: Plan) -> str:
-    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
-    return (
-        f"{plan.processes} x {kind}"
-        if plan.device.kind != "cpu"
-        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
-    )
-
-
-def _flops(convention: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
-        return None if flops is None else scientific(flops, 3)
-
-    return text
-
-
-def _horizon(plan: Plan) -> str | None:
-    return None if plan.steps is None else f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
-
-
-def _tokens(plan: Plan) -> str | None:
-    if plan.tokens is None:
-        return None
-    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
-    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
-
-
-def _batch(plan: Plan) -> str:
-    auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
-    return f"{plan.processes} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
-
-
-def _memory(part: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        value = getattr(plan.memory, part) if plan.memory else None
-        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
-
-    return text
-
-
-def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
-    return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
-
-
-def _device_memory(plan: Plan) -> str | None:
-    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
-
-
-def _checkpoint(plan: Plan) -> str | None:
-    if plan.checkpoint_bytes is None or plan.sizes is None:
-        return None
-    return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
-
-
-def _bytes(name: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
-
-
-def duration_range(span: Span) -> str:
-    """Return seconds from where to where, in one unit, and what is expected."""
-    hours = span.value >= 600
-    low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
-    digits = 2 if hours else 1
-    return f"{low:,.{digits}f} to {high:,.{digits}f} {'h' if hours else 'min'}, expected {value:,.{digits}f}"
-
-
-def _duration(part: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if plan.duration is None else duration_range(getattr(plan.duration, part))
-
-
-def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
-    def text(plan: Plan) -> str | None:
-        span: Span | None = getattr(plan, name)
-        if span is None:
-            return None
-        low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
-        return f"{low} to {high}, expected {value}"
-
-    return text
-
-
-def _probed_memory(plan: Plan) -> str:
-    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
-
-
-def probe_line(plan: Plan) -> str:
-    """Return what a probe measured, in a sentence."""
-    probe = plan.probe
-    assert probe is not None
-    where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
-    return (
-        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
-        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
-    )
-
-
-def _expected(plan: Plan) -> str:
-    expected = plan.val_bpb
-    if expected is None:
-        return ""
-    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
-    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
-    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
-
-
-# A number that can be unknown is None, and printed as n/a.
-LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
-    ("hardware", _device),
-    ("compute format", lambda plan: plan.compute_format),
-    ("model", _model),
-    ("parameters", _parameters("total")),
-    ("  embeddings", _parameters("embeddings")),
-    ("  value embeddings", _parameters("value_embeddings")),
-    ("  head", _parameters("head")),
-    ("  matrices of the blocks", _parameters("matrices")),
-    ("  scalars, norms, biases", _parameters("scalars")),
-    ("scaling parameters (matrices + head)", _scaling),
-    ("FLOPs a token, nanochat's formula", _flops("nanochat")),
-    ("FLOPs a token, exact-causal", _flops("exact_causal")),
-    ("steps", _horizon),
-    ("tokens (row positions)", _tokens),
-    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
-    ("processes x rows x micro-steps", _batch),
-    ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
-    ("memory a process (estimate)", _memory("total")),
-    ("  Python and libraries", _of_the_cpu("process")),
-    ("  weights, fp32", _memory("weights")),
-    ("  gradients", _memory("gradients")),
-    ("  optimizer", _memory("optimizer")),
-    ("  activations", _memory("activations")),
-    ("  copy of a checkpoint being written", _of_the_cpu("saved")),
-    ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
-    ("memory a process, as probed", _probed_memory),
-    ("memory of the device", _device_memory),
-    ("checkpoint", _checkpoint),
-    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
-    ("disk for packed rows, at most", _bytes("shards_bytes")),
-    ("time, without preparing data", _duration("total")),
-    ("  in steps", _duration("steps")),
-    ("  start and end", _duration("start")),
-    ("  evaluations of bits per byte", _duration("evaluations")),
-    ("  saves", _duration("saves")),
-    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
-    ("device hours", _range("device_hours", "{:,.1f}")),
-    ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
-    ("final val/bpb, by fitted runs", _expected),
-    ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
-]

@@ -30,6 +30,17 @@ INSTALLED = ("site-packages", "dist-packages")
 COMMAND_TRUST = "--trust-code"
 RECIPE_TRUST = "run.trust_code=true on the command line"
 
+# Parts of this program that a training loads only where its recipe asks for them, by the name under which it asks.
+BUILT_IN = {
+    "evals.core": "pipeline.evals.benchmarks:CoreBenchmark",
+    "evals.chat": "pipeline.evals.benchmarks:ChatBenchmark",
+    "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
+    "evals.record_findings": "pipeline.evals.contamination:record_findings",
+    "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",
+    "hub.restore": "pipeline.hub.pull:restore_from_hub",
+    "report.fit": "pipeline.report.fit:expected_bpb",
+}
+
 _ran: dict[str, dict[str, Any]] = {}  # by module:attr or model, in the order of this process
 _files: dict[str, Path] = {}  # of the modules that were imported from a folder here
 
@@ -71,6 +82,12 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
         if file is not None:
             _files[module_name] = file
         return _attribute(module, attribute, own=None if code.trusted or file is None else Path(str(code.path)))
+
+
+def import_built_in(name: str) -> Any:
+    """Return the object of this program that stands under that name in BUILT_IN."""
+    module_name, _, attribute = BUILT_IN[name].partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
 
 
 def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: CodeFolder, where: str = "") -> bool:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
 from pipeline.process.storage import folder_bytes
 from pipeline.report.run_data import RunData, number, table
+from pipeline.run_dir.columns import mean_step_s
 
 GIB = 2**30
 
@@ -27,7 +26,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
     """(name, unit, planned, found); None where a side is not known."""
     model = data.manifest.get("model") or {}
     probe = plan.get("probe") or {}
-    step_s, (device_b, host_b) = mean_step_s(data), _peaks(data)
+    step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
     in_steps = None if step_s is None else step_s * data.step()
     wall = wall_s(data)
     devices, price = plan.get("processes"), (data.recipe.get("run") or {}).get("gpu_hour_cost")
@@ -80,17 +79,6 @@ def _how(data: RunData, plan: dict[str, Any]) -> str:
     if (shape := data.manifest.get("shape") or {}) and shape.get("device", plan.get("device")) != plan.get("device"):
         said.append(f"It was planned for {plan.get('device')} and last ran on {shape['device']}.")
     return " ".join(said) + "\n\n" if said else ""
-
-
-def mean_step_s(data: RunData) -> float | None:
-    """Mean seconds of a step over the logged intervals that count, each attempt's first, which compiles, left out."""
-    rows, seconds = data.columns.column("perf/step_s")
-    if not len(rows):
-        return None
-    steps = data.columns.beside("step", rows, missing=0)
-    attempts = data.columns.beside("attempt", rows, missing=0)
-    counted = np.diff(steps) * (attempts[1:] == attempts[:-1])
-    return float((seconds[1:] * counted).sum() / counted.sum()) if counted.any() else None
 
 
 def wall_s(data: RunData) -> float | None:

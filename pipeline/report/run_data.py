@@ -16,7 +16,7 @@ from pipeline.process.errors import InputMissingError
 from pipeline.process.storage import folder_bytes, read_json, write_text
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
-from pipeline.run_dir.columns import MOST_INTEGER, Columns, read_columns
+from pipeline.run_dir.columns import MOST_INTEGER, Columns, attempt_spans, read_columns
 from pipeline.run_dir.manifest import documented_part, manifest_problems
 from pipeline.run_dir.protocol import Protocol
 from pipeline.run_dir.rows import counts_beside, read_rows
@@ -428,28 +428,11 @@ class RunData:
     def _curves(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         return {}
 
-    @cached_property
-    def _steps(self) -> dict[int, np.ndarray]:
-        return {}
-
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of a metric in the order of the steps; a step measured twice keeps the last value."""
+        """(steps, values) of a metric, as Columns.curve gives them; a report asks for one more than once."""
         if name not in self._curves:
-            self._curves[name] = self._curve(name)
+            self._curves[name] = self.columns.curve(name)
         return self._curves[name]
-
-    def _curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        rows, values = self.columns.column(name)
-        if id(rows) not in self._steps:  # many names stand in the same rows
-            self._steps[id(rows)] = self.columns.beside("step", rows, missing=-1)
-        steps = self._steps[id(rows)]
-        if len(steps) and steps[0] >= 0 and (steps[1:] > steps[:-1]).all():
-            return steps, values
-        order = np.argsort(steps, kind="stable")
-        order = order[steps[order] >= 0]
-        steps, values = steps[order], values[order]
-        last = np.append(steps[1:] != steps[:-1], True)[: len(steps)]
-        return steps[last], values[last]
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """curve() as pairs."""
@@ -479,24 +462,8 @@ class RunData:
 
     @cached_property
     def running(self) -> list[tuple[int, float, float]]:
-        """(attempt, began, last sign of life) in seconds since 1970: from the start of its process, as far as its first row
-        tells that, to its last row; of the last attempt to its end, where the manifest or failure.json tells it."""
-        written = Columns.of(self.all_rows)
-        rows, times = written.column("time")
-        attempts = written.beside("attempt", rows, missing=0)
-        known = np.isfinite(attempts) & np.isfinite(times)
-        attempts, times = attempts[known], times[known]
-        spans = {
-            int(n): (float(times[attempts == n].min()), float(times[attempts == n].max())) for n in np.unique(attempts)
-        }
-        starts = [row for _, row in written.events("attempt") if isinstance(row.get("began"), int | float)]
-        began = {row["attempt"]: row["began"] for row in starts if isinstance(row.get("attempt"), int | float)}
-        running = [(n, min(first, began.get(n, first)), last) for n, (first, last) in spans.items()]
-        ends = [self.manifest.get("ended"), self.manifest.get("finished"), (self.failure or {}).get("time")]
-        if running and running[-1][0] == self.manifest.get("attempts"):
-            attempt, first, last = running[-1]
-            running[-1] = attempt, first, max([last, *(end for end in ends if isinstance(end, (int, float)))])
-        return running
+        """(attempt, began, last sign of life) of each attempt, as attempt_spans gives them."""
+        return attempt_spans(Columns.of(self.all_rows), self.manifest, failed=(self.failure or {}).get("time"))
 
     def up_to(self, step: int) -> "RunData":
         """Return the run as it was when it had made that step: what it measured later says nothing about its model then."""

@@ -6,18 +6,16 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.decontamination import Seen, id_of_file
 from pipeline.data.prepare import Preparation, start_preparation
-from pipeline.data.preview import warning_lines
 from pipeline.data.rows import TrainingRows
+from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
-from pipeline.evals.benchmarks import benchmarks_of
-from pipeline.evals.contamination import save_watchlist
+from pipeline.evals.tasks import benchmarks_of
 from pipeline.hardware.device import decide_bf16
 from pipeline.preflight.checks import cadence_notes
 from pipeline.process.errors import DataError
 from pipeline.process.storage import cache_dir
-from pipeline.process.user_code import ran
+from pipeline.process.user_code import import_built_in, ran
 from pipeline.recipe import Recipe
 from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
@@ -93,7 +91,8 @@ def open_rows(
     started: list[Preparation] = []
 
     def start() -> dict:
-        watchlist = save_watchlist(benchmarks_of(recipe), cache=cache_dir(recipe.data.cache_dir))
+        benchmarks, cache = benchmarks_of(recipe), cache_dir(recipe.data.cache_dir)
+        watchlist = import_built_in("evals.save_watchlist")(benchmarks, cache=cache) if benchmarks else None
         here = run.directory.path
         started.append(
             start_preparation(recipe, tokenizer, sources=sources, from_step=run.step, watchlist=watchlist, run=here)
@@ -126,11 +125,11 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
     """Return how much of the training text was prepared before anybody looked for the benchmarks' items in it, and what to do."""
     if not plan["watchlist"]:
         return []
-    seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
-    if not seen.unchecked:
+    unchecked, shards = import_built_in("evals.unchecked_text")(plan)
+    if not unchecked:
         return []
     return [
-        f"contamination: nobody looked for the evaluation items in {seen.unchecked:,} of {seen.shards:,} shards, as they were prepared before. "
+        f"contamination: nobody looked for the evaluation items in {unchecked:,} of {shards:,} shards, as they were prepared before. "
         f"To look, while this run trains: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
     ]
 

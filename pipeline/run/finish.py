@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.data.preview import table
+from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, make_plan, remember
@@ -22,6 +22,7 @@ from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.batch_size import memory_hint
 from pipeline.run.open_run import OpenRun
 from pipeline.run.publishing import Publishing
+from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
@@ -222,20 +223,17 @@ def _python() -> str:
 
 def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
-    from pipeline.report.run_data import read_run
-    from pipeline.report.single import write_report
-
     directory = run.directory
+    problem = write_report(directory)
     try:
-        data = read_run(str(directory.path))
-        write_report(data)
         if run.step == 0:  # one that was stopped and went on tells nothing of a start
-            remember(plan_of(recipe, run, trainer), data)
+            remember(plan_of(recipe, run, trainer), directory)
     except Exception:
-        traceback.print_exc()
+        problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
+    if problem:
         path = shlex.quote(str(directory.path))
         print(
-            f"{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
+            f"{problem}\n{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
             f"To try again: {_python()} -m pipeline.report {path}",
             file=sys.stderr,
         )

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from pipeline.hardware.cpu import process_start
-from pipeline.hub.pull import restore_from_hub
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, InputMissingError, RecipeError
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import remove_file, write_text
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.identity import differences, must_match
 from pipeline.recipe.located_yaml import load_mapping
@@ -124,7 +124,8 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
-    restore_from_hub(recipe, directory)
+    if recipe.hub.strategy == "checkpoint":
+        import_built_in("hub.restore")(recipe, directory)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:

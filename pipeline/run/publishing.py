@@ -3,15 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from pipeline.recipe import Recipe
+from pipeline.run_dir.failures import child_environment
 from pipeline.run_dir.hub_queue import MODEL, HubQueue
 from pipeline.run_dir.run_directory import RunDirectory
-
-ROOT = Path(__file__).parents[2]
-# Of the run's own processes: the publisher is no rank, and its status is not the run's.
-_NOT_FOR_THE_PUBLISHER = ("TANDEM_STATUS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
 class Publishing:
@@ -45,9 +41,7 @@ class Publishing:
             print(f"the model was not published: {error}. {self._later()}", flush=True)
 
     def _start(self) -> None:
-        environment = {k: v for k, v in os.environ.items() if k not in _NOT_FOR_THE_PUBLISHER}
-        environment["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # in a log they are noise
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = child_environment() | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # in a log they are noise
         command = [sys.executable, "-m", "pipeline.hub", "beside", str(self.run.path), "--trainer", str(os.getpid())]
         try:
             self.queue.path.mkdir(parents=True, exist_ok=True)

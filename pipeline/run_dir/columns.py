@@ -36,6 +36,7 @@ class Columns(Sequence[dict[str, Any]]):
         self._numbers = numbers  # name -> (row numbers, values), rows ascending
         self._others = others  # row number -> what is no number, such as the kind of an event
         self._whole: dict[str, np.ndarray] = {}
+        self._steps: dict[int, np.ndarray] = {}
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> "Columns":
@@ -58,6 +59,20 @@ class Columns(Sequence[dict[str, Any]]):
             self._whole[name] = np.full(self._count, missing, values.dtype)
             self._whole[name][having] = values
         return self._whole[name][rows]
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return (steps, values) of a metric in the order of the steps; a step measured twice keeps the last value."""
+        rows, values = self.column(name)
+        if id(rows) not in self._steps:  # many names stand in the same rows
+            self._steps[id(rows)] = self.beside("step", rows, missing=-1)
+        steps = self._steps[id(rows)]
+        if len(steps) and steps[0] >= 0 and (steps[1:] > steps[:-1]).all():
+            return steps, values
+        order = np.argsort(steps, kind="stable")
+        order = order[steps[order] >= 0]
+        steps, values = steps[order], values[order]
+        last = np.append(steps[1:] != steps[:-1], True)[: len(steps)]
+        return steps[last], values[last]
 
     def names(self) -> list[str]:
         """Return all names of numbers, in the order of their first appearance."""
@@ -142,6 +157,37 @@ def read_columns(path: str | Path) -> Columns:
                 blocks.append(reading.popleft().result())
         blocks += [block.result() for block in reading]
     return _join(blocks)
+
+
+def mean_step_s(columns: Columns) -> float | None:
+    """Return the mean seconds of a step over the logged intervals of these rows, each attempt's first, which compiles, left out."""
+    rows, seconds = columns.column("perf/step_s")
+    if not len(rows):
+        return None
+    steps = columns.beside("step", rows, missing=0)
+    attempts = columns.beside("attempt", rows, missing=0)
+    counted = np.diff(steps) * (attempts[1:] == attempts[:-1])
+    return float((seconds[1:] * counted).sum() / counted.sum()) if counted.any() else None
+
+
+def attempt_spans(written: Columns, manifest: dict[str, Any], *, failed: Any = None) -> list[tuple[int, float, float]]:
+    """Return (attempt, began, last sign of life) in seconds since 1970 by all rows: from the start of its process, as far as its
+    first row tells that, to its last row; of the last attempt to its end, where the manifest tells it or `failed` does."""
+    rows, times = written.column("time")
+    attempts = written.beside("attempt", rows, missing=0)
+    known = np.isfinite(attempts) & np.isfinite(times)
+    attempts, times = attempts[known], times[known]
+    spans = {
+        int(n): (float(times[attempts == n].min()), float(times[attempts == n].max())) for n in np.unique(attempts)
+    }
+    starts = [row for _, row in written.events("attempt") if isinstance(row.get("began"), int | float)]
+    began = {row["attempt"]: row["began"] for row in starts if isinstance(row.get("attempt"), int | float)}
+    found = [(n, min(first, began.get(n, first)), last) for n, (first, last) in spans.items()]
+    if found and found[-1][0] == manifest.get("attempts"):
+        attempt, first, last = found[-1]
+        ends = [manifest.get("ended"), manifest.get("finished"), failed]
+        found[-1] = attempt, first, max([last, *(end for end in ends if isinstance(end, (int, float)))])
+    return found
 
 
 class _Block:

@@ -30,6 +30,8 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
+ROOT = Path(__file__).parents[2]
+OF_A_RANK = ("TANDEM_STATUS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
@@ -189,7 +191,7 @@ def _tell(error: BaseException, status: int, message: str) -> None:
         traceback.print_exception(error)
     sys.stderr.flush()
     if failed and _current_run is not None and _current_run.failure.exists():
-        _write_report()  # last: nobody waits for it to learn what happened
+        write_report(_current_run, limit_s=REPORT_S)  # last: nobody waits for it to learn what happened
 
 
 def _as_tandem_error(error: BaseException) -> BaseException:
@@ -259,13 +261,31 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _write_report() -> None:
-    """What the run has to tell, by a process of its own: this one may be out of memory, or hang in any import."""
-    assert _current_run is not None
-    command = [sys.executable, "-m", "pipeline.report", str(_current_run.path.resolve())]
-    root = Path(__file__).parents[2]
-    with suppress(OSError, subprocess.SubprocessError):  # the command can be run again at any time
-        subprocess.run(command, cwd=root, timeout=REPORT_S, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+def child_environment() -> dict[str, str]:
+    """Return the environment of a side process of the run, which finds this package: it is no rank, and its status is not the run's."""
+    kept = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+
+
+def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | None:
+    """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return None, or what
+    kept it from being written; the command can be run again at any time."""
+    command = [sys.executable, "-m", "pipeline.report", str(run.path.resolve())]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=child_environment(),
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.strip() or f"status {done.returncode}"
 
 
 def _write_failure(error: BaseException, status: int, message: str) -> None:

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline.evals import texts as documents
-from pipeline.evals.benchmarks import append_entry, entry_of, in_precision
 from pipeline.evals.command import read_arguments
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.score import core_results, score_core
+from pipeline.evals.results import append_entry, entry_of, in_precision
 from pipeline.evals.subject import Subject
 from pipeline.evals.texts import bpb_results, documents_protocol, print_figures
 from pipeline.process.errors import DataError

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from pipeline.data.preview import preview
-from pipeline.evals.benchmarks import append_entry
 from pipeline.evals.contamination import keep_findings
+from pipeline.evals.results import append_entry
 from pipeline.evals.subject import find_subject
 from pipeline.monitor.samples import COLUMNS, SampleTable, read_gpus
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError

@@ -5,7 +5,8 @@ import yaml
 
 from pipeline.hardware.device import device_info
 from pipeline.preflight.inputs import reading_findings
-from pipeline.preflight.plan import make_plan, plan_table
+from pipeline.preflight.plan import make_plan
+from pipeline.preflight.plan_table import plan_table
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start

@@ -11,7 +11,6 @@ from pipeline.preflight import plan as durations
 from pipeline.preflight.plan import CPU_MFU, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
 from pipeline.preflight.probe import Probe
 from pipeline.recipe import read_recipe
-from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -45,7 +44,7 @@ def finish(plan, folder, *, run="before", step_s=0.4, **more):
     rows = {5: {"perf/eval_s": 7.0}, 10: {"perf/eval_s": 2.0, "ckpt/save_s": 0.1, **more}}
     for step, more in rows.items():
         append_row(directory.metrics, {"step": step, "attempt": 1, "time": 100 + whole_s * step / 10, "train/loss": 2.0, "perf/step_s": step_s} | more)  # fmt: skip
-    remember(plan, read_run(str(directory.path)))
+    remember(plan, directory)
 
 
 def test_on_a_processor_the_range_is_a_share_of_its_measured_products(plan_of):

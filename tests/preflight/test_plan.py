@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.hardware.device import device_without_torch, planned_device
-from pipeline.preflight.plan import make_plan, plan_table, why_unknown
+from pipeline.preflight.plan import make_plan
+from pipeline.preflight.plan_table import plan_table, why_unknown
 from pipeline.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@
 
 import json
 
-from pipeline.evals.benchmarks import append_entry, entry_of
 from pipeline.evals.chat.score import CHAT_CORE
+from pipeline.evals.results import append_entry, entry_of
 from pipeline.process.storage import write_json
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison

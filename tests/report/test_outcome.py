@@ -3,9 +3,10 @@
 import pytest
 
 from pipeline.process.storage import write_text
-from pipeline.report.outcome import mean_step_s, outcome_text, wall_s
+from pipeline.report.outcome import outcome_text, wall_s
 from pipeline.report.run_data import read_run
 from pipeline.report.sections import manifest_text
+from pipeline.run_dir.columns import mean_step_s
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -55,7 +56,7 @@ def test_the_process_of_a_cpu_is_compared_with_arithmetic_that_counts_it(run):
 
 def test_a_first_interval_is_left_out_of_every_attempt_and_void_rows_of_the_time_of_steps_but_not_of_the_wall(run):
     data = read_run(str(run.path))
-    assert mean_step_s(data) == pytest.approx(0.6)
+    assert mean_step_s(data.columns) == pytest.approx(0.6)
     assert wall_s(data) == 30 + 40
     assert cells(outcome_text(data), "cost")[1] == f"{2.0 * 2 * 70 / 3600:.6g}"
 

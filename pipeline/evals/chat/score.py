@@ -21,11 +21,11 @@ from pipeline.evals.chat.tasks import (
     custom_task,
     load_chat_tasks,
 )
-from pipeline.evals.command import code_of_command, progress_bar
+from pipeline.evals.command import code_of_command
 from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
-from pipeline.evals.together import first_ranks_word, gathered_over_ranks
+from pipeline.evals.together import first_ranks_word, gathered_over_ranks, progress_bar
 from pipeline.generation.stream import positions
 from pipeline.generation.texts import continuations
 from pipeline.hardware.cpu import usable_cores

@@ -1,0 +1,233 @@
+"""Plans as a table: a line for each number, a column for each plan."""
+
+from collections.abc import Callable
+
+from pipeline.preflight.memory import FP32
+from pipeline.preflight.plan import Plan, Span, gibibytes, gigabytes
+from pipeline.recipe.resolve import is_auto, micro_batch
+from pipeline.report.fit import FARTHEST
+
+UNKNOWN = "n/a"
+BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
+    """Return the plans side by side; headings stand above the columns."""
+    rows = [("", headings)] if headings else []
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
+    label_width = max(len(label) for label, _ in rows)
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
+    lines = []
+    for label, cells in rows:
+        if label and all(cell == "" for cell in cells):
+            continue
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
+        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(lines)
+
+
+def why_unknown(plan: Plan) -> list[str]:
+    """Return the causes of the n/a in a plan's table."""
+    reasons = []
+    if plan.sizes is None:
+        why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
+        reasons.append(f"sizes, since {why}")
+    elif plan.flops is None and plan.sizes.flops_per_token() is None:
+        reasons.append(f"FLOPs, and MFU with them, since {plan.sizes.unknown}")
+    if plan.steps is None:
+        reasons.append(
+            "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
+        )
+    if plan.duration is None and plan.steps is not None:
+        reasons.append(
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
+        )
+    if plan.checkpoint_bytes is None and plan.sizes is not None:
+        reasons.append(
+            f"checkpoint, since the state of this optimizer ({plan.recipe.optimizer.type}) is not known before it runs"
+        )
+    if plan.recipe.run.gpu_hour_cost is None:
+        reasons.append("cost, since run.gpu_hour_cost is not given")
+    return reasons
+
+
+def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
+    text = value(plan)
+    return UNKNOWN if text is None else text
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+def scientific(value: float, digits: int) -> str:
+    """4.775e9, as people write it."""
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _parameters(role: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
+
+
+def _scaling(plan: Plan) -> str | None:
+    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
+
+
+def _model(plan: Plan) -> str | None:
+    sizes = plan.sizes
+    if sizes is None:
+        return None
+    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
+    return f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}"
+
+
+def _device(plan: Plan) -> str:
+    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
+    return (
+        f"{plan.processes} x {kind}"
+        if plan.device.kind != "cpu"
+        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
+    )
+
+
+def _flops(convention: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
+        return None if flops is None else scientific(flops, 3)
+
+    return text
+
+
+def _horizon(plan: Plan) -> str | None:
+    return None if plan.steps is None else f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
+
+
+def _tokens(plan: Plan) -> str | None:
+    if plan.tokens is None:
+        return None
+    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
+    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
+
+
+def _batch(plan: Plan) -> str:
+    auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
+    return f"{plan.processes} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
+
+
+def _memory(part: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        value = getattr(plan.memory, part) if plan.memory else None
+        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
+
+    return text
+
+
+def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
+
+
+def _device_memory(plan: Plan) -> str | None:
+    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
+
+
+def _checkpoint(plan: Plan) -> str | None:
+    if plan.checkpoint_bytes is None or plan.sizes is None:
+        return None
+    return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
+
+
+def _bytes(name: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
+
+
+def duration_range(span: Span) -> str:
+    """Return seconds from where to where, in one unit, and what is expected."""
+    hours = span.value >= 600
+    low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
+    digits = 2 if hours else 1
+    return f"{low:,.{digits}f} to {high:,.{digits}f} {'h' if hours else 'min'}, expected {value:,.{digits}f}"
+
+
+def _duration(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.duration is None else duration_range(getattr(plan.duration, part))
+
+
+def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        span: Span | None = getattr(plan, name)
+        if span is None:
+            return None
+        low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
+        return f"{low} to {high}, expected {value}"
+
+    return text
+
+
+def _probed_memory(plan: Plan) -> str:
+    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
+
+
+def probe_line(plan: Plan) -> str:
+    """Return what a probe measured, in a sentence."""
+    probe = plan.probe
+    assert probe is not None
+    where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
+    return (
+        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
+        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
+    )
+
+
+def _expected(plan: Plan) -> str:
+    expected = plan.val_bpb
+    if expected is None:
+        return ""
+    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
+    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
+
+
+# A number that can be unknown is None, and printed as n/a.
+LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
+    ("hardware", _device),
+    ("compute format", lambda plan: plan.compute_format),
+    ("model", _model),
+    ("parameters", _parameters("total")),
+    ("  embeddings", _parameters("embeddings")),
+    ("  value embeddings", _parameters("value_embeddings")),
+    ("  head", _parameters("head")),
+    ("  matrices of the blocks", _parameters("matrices")),
+    ("  scalars, norms, biases", _parameters("scalars")),
+    ("scaling parameters (matrices + head)", _scaling),
+    ("FLOPs a token, nanochat's formula", _flops("nanochat")),
+    ("FLOPs a token, exact-causal", _flops("exact_causal")),
+    ("steps", _horizon),
+    ("tokens (row positions)", _tokens),
+    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
+    ("processes x rows x micro-steps", _batch),
+    ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
+    ("memory a process (estimate)", _memory("total")),
+    ("  Python and libraries", _of_the_cpu("process")),
+    ("  weights, fp32", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    ("  copy of a checkpoint being written", _of_the_cpu("saved")),
+    ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
+    ("memory a process, as probed", _probed_memory),
+    ("memory of the device", _device_memory),
+    ("checkpoint", _checkpoint),
+    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
+    ("disk for packed rows, at most", _bytes("shards_bytes")),
+    ("time, without preparing data", _duration("total")),
+    ("  in steps", _duration("steps")),
+    ("  start and end", _duration("start")),
+    ("  evaluations of bits per byte", _duration("evaluations")),
+    ("  saves", _duration("saves")),
+    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
+    ("device hours", _range("device_hours", "{:,.1f}")),
+    ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
+    ("final val/bpb, by fitted runs", _expected),
+    ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
+]
