@@ -15,7 +15,7 @@ PACKAGE = ROOT / "pipeline"
 ALIASES = {"artifacts"}  # former names that users import, for one version
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in ALIASES)
 # The data's path. A room may import rooms to its left, never to its right.
-ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight", "run"]  # fmt: skip
+ROOMS = ["process", "run_dir", "hardware", "recipe", "monitor", "metrics", "sources", "tokenizer", "data", "model", "generation", "evals", "training", "callbacks", "report", "hub", "preflight", "run"]  # fmt: skip
 ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports them
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000

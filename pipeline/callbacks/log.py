@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
-from pipeline.evals.core.bundle import TASKS
+from pipeline.metrics import is_evaluation, metric_of
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -23,9 +23,6 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
     )
 
 
-CORE_TASKS = {f"core/{task.name}" for task in TASKS}  # 22, in metrics.jsonl: a line would hold nothing else
-
-
 class Console(TrainerCallback):
     """Prints and keeps the lines in console.log."""
 
@@ -40,9 +37,9 @@ class Console(TrainerCallback):
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
-            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
-            and name not in CORE_TASKS
+            if is_evaluation(name)
             and name.count("/") == 1  # of a mixture's sources the whole stands for all
+            and ((metric := metric_of(name)) is None or metric.console)
         )
         if scores:
             self.say(f"step {state.global_step:05d} | {scores}")
