@@ -30,6 +30,7 @@ endif
 
 docs:
 	$(PYTHON) -m pipeline.recipe
+	$(PYTHON) -m pipeline.metrics
 	$(PYTHON) -m pipeline.report.diagnosis
 
 # The fault campaigns, N trials each (of the soak: minutes): hours for N=200. Can be stopped and started again. Then the faults

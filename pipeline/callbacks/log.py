@@ -5,6 +5,7 @@ from pathlib import Path
 
 from transformers import TrainerCallback
 
+from pipeline.metrics import is_evaluation, metric_of
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -22,13 +23,6 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
     )
 
 
-CORE_SHOWN = (
-    "core/v1",
-    "core/v2",
-    "core/eval_s",
-)  # its 22 tasks stand in metrics.jsonl: a line would hold nothing else
-
-
 class Console(TrainerCallback):
     """Prints and keeps the lines in console.log."""
 
@@ -43,9 +37,9 @@ class Console(TrainerCallback):
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
-            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/"))
-            and (name in CORE_SHOWN or not name.startswith("core/"))
+            if is_evaluation(name)
             and name.count("/") == 1  # of a mixture's sources the whole stands for all
+            and ((metric := metric_of(name)) is None or metric.console)
         )
         if scores:
             self.say(f"step {state.global_step:05d} | {scores}")

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from pipeline.evals.together import LeftEarly
+from pipeline.metrics import is_validation
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.fp8 import without_fp8
@@ -49,7 +50,7 @@ class Samples(TrainerCallback):
         if self.every_steps is not None:
             return self.every_steps > 0 and step % self.every_steps == 0
         rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
-        return any(name.startswith(("val/", "sft/")) for row in rows for name in row)
+        return any(is_validation(name) for row in rows for name in row)
 
     def _recorded(self, step: int) -> set[str]:
         """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""

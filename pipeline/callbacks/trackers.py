@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from pipeline.metrics import metric_of
 from pipeline.process.secrets import known_secrets, redact_output
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -28,6 +29,7 @@ class TensorBoard(TrainerCallback):
     def __init__(self, folder: Path, *, start_step: int):
         self.folder, self.start_step = folder, start_step
         self.writer: Any = None
+        self.described: set[str] = set()
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -42,9 +44,20 @@ class TensorBoard(TrainerCallback):
 
             # One event for the row: add_scalar would make, queue and write one for each of its numbers.
             numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, (int, float))}
-            values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in numbers.items()]
+            values = [
+                Summary.Value(tag=name, simple_value=float(value), metadata=self._metadata(name))
+                for name, value in numbers.items()
+            ]
             with self._told_once():
                 self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
+
+    def _metadata(self, name: str) -> Any:
+        """Return what TensorBoard shows of a metric beside its chart, with its first number only; it keeps it."""
+        from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+        metric = None if name in self.described else metric_of(name)
+        self.described.add(name)
+        return metric and create_summary_metadata(display_name="", description=metric.description)
 
     def add_samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
         """As a table of texts, shown as they are: Markdown and HTML that a model wrote do nothing."""

@@ -11,6 +11,7 @@ from pipeline.data.prepare import Preparation
 from pipeline.data.rows import RowReader, bits, rows_of_micro_batch
 from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.errors import DataError
 from pipeline.run_dir.protocol import Protocol, digest
 from pipeline.tokenizer.coverage import LEAST_COVERAGE, coverage, keeps_every_text
@@ -52,7 +53,7 @@ class ValidationRows:
 
     def protocol(self, name: str, *, scored_bytes: int | None, dtype: str) -> Protocol:
         """Return the protocol of val/bpb, sft/assistant_bpb or val/bpb_documents. scored_bytes: None where none are known."""
-        is_chat, of_documents = self.plan["kind"] == "chat", name == "val/bpb_documents"
+        is_chat, of_documents = self.plan["kind"] == "chat", name == VAL_BPB_DOCUMENTS
         about = self.plan["documents" if of_documents else "validation"]
         settings = [sequence["settings"] for sequence in about["sequences"]]
         weights = [part["weight"] for part in about["parts"]]
@@ -100,8 +101,8 @@ class ValidationRows:
         if not self.plan["validation"]["sequences"] or (is_chat and lengths_V is None):
             return {}
         if is_chat:
-            return {"sft/assistant_bpb": self._bytes("validation", lengths_V)}
-        roles = {"val/bpb": "validation", "val/bpb_documents": "documents"}
+            return {SFT_BPB: self._bytes("validation", lengths_V)}
+        roles = {VAL_BPB: "validation", VAL_BPB_DOCUMENTS: "documents"}
         return {name: self._bytes(role, lengths_V) for name, role in roles.items() if self.plan[role] is not None}
 
     def _bytes(self, role: str, lengths_V: np.ndarray | None) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.monitor.heartbeat import beat
 
 IGNORED = -100
@@ -231,10 +232,10 @@ def score_validation(
 
     batches = validation.batches(rows=rows, rank=rank, world_size=world_size)
     if not validation.keeps_text or (stage == "sft" and byte_lengths_V is None):
-        return {"val/loss": score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
-    packed, name = score(batches), "sft/assistant_bpb" if stage == "sft" else "val/bpb"
-    numbers = {name: packed.bpb, "val/loss": packed.loss} | by_source(name, packed, sources)
+        return {VAL_LOSS: score(batches, np.ones(model.config.vocab_size, np.int32)).loss}
+    packed, name = score(batches), BPB_OF_STAGE[stage]
+    numbers = {name: packed.bpb, VAL_LOSS: packed.loss} | by_source(name, packed, sources)
     if stage != "sft" and validation.has_documents:
         whole = score(validation.document_batches(rows=rows, rank=rank, world_size=world_size))
-        numbers |= {"val/bpb_documents": whole.bpb} | by_source("val/bpb_documents", whole, sources)
+        numbers |= {VAL_BPB_DOCUMENTS: whole.bpb} | by_source(VAL_BPB_DOCUMENTS, whole, sources)
     return numbers

@@ -116,11 +116,11 @@ def _manager(names: list[str], include_path: Path | None) -> Any:
     unknown = [name for name in names if name not in manager.all_tasks]
     near = {name: difflib.get_close_matches(name, manager.all_tasks, 3) for name in unknown}
     if unknown:
-        told = ", ".join(
+        listed = ", ".join(
             name + (f" (did you mean {' or '.join(near[name])}?)" if near[name] else "") for name in unknown
         )
         raise RecipeError(
-            f"command line: lm-evaluation-harness {_version()} has no task {told}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
+            f"command line: lm-evaluation-harness {_version()} has no task {listed}, so nothing was scored. Give the name of one, or the folder of your own with --include-path."
         )
     return manager
 

@@ -14,6 +14,7 @@ from pipeline.data.packing import fit_conversation
 from pipeline.evals.bpb import IGNORED, bits_per_byte, by_source
 from pipeline.evals.subject import Subject
 from pipeline.generation.texts import complete
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Samples, Source
 from pipeline.run_dir.protocol import Protocol, digest
@@ -420,7 +421,7 @@ def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, dtype: st
     is_chat = stage == "sft"
     # Rows of text carry their targets' bytes where ids have no fixed ones.
     lengths = _byte_lengths(tokenizer) if is_chat or is_byte_level(tokenizer) else None
-    name = "sft/assistant_bpb" if is_chat else "val/bpb"
+    name = SFT_BPB if is_chat else VAL_BPB
     figures: list[Figure] = [
         (
             name,
@@ -433,8 +434,8 @@ def _of_validation(run: RunDirectory, stage: str | None, tokenizer, *, dtype: st
     if held_out.has_documents:
         figures.append(
             (
-                "val/bpb_documents",
-                lambda scored: held_out.protocol("val/bpb_documents", scored_bytes=scored, dtype=dtype),
+                VAL_BPB_DOCUMENTS,
+                lambda scored: held_out.protocol(VAL_BPB_DOCUMENTS, scored_bytes=scored, dtype=dtype),
                 lengths,
                 lambda rows: held_out.document_batches(rows=rows),
                 {"sources": held_out.sources},

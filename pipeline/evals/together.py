@@ -50,12 +50,12 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
             raise error
         return [mine]
     severity = 0 if error is None else 2 if isinstance(error, LeftEarly) else 1
-    told = error if isinstance(error, TandemError) else None
-    if told is not None:
-        told.of_all_ranks = True
+    shared = error if isinstance(error, TandemError) else None
+    if shared is not None:
+        shared.of_all_ranks = True
     everyones: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(everyones, (severity, told, None if error else mine))
-    of_one = next((told for _, told, _ in everyones if told is not None), None)
+    torch.distributed.all_gather_object(everyones, (severity, shared, None if error else mine))
+    of_one = next((shared for _, shared, _ in everyones if shared is not None), None)
     _raise(error or of_one, worst=max(severity for severity, _, _ in everyones))
     return [found for _, _, found in everyones]
 

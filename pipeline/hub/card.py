@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.evals.chat.tasks import BUILT_IN
 from pipeline.evals.core.bundle import TASKS
+from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
 from pipeline.report.aligned import trained_on
@@ -238,9 +239,9 @@ def license_text(card: Published) -> str:
 # Bits per byte of the published model.
 
 TEXTS = {
-    "val/bpb": "packed into rows",
-    "val/bpb_documents": "whole documents",
-    "sft/assistant_bpb": "what the assistant says",
+    VAL_BPB: "packed into rows",
+    VAL_BPB_DOCUMENTS: "whole documents",
+    SFT_BPB: "what the assistant says",
 }
 
 
@@ -256,7 +257,7 @@ def bpb_text(card: Published) -> str:
     rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in bpb_of_model(card)]
     if not rows:
         return ""
-    said = "Lower is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
+    said = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
     shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
     return "\n".join(part for part in (said + shown, protocols_text(bpb_of_model(card))) if part)
 

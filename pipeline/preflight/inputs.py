@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.process.user_code import import_attribute
@@ -334,7 +335,7 @@ def prepared_notes(recipe: Recipe) -> list[str]:
             ]
     held = _bytes_up_to(ENOUGH_BYTES, validation)
     if validation and held < ENOUGH_BYTES:
-        text = size_text({"sft/assistant_bpb" if is_chat else "val/bpb_documents": held})
+        text = size_text({SFT_BPB if is_chat else VAL_BPB_DOCUMENTS: held})
         notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
     return notes
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.report.imported_run import meaning_of
 from pipeline.report.run_data import RunData, number, table
 
 POINTS = 8  # rows of a table
-COMPARED_BPB = ("val/bpb_documents", "val/bpb", "sft/assistant_bpb")
+COMPARED_BPB = (VAL_BPB_DOCUMENTS, VAL_BPB, SFT_BPB)
 COMPARED_AXES = {
     "step": "optimizer step",
     "tokens": "tokens (row positions)",

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from pipeline.metrics import METRICS, is_evaluation, metric_of
 from pipeline.report.run_data import MEANS, RunData
 
 # How curves are told apart: one colour and dash for each place in a legend, the same in every plot, picture and
@@ -28,55 +29,33 @@ CURVES_OF_A_PANEL = 8
 
 @dataclass(frozen=True)
 class Kind:
-    """A panel that a run may have: its section, its y axis, and the names it draws ("x/*": every name under x)."""
+    """A panel that a run may have: its section and y axis. The registry says which metrics it draws.
+
+    rather: where a run has some of these metrics, the panel's others are not drawn.
+    """
 
     section: str
     title: str
     unit: str
-    names: tuple[str, ...]
     log: bool = False
-    enough: tuple[str, ...] = ()  # where names were found up to one of these, the rest is not looked for
+    rather: tuple[str, ...] = ()
 
 
 KINDS = (
-    Kind("Learning rate", "Learning rate", "", ("optim/lr/*", "optim/lr"), enough=("optim/lr/*",)),
-    Kind("Losses and validation", "Loss", "nats per token", ("train/loss", "train/loss_ema", "val/loss")),
-    Kind(
-        "Losses and validation",
-        "Bits per byte",
-        "bits per byte",
-        ("train/bpb", "val/bpb", "val/bpb_documents", "train/assistant_bpb", "sft/assistant_bpb"),
-    ),
-    Kind("Gradient norm", "Gradient norm before clipping", "L2 norm", ("optim/grad_norm",), log=True),
-    Kind("System", "Throughput", "tokens/s", ("perf/tok_per_s",)),
-    Kind("System", "Step time", "s", ("perf/step_s", "data/wait_s")),
-    Kind("System", "Share of the peak FLOP/s", "%", ("perf/mfu_pct", "perf/bf16_mfu_pct")),
-    Kind(
-        "System",
-        "Memory",
-        "GiB",
-        (
-            "mem/allocated_gib",
-            "mem/reserved_gib",
-            "mem/peak_allocated_gib",
-            "mem/run_peak_allocated_gib",
-            "mem/device_used_gib",
-            "mem/host_rss_gib",
-        ),
-    ),
-    Kind("System", "Power", "W", ("gpu/power_w", "gpu/power_w/*")),
-    Kind(
-        "System",
-        "Utilisation",
-        "%",
-        ("gpu/util_pct", "gpu/mem_busy_pct", "gpu/power_pct", "gpu/throttled_pct", "host/cpu_pct", "mem/host_used_pct"),
-    ),
-    Kind("System", "Temperature", "degrees Celsius", ("gpu/temp_c", "gpu/temp_c/*")),
-    Kind("Benchmarks", "Benchmarks", "score", (*MEANS, "core/*", "chat/*"), enough=MEANS[-1:]),
+    Kind("Learning rate", "Learning rate", "", rather=("optim/lr/<group>",)),
+    Kind("Losses and validation", "Loss", "nats per token"),
+    Kind("Losses and validation", "Bits per byte", "bits per byte"),
+    Kind("Gradient norm", "Gradient norm before clipping", "L2 norm", log=True),
+    Kind("System", "Throughput", "tokens/s"),
+    Kind("System", "Step time", "s"),
+    Kind("System", "Share of the peak FLOP/s", "%"),
+    Kind("System", "Memory", "GiB"),
+    Kind("System", "Power", "W"),
+    Kind("System", "Utilisation", "%"),
+    Kind("System", "Temperature", "degrees Celsius"),
+    Kind("Benchmarks", "Benchmarks", "score", rather=MEANS),
 )
-POINTWISE = ("val/", "sft/", "core", "chat/")  # measured now and then: where they are few, each point is shown
-SHOWN_POINTS = 60
-NO_CURVE = ("core/eval_s", "chat/eval_s")
+SHOWN_POINTS = 60  # of an evaluation, which is measured now and then: where they are few, each point is shown
 
 
 @dataclass(frozen=True)
@@ -121,19 +100,13 @@ def panels_of(data: RunData) -> list[Panel]:
 
 
 def _names(data: RunData, kind: Kind) -> list[str]:
-    """Return what the run has of the kind's names."""
-    there = [name for name in data.columns.names() if name not in NO_CURVE]
-    found: list[str] = []
-    for wanted in kind.names:
-        prefix = wanted.removesuffix("*")
-        found += [
-            name
-            for name in there
-            if name not in found and (name == wanted or (wanted != prefix and name.startswith(prefix)))
-        ]
-        if found and wanted in kind.enough:
-            break
-    return found[:CURVES_OF_A_PANEL]
+    """Return what the run has of the kind's metrics, in the registry's order."""
+    places = list(METRICS)
+    drawn = {
+        name: metric.name for name in data.columns.names() if (metric := metric_of(name)) and metric.panel == kind.title
+    }
+    found = sorted(drawn, key=lambda name: places.index(drawn[name]))
+    return ([name for name in found if drawn[name] in kind.rather] or found)[:CURVES_OF_A_PANEL]
 
 
 def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -160,7 +133,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
 
 def style_of(name: str, count: int) -> str:
     """points where the metric is measured now and then and few of them are there, else line."""
-    return "points" if count == 1 or (name.startswith(POINTWISE) and count <= SHOWN_POINTS) else "line"
+    return "points" if count == 1 or (is_evaluation(name) and count <= SHOWN_POINTS) else "line"
 
 
 def drawable(y: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.metrics import VAL_BPB
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe import Recipe
@@ -136,7 +137,6 @@ def _normal_below(z: "np.ndarray") -> "np.ndarray":
     return np.where(z < 0, beyond, 1 - beyond)
 
 
-METRIC = "val/bpb"
 # Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by their rule.
 OF_SIZE = r"train\.seed|model\.(depth|n_layer|n_embd|n_head|n_kv_head|n_inner)"
 OF_THE_DIAL = r"data\.batch_tokens|optimizer\.rate_scale|optimizer\.groups\.\w+\.(learning_rate|weight_decay)|optimizer\.schedule\.warmup_steps"
@@ -180,7 +180,7 @@ def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
         ) from None
     family = family_of(runs[0].manifest["must_match"])
     path = fit_file(runs[0].run.path.resolve().parent, family)
-    found = {"family": family, "metric": METRIC, "protocol": runs[0].protocol(METRIC), "rule": rule, "law": dict(zip(("floor", "factor", "exponent"), law.likeliest(), strict=True)), "points": points, "time": time.time()}  # fmt: skip
+    found = {"family": family, "metric": VAL_BPB, "protocol": runs[0].protocol(VAL_BPB), "rule": rule, "law": dict(zip(("floor", "factor", "exponent"), law.likeliest(), strict=True)), "points": points, "time": time.time()}  # fmt: skip
     write_json(path, found)
     return path, _text(points, law, rule)
 
@@ -231,8 +231,8 @@ def _refuse_unfinished(runs: list[RunData]) -> None:
     for data in runs:
         if "finished" not in data.manifest:
             lines.append(f"{data.name} has not finished")
-        elif not data.series(METRIC) or not data.protocol(METRIC):
-            lines.append(f"{data.name} has no {METRIC} with a known protocol")
+        elif not data.series(VAL_BPB) or not data.protocol(VAL_BPB):
+            lines.append(f"{data.name} has no {VAL_BPB} with a known protocol")
         elif "model" not in data.manifest:
             lines.append(f"{data.name} does not say how large its model is (it was trained by an earlier version)")
         elif "flops_per_token" not in data.manifest["model"]:
@@ -251,9 +251,9 @@ def _refuse_unlike(runs: list[RunData]) -> None:
     first, lines = runs[0], []
     for data in runs[1:]:
         found = differences(_facts(first), _facts(data))
-        if data.protocol(METRIC) != first.protocol(METRIC):
-            why = why_not_compared(first.protocol_parts(METRIC), data.protocol_parts(METRIC))
-            found.append(f"protocol of {METRIC}: {first.protocol(METRIC)} -> {data.protocol(METRIC)}, {why}")
+        if data.protocol(VAL_BPB) != first.protocol(VAL_BPB):
+            why = why_not_compared(first.protocol_parts(VAL_BPB), data.protocol_parts(VAL_BPB))
+            found.append(f"protocol of {VAL_BPB}: {first.protocol(VAL_BPB)} -> {data.protocol(VAL_BPB)}, {why}")
         lines += [f"{data.name} against {first.name}: {line}" for line in found]
     if lines:
         told = "\n  ".join(lines)
@@ -279,7 +279,7 @@ def _point(data: RunData) -> dict[str, Any]:
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
         "tokens_per_param": tokens / scaling if scaling else None,
-        "val_bpb": data.last(METRIC),
+        "val_bpb": data.last(VAL_BPB),
     }
 
 
@@ -306,7 +306,7 @@ def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -
         for point in points
     ]  # fmt: skip
     (name, value), (floor, factor, exponent) = next(iter(rule.items())), law.likeliest()
-    form = f"{METRIC} = {f'{floor:.4f} + ' if floor else ''}{factor:.4g} x FLOPs^{exponent:.4f}"
+    form = f"{VAL_BPB} = {f'{floor:.4f} + ' if floor else ''}{factor:.4g} x FLOPs^{exponent:.4f}"
     sizes = len({point["flops"] for point in points})
     lines = [
         f"{form}, at {value:,.4g} {name.replace('_', ' ')}: the likeliest law; by these {sizes} sizes an irreducible term may be up to {law.highest_floor():.4f} (97.5 %)"
@@ -323,4 +323,4 @@ def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -
         lines.append(
             f"{LEAST} sizes are few: they can hardly tell a law from noise, hence the wide interval. Each further size narrows it."
         )
-    return table(["run", "parameters", "tokens", "FLOPs", METRIC, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"
+    return table(["run", "parameters", "tokens", "FLOPs", VAL_BPB, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"

@@ -10,117 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.metrics import (
+    NANOCHAT,
+    NANOCHAT_CSV,
+    NANOCHAT_WANDB,
+    NEMO,
+    SFT_BPB,
+    TRAINER,
+    VAL_BPB,
+    Alias,
+    aliases_of,
+    groups,
+    is_evaluation,
+)
 from pipeline.process.errors import DataError
 from pipeline.report.imported_run import Log, imported_run, name_of
 from pipeline.report.run_data import RunData, read_run
-
-# The names that other programs give to our metrics: the one table, which docs/metrics.md shows by column.
-
-GIB = 2.0**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alias:
-    """One name elsewhere. factor: theirs x factor has our unit; meaning: what it is where it is not our number."""
-
-    ours: str
-    theirs: str
-    factor: float = 1.0
-    meaning: str | None = None
-
-
-LAST_MICRO_BATCH = "smoothed over rank 0's last micro-batch of each step, not over the global batch"
-WITHOUT_FIRST = "without the first ten steps of a start"
-OTHER_PEAK = "over the bf16 peak that the program took for its device; older ones always took an H100's"
-FULL_ATTENTION = "attention counted in full, not causally"
-
-NEMO = [
-    Alias(ours="train/loss", theirs="reduced_train_loss"),
-    Alias(ours="val/loss", theirs="val_loss"),
-    Alias(ours="optim/lr", theirs="lr"),
-    Alias(ours="optim/grad_norm", theirs="grad_norm"),
-    Alias(ours="optim/num_zeros_in_grad", theirs="num_zeros_in_grad"),
-    Alias(ours="perf/step_s", theirs="train_step_timing in s"),
-    Alias(ours="perf/eval_s", theirs="validation_step_timing in s", meaning="of one validation step"),
-    Alias(ours="perf/tflops_per_gpu", theirs="TFLOPS_per_GPU", meaning=FULL_ATTENTION),
-    Alias(ours="mem/allocated_gib", theirs="memory_allocated", factor=1 / GIB),
-    Alias(ours="mem/run_peak_allocated_gib", theirs="peak_memory_usage", factor=1 / GIB),
-    Alias(ours="data/samples", theirs="consumed_samples"),
-    # Megatron-LM's own names, which Megatron-Bridge keeps.
-    Alias(ours="train/loss", theirs="lm loss"),
-    Alias(ours="optim/lr", theirs="learning-rate"),
-    Alias(ours="optim/grad_norm", theirs="grad-norm"),
-    Alias(ours="optim/num_zeros_in_grad", theirs="num-zeros"),
-    Alias(ours="optim/param_norm", theirs="params-norm"),
-    Alias(ours="perf/tflops_per_gpu", theirs="tflops_per_sec_per_gpu", meaning=FULL_ATTENTION),
-]
-
-# The fields of nanochat's and picoLLM's console lines; older ones say mfu and grad norm.
-NANOCHAT = [
-    Alias(ours="train/loss_ema", theirs="loss", meaning=LAST_MICRO_BATCH),
-    Alias(ours="train/loss", theirs="Training loss", meaning="rank 0's last micro-batch of the step"),
-    Alias(ours="optim/grad_norm", theirs="grad norm"),
-    Alias(ours="optim/lrm", theirs="lrm"),
-    Alias(ours="perf/step_s", theirs="dt", factor=1e-3),
-    Alias(ours="perf/tok_per_s", theirs="tok/sec"),
-    Alias(ours="perf/bf16_mfu_pct", theirs="bf16_mfu"),
-    Alias(ours="perf/bf16_mfu_pct", theirs="mfu", meaning=OTHER_PEAK),
-    Alias(ours="data/epoch", theirs="epoch"),
-    Alias(ours="data/pq", theirs="pq"),
-    Alias(ours="data/rg", theirs="rg"),
-    Alias(ours="perf/total_s", theirs="total time", factor=60.0, meaning=WITHOUT_FIRST),
-    Alias(ours="perf/eta_s", theirs="eta", factor=60.0),
-    Alias(ours="val/bpb", theirs="Validation bpb"),
-    Alias(ours="val/loss", theirs="Validation loss"),
-    Alias(ours="core/v1", theirs="CORE metric"),
-    Alias(ours="chat/core_part", theirs="ChatCORE"),
-    Alias(ours="mem/run_peak_allocated_gib", theirs="Peak memory usage", factor=1 / 1024),
-]
-
-NANOCHAT_WANDB = [
-    Alias(ours="train/loss_ema", theirs="train/loss", meaning=LAST_MICRO_BATCH),
-    Alias(ours="optim/lrm", theirs="train/lrm"),
-    Alias(ours="perf/step_s", theirs="train/dt"),
-    Alias(ours="perf/tok_per_s", theirs="train/tok_per_sec"),
-    Alias(ours="perf/bf16_mfu_pct", theirs="train/mfu"),
-    Alias(ours="perf/total_s", theirs="total_training_time", meaning=WITHOUT_FIRST),
-    Alias(ours="val/bpb", theirs="val/bpb"),
-    Alias(ours="core/v1", theirs="core_metric"),
-    Alias(ours="chat/core_part", theirs="chatcore_metric"),
-]
-
-# Columns of a CSV file that was made from nanochat's console lines.
-NANOCHAT_CSV = [
-    Alias(ours="train/loss_ema", theirs="loss", meaning=LAST_MICRO_BATCH),
-    Alias(ours="optim/grad_norm", theirs="grad_norm"),
-    Alias(ours="optim/lrm", theirs="lrm"),
-    Alias(ours="perf/step_s", theirs="dt_ms", factor=1e-3),
-    Alias(ours="perf/tok_per_s", theirs="tok_per_sec"),
-    Alias(ours="perf/bf16_mfu_pct", theirs="mfu", meaning=OTHER_PEAK),
-    Alias(ours="perf/total_s", theirs="total_time_min", factor=60.0, meaning=WITHOUT_FIRST),
-]
-
-TRAINER = [
-    Alias(ours="train/loss", theirs="loss"),
-    Alias(
-        ours="optim/lr",
-        theirs="learning_rate",
-        meaning="of the step just made; of versions before April 2025 of the next one",
-    ),
-    Alias(ours="optim/grad_norm", theirs="grad_norm"),
-    Alias(ours="val/loss", theirs="eval_loss", meaning="mean of batch means"),
-    Alias(ours="perf/eval_s", theirs="eval_runtime"),
-    Alias(ours="data/epoch", theirs="epoch", meaning="a fraction"),
-    Alias(ours="data/tokens", theirs="num_input_tokens_seen", meaning="input positions"),
-    Alias(ours="perf/tok_per_s", theirs="train_tokens_per_second", meaning="at the end"),
-    Alias(ours="perf/total_s", theirs="train_runtime", meaning="with evaluations and saves"),
-]
-
-
-def by_their_name(aliases: list[Alias]) -> dict[str, Alias]:
-    """Lower case, because exports differ in it: TFLOPS_per_GPU, TFLOPs_per_GPU."""
-    return {alias.theirs.lower(): alias for alias in aliases}
-
 
 # What a console log says before its first step, and the tokens of a step where it does not say them.
 
@@ -209,9 +114,8 @@ UNIT = r"(?:ms|m|s|%)?(?=[\s|,]|$)"  # nothing else may follow a number: it was 
 FIELD = re.compile(rf"([A-Za-z][\w/ ]*?)\s*:\s*({VALUE}){UNIT}", re.IGNORECASE)
 NAMED = re.compile(r"(?:^|\|)\s*([A-Za-z][\w/ ]*?)\s*:")
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-OWN = re.compile(r"(val|sft|core|core_partial|chat)/\w+")
 END = re.compile(r"^\W*Peak memory usage: ([\d.]+)MiB")
-ALIASES = by_their_name(NANOCHAT)
+ALIASES = aliases_of(NANOCHAT)
 LOSSES = ("loss", "training loss")
 
 
@@ -238,9 +142,9 @@ class Line:
         for name, text in self.fields.items():
             if text.lower() == "n/a" or (name in UNKNOWN_AT_ZERO and float(text) == 0):
                 continue
-            alias = ALIASES.get(name)
+            ours, alias = ALIASES.get(name, (name, None))
             value = float(text.replace(",", ""))
-            found[alias.ours if alias else name] = value * alias.factor if alias and alias.factor != 1.0 else value
+            found[ours] = value * alias.factor if alias and alias.unit else value
         return {name: int(v) if name in WHOLE and math.isfinite(v) else v for name, v in found.items()}
 
 
@@ -263,11 +167,9 @@ def read_console(text: str) -> list[Log]:
             if LOOKS.match(line) or HEAD.search(line):
                 lost.append((number, line.strip()))
             elif logs and (end := END.match(line)):
-                memory = ALIASES["peak memory usage"]
+                ours, alias = ALIASES["peak memory usage"]
                 if float(end[1]):  # 0 where there is no CUDA device
-                    logs[-1].rows.append(
-                        {"step": _made(last), "attempt": attempt, memory.ours: float(end[1]) * memory.factor}
-                    )
+                    logs[-1].rows.append({"step": _made(last), "attempt": attempt, ours: float(end[1]) * alias.factor})
                 logs[-1].finished = True
             head.append(line)
             continue
@@ -309,12 +211,17 @@ def parse_line(line: str) -> Line | None:
     fields: dict[str, str] = {}
     for name, text in FIELD.findall(rest):
         key = name.lower()
-        if key in ALIASES or OWN.fullmatch(name):
+        if key in ALIASES or _is_own(name):
             fields.setdefault(key if key in ALIASES else name, text)
     known = {name.lower() for name in NAMED.findall(rest) if name.lower() in ALIASES}
     if not fields or known - fields.keys():
         return None
     return Line(int(head[1]), int(head[2]) if head[2] else None, fields)
+
+
+def _is_own(name: str) -> bool:
+    """Return whether our own console prints an evaluation by that name."""
+    return is_evaluation(name) and re.fullmatch(r"\w+/\w+", name) is not None
 
 
 def _made(line: Line | None) -> int:
@@ -340,11 +247,10 @@ def _add(log: Log, line: Line, attempt: int) -> None:
     if line.is_train and line.planned is None and "data/epoch" in numbers:
         log.stage = "sft"
     early_eta = line.printed <= 10 and "eta" in line.fields  # nanochat tells none in its first ten steps
-    if early_eta or "n/a" in line.fields.values() or any(OWN.fullmatch(name) for name in line.fields):
+    if early_eta or "n/a" in line.fields.values() or any(map(_is_own, line.fields)):
         log.program = "tandem"
-    log.meanings |= {
-        alias.ours: alias.meaning for name in line.fields if (alias := ALIASES.get(name)) and alias.meaning is not None
-    }
+    known = (ALIASES[name] for name in line.fields if name in ALIASES)
+    log.meanings |= {ours: alias.meaning for ours, alias in known if alias.meaning is not None}
     finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
     log.rows.append({"step": line.step, "attempt": attempt, **finite})
     if len(finite) < len(numbers):
@@ -360,8 +266,8 @@ def _finish(log: Log) -> None:
     log.finished = log.finished or last == log.inputs.get("max_steps")
     if log.stage == "sft" and log.program != "tandem":  # there it is measured on what the assistant writes
         for row in log.rows:
-            if "val/bpb" in row:
-                row["sft/assistant_bpb"] = row.pop("val/bpb")
+            if VAL_BPB in row:
+                row[SFT_BPB] = row.pop(VAL_BPB)
     batch = log.inputs.get("batch_tokens") or batch_tokens_of(log.rows)
     if batch:
         log.inputs["batch_tokens"] = batch
@@ -374,10 +280,9 @@ def _finish(log: Log) -> None:
 
 STEPS = ("trainer/global_step", "global_step", "step", "_step")  # W&B's own _step only where there is no other
 TAG = re.compile(r"(?:run-)?(?P<run>.+?)[-_]tag-(?P<tag>.+)")
-OWN_NAME = re.compile(r"(train|optim|perf|data|val|sft|core|core_partial|chat|mem|gpu|ckpt|host|disk|net)/\S+")
-IN_WANDB, IN_CSV = "nanochat (W&B)", "nanochat (CSV of its console)"
+OWN_NAME = re.compile(rf"({'|'.join(groups())})/\S+")
 # Of two that know as many of a table's columns, the first is taken.
-PROGRAMS = {"NeMo": NEMO, "Trainer": TRAINER, IN_WANDB: NANOCHAT_WANDB, IN_CSV: NANOCHAT_CSV}
+PROGRAMS = {program: aliases_of(program) for program in (NEMO, TRAINER, NANOCHAT_WANDB, NANOCHAT_CSV)}
 TORN = "(torn)"  # column of a JSON line that cannot be read
 Cells = dict[str, Any]
 
@@ -395,7 +300,7 @@ def read_table(text: str, stem: str) -> dict[str, Log]:
 def _renamed(cells: Cells, tag: str) -> Cells:
     lower = {name.lower(): value for name, value in cells.items()}
     # A tag's slashes and blanks become underscores in the file's name.
-    known = {_plain(alias.theirs): alias.theirs for aliases in PROGRAMS.values() for alias in aliases}
+    known = {_plain(alias.name): alias.name for aliases in PROGRAMS.values() for _, alias in aliases.values()}
     return {"step": lower["step"], known.get(_plain(tag), tag): lower["value"], "_timestamp": lower.get("wall time")}
 
 
@@ -463,18 +368,17 @@ def _runs(tables: dict[str, list[tuple[int, Cells]]]) -> dict[str, Log]:
 def _log(table: list[tuple[int, Cells]]) -> Log | None:
     names = {name for _, cells in table for name in cells}
     lower = {name.lower() for name in names}
-    program, aliases = max(PROGRAMS.items(), key=lambda item: len(lower & by_their_name(item[1]).keys()))
-    known = by_their_name(aliases)
+    program, known = max(PROGRAMS.items(), key=lambda item: len(lower & item[1].keys()))
     own = [name for name in names if OWN_NAME.fullmatch(name)]
     if len(own) > len(lower & known.keys()):
-        program, known = "tandem", {name: Alias(ours=name, theirs=name) for name in own}
+        program, known = "tandem", {name: (name, Alias("tandem", name)) for name in own}
     if not lower & known.keys():
         return None
     log = Log(program=program)
-    log.meanings = {alias.ours: alias.meaning for name, alias in known.items() if name in lower and alias.meaning}
+    log.meanings = {ours: a.meaning for name, (ours, a) in known.items() if name in lower and a.meaning}
     for number, cells in table:
         told = {name.lower(): value for name, value in cells.items() if value not in (None, "")}
-        numbers = {known[name].ours: _number(value, known[name]) for name, value in told.items() if name in known}
+        numbers = {known[name][0]: _number(value, known[name][1]) for name, value in told.items() if name in known}
         step = _number(next((told[name] for name in STEPS if name in told), None))
         if TORN in cells or (numbers and (step is None or None in numbers.values())):
             log.lost.append((number, json.dumps(cells, default=str)))
@@ -511,9 +415,9 @@ def _count_steps(log: Log) -> None:
     NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not those of
     an evaluation; a CSV of its console counts from zero where it begins there.
     """
-    from_zero = log.program == "NeMo" or (log.program == IN_CSV and bool(log.rows) and log.rows[0]["step"] == 0)
+    from_zero = log.program == NEMO or (log.program == NANOCHAT_CSV and bool(log.rows) and log.rows[0]["step"] == 0)
     for row in log.rows:
-        row["step"] += from_zero or (log.program == IN_WANDB and "perf/step_s" in row)
+        row["step"] += from_zero or (log.program == NANOCHAT_WANDB and "perf/step_s" in row)
     _add_times(log.rows)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pipeline.metrics import VAL_BPB
 from pipeline.process.storage import folder_bytes
 from pipeline.report.run_data import RunData, number, table
 from pipeline.run_dir.columns import mean_step_s
@@ -52,7 +53,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
         ("cost, by the wall", "", plan.get("cost"), paid),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
-        ("final val/bpb", "", bpb.get("value"), data.last("val/bpb") if bpb else None),
+        (f"final {VAL_BPB}", "", bpb.get("value"), data.last(VAL_BPB) if bpb else None),
     ]  # fmt: skip
     return rows
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.process.errors import InputMissingError
 from pipeline.process.storage import folder_bytes, read_json, write_text
 from pipeline.recipe.located_yaml import load_mapping
@@ -261,10 +262,7 @@ def is_object(value: Any) -> bool:
 # The benchmarks in evals.json: which rows are theirs, which entries tell of the same, and which figures compare.
 
 SUITES = {"core": "core", "core_partial": "core", "chat": "chat", "lm_eval": "lm_eval"}
-MEANS = (
-    *(f"{name}/{version}" for name in ("core", "core_partial") for version in ("v1", "v2")),
-    *(f"chat/{name}{part}" for name in ("core", "core_spelling_bee") for part in ("", "_part")),
-)
+MEANS = tuple(m.name for m in SECTIONS["Benchmarks"] if m.unit == "-")  # of tasks, whose scores are shares
 
 
 def suite_of(name: str) -> str | None:
@@ -500,8 +498,8 @@ class RunData:
         return Protocol.of({"protocol_parts": self._of_validation("protocol_parts", name)})
 
     def _of_validation(self, key: str, name: str) -> Any:
-        of_rows = name in ("sft/assistant_bpb", "val/loss")
-        return ((self.manifest.get("inputs") or {}).get(key) or {}).get("val/bpb" if of_rows else name)
+        of_rows = name in (SFT_BPB, VAL_LOSS)
+        return ((self.manifest.get("inputs") or {}).get(key) or {}).get(VAL_BPB if of_rows else name)
 
     def scores(self) -> list[Score]:
         """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
@@ -513,7 +511,7 @@ class RunData:
                 protocol=self.protocol(name),
                 parts=self.protocol_parts(name),
             )
-            for name in ("val/bpb", "val/bpb_documents", "sft/assistant_bpb")
+            for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)
             for step, value in self.series(name)
         ]
         later = [

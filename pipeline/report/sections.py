@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from pipeline.metrics import VALIDATION, is_of_machine
 from pipeline.monitor.gpu import is_throttled
 from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
@@ -269,7 +270,7 @@ def losses_text(data: RunData) -> str:
         ["tokens (row positions)", number(data.tokens())],
         ["train/loss, first and last logged", f"{losses[0]:.4f}, {losses[-1]:.4f}"],
     ]
-    for name in ("val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb"):
+    for name in VALIDATION:
         at, values = data.curve(name)
         if len(at):
             facts.append(
@@ -339,7 +340,7 @@ def system_text(data: RunData) -> str:
     """Median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
     rows = []
     for name in data.columns.names():
-        if not name.startswith(("perf/", "mem/", "gpu/", "host/", "disk/", "net/", "data/wait_", "ckpt/")):
+        if not (is_of_machine(name) or name.startswith("data/wait_")):
             continue
         _, values = data.curve(name)
         if name in ("perf/total_s", "perf/eta_s", "perf/first_step_s"):  # one of each says all

@@ -12,6 +12,7 @@ from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.hardware.device import decide_bf16
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import cadence_notes
 from pipeline.process.errors import DataError
 from pipeline.process.storage import cache_dir
@@ -189,11 +190,11 @@ def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) ->
         role for role in ("validation", "documents") if validation.plan[role] and validation.plan[role]["sequences"]
     ]
     found = {}
-    for name, role in (("val/bpb", "validation"), ("val/bpb_documents", "documents")):
-        count = scored_bytes.get("sft/assistant_bpb" if recipe.stage == "sft" else name)
+    for name, role in ((VAL_BPB, "validation"), (VAL_BPB_DOCUMENTS, "documents")):
+        count = scored_bytes.get(SFT_BPB if recipe.stage == "sft" else name)
         if role in scored and validation.keeps_text:
             found[name] = validation.protocol(name, scored_bytes=count, dtype=dtype)
-    ids = {name: found[name].id if name in found else None for name in ("val/bpb", "val/bpb_documents")}
+    ids = {name: found[name].id if name in found else None for name in (VAL_BPB, VAL_BPB_DOCUMENTS)}
     return {"protocols": ids, "protocol_parts": {name: dict(protocol.parts) for name, protocol in found.items()}}
 
 

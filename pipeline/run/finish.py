@@ -15,6 +15,7 @@ import torch
 from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
+from pipeline.metrics import is_evaluation
 from pipeline.preflight.plan import Plan, make_plan, remember
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
@@ -177,7 +178,7 @@ def results(directory: RunDirectory) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
-            if name.startswith(("val/", "sft/", "core/", "core_partial/", "chat/")):
+            if is_evaluation(name):
                 found.setdefault(f"{name}/first", value)
                 found[name] = value
             elif name in ("train/loss", "perf/total_s", "tokens", "step"):

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.hardware.cpu import process_start
+from pipeline.metrics import is_validation
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, InputMissingError, RecipeError
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import remove_file, write_text
@@ -301,7 +302,7 @@ def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
     if run.step != train["max_steps"] and not (on_cadence and run.step >= train["eval_delay"]):
         return False
     recorded = (r for r in last_attempts(read_rows(run.directory.metrics)) if r.get("step") == run.step)
-    return not any(name.startswith(("val/", "sft/")) for row in recorded for name in row)
+    return not any(is_validation(name) for row in recorded for name in row)
 
 
 def environment() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from transformers.trainer_callback import TrainerState
 
 from pipeline.data.rows import IGNORED
 from pipeline.hardware.cpu import has_memory_files
+from pipeline.metrics import BEST_BY
 from pipeline.model.export import saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
@@ -455,10 +456,6 @@ def take_up(trainer: Any, checkpoint: Path) -> None:
 # Checkpoints on the disk without waiting for the disk: copied here, written by a process of its own.
 
 Tensors = dict[str, Tensor]
-
-
-# The validation result that makes a checkpoint the best one: the first that the stage has; lower is better.
-BEST_BY = ("val/bpb", "sft/assistant_bpb", "val/loss")
 
 
 class CheckpointSaver:

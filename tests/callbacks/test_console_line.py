@@ -1,6 +1,8 @@
 """The console line keeps the shape that people's parsers read."""
 
-from pipeline.callbacks.log import step_line
+from types import SimpleNamespace
+
+from pipeline.callbacks.log import Console, step_line
 
 ROW = {
     "train/loss_ema": 2.3369164,
@@ -26,3 +28,27 @@ def test_the_line_has_exactly_the_agreed_shape():
 def test_an_unknown_peak_reads_not_available_instead_of_a_number():
     row = {name: value for name, value in ROW.items() if name != "perf/bf16_mfu_pct"}
     assert "| bf16_mfu: n/a |" in step_line(row, step=0, max_steps=10)
+
+
+def test_an_evaluations_line_has_the_whole_and_leaves_out_its_sources_the_tasks_of_core_and_other_numbers(
+    tmp_path, capsys
+):
+    row = {
+        "val/bpb": 1.5,
+        "val/bpb/web": 1.4,
+        "core/v1": 0.25,
+        "core_partial/v2": 0.5,
+        "core/copa": 0.75,
+        "core/eval_s": 2.0,
+    }
+    row |= {"chat/mmlu": 0.5, "chat/mmlu/law": 0.25, "chat/core_part": 0.125, "perf/eval_s": 3.0, "val/own": 4.0}
+    state = SimpleNamespace(is_world_process_zero=True, global_step=7, max_steps=10)
+    Console(tmp_path / "console.log").on_log(None, state, None, logs=row)
+    assert (
+        capsys.readouterr().out
+        == (tmp_path / "console.log").read_text()
+        == (
+            "step 00007 | val/bpb: 1.500000 | core/v1: 0.250000 | core_partial/v2: 0.500000 | core/eval_s: 2.000000 | "
+            "chat/mmlu: 0.500000 | chat/core_part: 0.125000 | val/own: 4.000000\n"
+        )
+    )

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from pipeline.callbacks.trackers import TensorBoard, WandbRun
+from pipeline.metrics import METRICS
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table
+from tests.callbacks.tracker_files import tensorboard_descriptions, tensorboard_scalars, tensorboard_table
 
 
 def state(step=0):
@@ -39,6 +40,20 @@ def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
     assert tags["train/loss"] == [(step, np.float32(1 / (step + 1))) for step in range(1, 10)]
     assert tags["data/tokens"] == [(step, np.float32(2**24 + step)) for step in range(1, 10)]
     assert tensorboard_table(tmp_path, "samples")[9][1] == ["<pre>A</pre>", "<pre>after 9</pre>"]
+
+
+def test_tensorboard_shows_what_a_metric_is_in_which_unit_and_which_direction_is_better(tmp_path):
+    tracker = TensorBoard(tmp_path, start_step=0)
+    tracker.on_train_begin(None, state(), None)
+    log(tracker, range(1, 3))
+    tracker.on_log(None, state(3), None, logs={"optim/lr/head": 0.1, "own/number": 1.0})
+    tracker.on_train_end(None, state(), None)
+    described = tensorboard_descriptions(tmp_path)
+    assert described["train/loss"].startswith("sum of the loss over all trained targets")
+    assert described["train/loss"].endswith("(nats; lower is better)")
+    assert described["optim/lr/head"] == METRICS["optim/lr/<group>"].description
+    assert described["own/number"] == ""
+    assert tensorboard_scalars(tmp_path)["train/loss"] == [(1, 0.5), (2, np.float32(1 / 3))]
 
 
 def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_nothing(tmp_path):

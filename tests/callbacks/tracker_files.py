@@ -16,6 +16,18 @@ def tensorboard_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
 
 
+def tensorboard_descriptions(folder: Path) -> dict[str, str]:
+    """What TensorBoard shows beside the chart of each tag, as its own reader of event files finds it."""
+    from tensorboard.backend.event_processing.plugin_event_accumulator import (
+        EventAccumulator,  # what its web server reads
+    )
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    tags = accumulator.Tags()["tensors"]
+    return {tag: accumulator.SummaryMetadata(tag).summary_description for tag in tags}
+
+
 def tensorboard_table(folder: Path, tag: str) -> dict[int, list[list[str]]]:
     """The cells of a table of texts by step."""
     tables = {}

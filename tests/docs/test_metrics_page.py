@@ -1,4 +1,4 @@
-"""docs/metrics.md and the code name the same numbers."""
+"""The registry of metrics, docs/metrics.md and the code name the same numbers."""
 
 import ast
 import re
@@ -7,20 +7,28 @@ from pathlib import Path
 from pipeline.data.rows import Consumed
 from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
 from pipeline.evals.core.score import VERSIONS
+from pipeline.metrics import (
+    BEST_BY,
+    METRICS,
+    SFT_BPB,
+    TRAINER,
+    VAL_BPB,
+    VAL_BPB_DOCUMENTS,
+    VAL_LOSS,
+    aliases_of,
+    groups,
+    metric_of,
+    table,
+    with_tables,
+)
+from pipeline.report.curves import KINDS
 from pipeline.report.run_data import MEANS
 from pipeline.training.metrics import data_numbers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
-NAME = re.compile(
-    r"(train|optim|perf|data|val|sft|core|core_partial|chat|ckpt|gpu|host|mem|disk|net|text)/[a-z0-9_]+(/(<[a-z]+>)?)?"
-)
-DOCUMENTED = {
-    name
-    for line in PAGE.splitlines()
-    if line.startswith("| `")
-    for name in re.findall(r"`([^`]+)`", line.split("|")[1])
-}
+NAME = re.compile(rf"({'|'.join(groups())})/[a-z0-9_]+(/(<[a-z]+>)?)?")
+OF_NUMBERS = {name for name in METRICS if "/" in name}  # step, attempt, time and tokens stand in every row
 # Rooms that write numbers; the others only read them.
 WRITERS = ["training", "callbacks", "evals", "monitor", "data"]
 
@@ -64,9 +72,6 @@ def of_sources():
     return data_numbers({"<source>": one, "another": one}, row_tokens=1)
 
 
-BPB_OF_RUNS = {"val/bpb", "val/bpb_documents", "sft/assistant_bpb"}
-
-
 def written():
     found = set()
     for room in WRITERS:
@@ -91,27 +96,49 @@ def written():
         if pattern in found:
             found = (found - {pattern}) | names
     found |= {name for name in of_sources() if "<source>" in name}
-    # by_source(name, score, names) writes f"{name}/{source}".
-    return found | {f"{name}/<source>" for name in BPB_OF_RUNS & found}
+    # The constants that pipeline/evals writes by; by_source(name, score, names) writes f"{name}/{source}".
+    of_runs = {VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB}
+    return found | of_runs | {VAL_LOSS} | {f"{name}/<source>" for name in of_runs}
 
 
-def test_every_metric_that_the_code_writes_is_explained():
-    missing = written() - DOCUMENTED
-    assert not missing, f"add to docs/metrics.md: {sorted(missing)}"
+def test_every_metric_that_the_code_writes_is_in_the_registry():
+    missing = written() - OF_NUMBERS
+    assert not missing, f"add to pipeline/metrics.py: {sorted(missing)}"
 
 
-def test_every_metric_that_is_explained_is_written():
-    stale = DOCUMENTED - written()
-    assert not stale, f"remove from docs/metrics.md, or write them: {sorted(stale)}"
+def test_every_metric_of_the_registry_is_written():
+    stale = OF_NUMBERS - written()
+    assert not stale, f"remove from pipeline/metrics.py, or write them: {sorted(stale)}"
 
 
-def test_every_row_of_the_page_has_a_unit_and_a_meaning():
-    for line in PAGE.splitlines():
-        if line.startswith("| `"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            assert len(cells) == 6, line
-            assert cells[1], line
-            assert len(cells[2]) > 8, line
+def test_the_tables_of_the_page_are_those_of_the_registry():
+    assert with_tables(PAGE) == PAGE, "run python -m pipeline.metrics"
+    assert all(f"| `{name}`" in PAGE or f", `{name}`" in PAGE for name in METRICS)
+
+
+def test_every_metric_has_a_unit_a_meaning_and_a_panel_that_the_report_has():
+    for name, metric in METRICS.items():
+        assert metric.unit, name
+        assert len(metric.meaning) > 8, name
+        assert metric.panel in {None, *(kind.title for kind in KINDS)}, name
+
+
+def test_a_name_is_its_metric_or_its_family_and_an_unknown_one_is_none():
+    assert metric_of("core/v1") == METRICS["core/v1"]
+    assert metric_of("core/piqa") == METRICS["core/<task>"]
+    assert metric_of("data/source/web.v2/tokens") == METRICS["data/source/<source>/tokens"]
+    assert [metric_of(name) for name in ("val/bpc", "data/source/web", "val", "optim/lr/")] == [None] * 4
+
+
+def test_the_best_checkpoint_is_the_lowest_of_metrics_of_which_lower_is_better():
+    assert {METRICS[name].better for name in BEST_BY} == {"lower"}
+
+
+def test_a_row_of_the_page_has_names_of_other_programs_with_their_unit_and_meaning():
+    row = "| `perf/total_s` | s | time in steps over all attempts that count | - | `total time` (min, without the first ten steps of a start), "
+    assert row in table([METRICS["perf/total_s"]])
+    ours, alias = aliases_of(TRAINER)["train_runtime"]
+    assert (ours, alias.factor, alias.meaning) == ("perf/total_s", 1.0, "with evaluations and saves")
 
 
 def test_the_means_that_the_report_knows_are_those_that_the_code_writes():

@@ -84,11 +84,7 @@ def test_a_page_of_everything_too_much_stays_within_its_size_and_says_what_is_cu
         append_row(run.samples, {"step": 41, "attempt": 2, "prompt": f"{n}", "text": '<"&>' * 3000})
     write_text(run.recipe, json.dumps({"run": {"tags": ["<&>" * 300 + str(n) for n in range(300)]}}))
     run.update_manifest(versions={f"package{n}": "1" * 50 for n in range(8000)})
-    names = (
-        [f"mem/{n}" for n in range(30)]
-        + [f"gpu/power_w/{n}" for n in range(30)]
-        + [f"gpu/temp_c/{n}" for n in range(30)]
-    )
+    names = [f"mem/{n}" for n in range(30)] + [f"optim/lr/{n}" for n in range(30)] + [f"chat/{n}" for n in range(30)]
     noise = np.random.default_rng(0).random((3000, len(names))).tolist()
     with open(run.metrics, "a") as file:
         for step, values in enumerate(noise, 41):

@@ -312,7 +312,7 @@ def score_chat_tasks(
             share, error = None, None
             try:
                 share = examiner.share(loaded.task, items)
-            except Exception as problem:  # told below, on every rank
+            except Exception as problem:  # raised below, on every rank
                 error = problem
             shares = gathered_over_ranks(share, world_size=world_size, error=error)
             name = isolation.name if isolation and loaded.task.program else None

@@ -237,7 +237,7 @@ def score_rows(
             beat()
             with torch.no_grad():
                 forwarded += _score_batch(model, batch, device, nats_R, misses_R)
-    except Exception as problem:  # told below, on every rank
+    except Exception as problem:  # raised below, on every rank
         error = problem
     finally:
         model.train(training)

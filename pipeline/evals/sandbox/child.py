@@ -77,8 +77,8 @@ def supervise(program: str, *, mechanisms: list[str], timeout_s: float, memory_b
     if answer == token:
         reason = "passed"
     elif answer:
-        told = answer.decode(errors="replace")[:MOST_LETTERS]
-        reason = "".join(letter if letter.isprintable() else " " for letter in told)  # no commands to a terminal
+        message = answer.decode(errors="replace")[:MOST_LETTERS]
+        reason = "".join(letter if letter.isprintable() else " " for letter in message)  # no commands to a terminal
         if reason.partition(":")[0] not in ("wrong", "forbidden", "memory"):
             reason = "forbidden: it wrote into the sandbox's own pipe"
     else:

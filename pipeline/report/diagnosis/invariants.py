@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, median, rule
 from pipeline.report.run_data import RunData, number
 from pipeline.training.attempts import first_start
@@ -18,8 +19,8 @@ EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is
 STANDS = 5  # changes of the position before that is asked
 BPB_DRIFT = {
-    "val/bpb": 0.05,
-    "sft/assistant_bpb": 0.15,
+    VAL_BPB: 0.05,
+    SFT_BPB: 0.15,
 }  # special targets are in val/loss alone: a few of text, an end of every answer
 BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
@@ -34,7 +35,7 @@ OF_A_START = ("data/retries", "mem/alloc_retries", "mem/ooms")
 SHARES = ("optim/clip_frac", "data/wait_frac", "data/pad_frac")
 PERCENT = ("perf/mfu_pct", "perf/bf16_mfu_pct", "perf/goodput_pct", "gpu/util_pct", "gpu/mem_busy_pct", "gpu/throttled_pct", "mem/host_used_pct")  # fmt: skip
 NOT_NEGATIVE = (
-    "train/loss", "train/loss_ema", "train/bpb", "train/assistant_bpb", "val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb",
+    "train/loss", "train/loss_ema", "train/bpb", "train/assistant_bpb", *VALIDATION,
     "optim/lr", "optim/lrm", "optim/grad_norm", "optim/param_norm", "optim/update_ratio", "perf/step_s", "perf/tok_per_s", "perf/total_s",
     "perf/eta_s", "perf/eval_s", "ckpt/save_s", "data/wait_s", "data/tokens", "data/samples", "data/documents", "mem/allocated_gib", "mem/host_rss_gib",
 )  # fmt: skip
@@ -249,7 +250,7 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
     "bits per byte follow the loss",
     needs="val/bpb (in SFT sft/assistant_bpb) with val/loss at 2 evaluations, or with train/bpb",
     threshold=(
-        f"val/bpb / val/loss within {BPB_DRIFT['val/bpb']:.0%} of its median over the evaluations (in SFT {BPB_DRIFT['sft/assistant_bpb']:.0%}: the end of each answer is in the loss alone); "
+        f"val/bpb / val/loss within {BPB_DRIFT[VAL_BPB]:.0%} of its median over the evaluations (in SFT {BPB_DRIFT[SFT_BPB]:.0%}: the end of each answer is in the loss alone); "
         f"where validation is drawn from the training sources, within a factor of {BPB_AGAINST_TRAINING:g} of train/bpb / train/loss"
     ),
     reason="both are sums over the same targets: their ratio is tokens a byte, a constant of text and tokenizer",
@@ -259,7 +260,7 @@ def bpb_follows_loss(figures: Figures) -> Verdict | None:
     audit = Audit()
     if not is_ours(figures):
         return None
-    for name, training in (("val/bpb", "train/bpb"), ("sft/assistant_bpb", "train/assistant_bpb")):
+    for name, training in ((VAL_BPB, "train/bpb"), (SFT_BPB, "train/assistant_bpb")):
         steps, bpb, loss = both(figures, name, "val/loss")
         known = loss > 0
         steps, ratio = steps[known], bpb[known] / loss[known]

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.data.validation import ENOUGH_BYTES
+from pipeline.metrics import VAL_BPB, VALIDATION
 from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, error_of_difference, graded, median, rule
 from pipeline.report.diagnosis.learning import loss_below_start, loss_does_not_rise, loss_falls
 
@@ -18,7 +19,6 @@ NO_GAP, PASSES = 0.02, 4
 LOWEST_BPB = 0.5
 FEW_BYTES = 10_000
 OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
-VALIDATION = ("val/loss", "val/bpb", "val/bpb_documents", "sft/assistant_bpb")
 
 
 class Pairs(NamedTuple):
@@ -153,7 +153,7 @@ def gap_stays(figures: Figures) -> Verdict | None:
     advice="Search the training files for validation documents (duplicates, a glob that matches both) and hold out other text. Source code and templates may honestly be this predictable.",
 )
 def is_no_leak(figures: Figures) -> Verdict | None:
-    scores, pairs = figures.series("val/bpb").values, beside_training(figures)
+    scores, pairs = figures.series(VAL_BPB).values, beside_training(figures)
     bpb = float(scores.min()) if scores.size else None  # it was reached, whatever came after
     looked, found = figures.manifest("inputs.overlap.documents"), figures.manifest("inputs.overlap.found", 0)
     if bpb is None and not pairs.steps.size and not looked:

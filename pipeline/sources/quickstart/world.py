@@ -38,7 +38,7 @@ HELD_OUT_EVERY = 3  # of the facts and words
 class Turn(NamedTuple):
     """What is told, what is asked then, and the right answer."""
 
-    told: str
+    text: str
     question: str
     answer: str
 
@@ -92,11 +92,11 @@ class Story:
         self.left_in: dict[str, str] = {}  # by thing that nobody has
 
     def begin(self) -> str:
-        told = []
+        sentences = []
         for person in self.people:
             self.where[person].append(self.draw.one(self.places))
-            told.append(f"{person} is in the {self.where[person][-1]}.")
-        return " ".join(told)
+            sentences.append(f"{person} is in the {self.where[person][-1]}.")
+        return " ".join(sentences)
 
     def go_on(self) -> str:
         """Let something happen, and return the sentence that tells it."""
@@ -191,14 +191,14 @@ STORY_KINDS: dict[str, Callable[[Story], Asked]] = {
 def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = None) -> list[Turn]:
     """Return a story told in parts, with a question after each; the last one of that kind."""
     story, turns = Story(cast, draw), []
-    told = [story.begin()]
+    sentences = [story.begin()]
     for number in range(questions):
-        told += [story.go_on() for _ in range(1 + draw.below(2))]
+        sentences += [story.go_on() for _ in range(1 + draw.below(2))]
         final = last is not None and number == questions - 1
         while (asked := STORY_KINDS[last if final and last else draw.one(list(STORY_KINDS))](story)) is None:
-            told.append(story.go_on())
-        turns.append(Turn(" ".join(told), *asked))
-        told = []
+            sentences.append(story.go_on())
+        turns.append(Turn(" ".join(sentences), *asked))
+        sentences = []
     return turns
 
 
@@ -209,8 +209,8 @@ def compare(cast: Cast, draw: Draw) -> Turn:
     a, b = draw.some(people, 2)
     word = draw.one(("older", "younger"))
     right = max(a, b, key=ages.__getitem__) if word == "older" else min(a, b, key=ages.__getitem__)
-    told = " ".join(f"{person} is {age} years old." for person, age in ages.items())
-    return Turn(told, f"Who is {word}, {a} or {b}?", f"{a} is {ages[a]} and {b} is {ages[b]}. {right} is {word}.")
+    text = " ".join(f"{person} is {age} years old." for person, age in ages.items())
+    return Turn(text, f"Who is {word}, {a} or {b}?", f"{a} is {ages[a]} and {b} is {ages[b]}. {right} is {word}.")
 
 
 def look_up(cast: Cast, draw: Draw) -> list[Turn]:
@@ -224,8 +224,8 @@ def look_up(cast: Cast, draw: Draw) -> list[Turn]:
         facts = [(f"Who has the {t}?", f"{p} has the {t}.") for p, t in zip(people, things, strict=True)]
     else:
         facts = [(f"How old is {p}?", f"{p} is {1 + draw.below(12)} years old.") for p in people]
-    told = [Turn(answer, "", "") for _, answer in facts]
-    return told + [Turn("", *fact) for _ in range(2) for fact in draw.some(facts, 4)]
+    turns = [Turn(answer, "", "") for _, answer in facts]
+    return turns + [Turn("", *fact) for _ in range(2) for fact in draw.some(facts, 4)]
 
 
 class Fact(NamedTuple):
@@ -345,8 +345,8 @@ def conversations(split: str) -> Iterator[dict]:
 
 def _messages(turns: list[Turn]) -> list[dict]:
     messages = []
-    for told, question, answer in turns:
-        messages.append({"role": "user", "content": f"{told} {question}".strip()})
+    for text, question, answer in turns:
+        messages.append({"role": "user", "content": f"{text} {question}".strip()})
         messages.append({"role": "assistant", "content": answer})
     return messages
 

@@ -1,0 +1,44 @@
+"""The pages' links lead to files and headings that are there; the glossary's keys are keys of a recipe."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.recipe.schema import Recipe
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def anchors(page):
+    """As GitHub names the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_key_that_the_glossary_names_is_a_key_of_a_recipe():
+    sections = Recipe.__dataclass_fields__.keys()
+    named = re.findall(r"`(\w+)\.(\w+)`", (ROOT / "docs" / "glossary.md").read_text())
+    keys = [(section, key) for section, key in named if section in sections]
+    recipes = (ROOT / "docs" / "recipes.md").read_text()
+    assert len(keys) > 5
+    for section, key in keys:
+        rows = recipes.split(f"\n## {section}\n")[1].split("\n## ")[0]
+        assert re.search(rf"^\| {key}( =)? \|", rows, re.M), f"{section}.{key}"
+
+
+def test_every_page_of_docs_is_linked_from_the_readme():
+    linked = set(re.findall(r"\((docs/\w+\.md)", (ROOT / "README.md").read_text()))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
