@@ -6,6 +6,7 @@ fits. It stands in the manifest's `shape`.
 """
 
 import resource
+from typing import Any
 
 import torch
 
@@ -79,7 +80,8 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
     args, model = trainer.args, trainer.model
     model.train()
     if args.activation_checkpointing:  # as Trainer does it when the training begins
-        given = dict(args.activation_checkpointing_kwargs or {})
+        kwargs: Any = args.activation_checkpointing_kwargs  # text only as a command line gives it
+        given = dict(kwargs or {})
         layers, offload = given.pop("every_n_layers", 1), given.pop("offload", False)
         model.activation_checkpointing_enable(
             activation_checkpointing_kwargs=given or None, every_n_layers=layers, offload=offload

@@ -78,8 +78,8 @@ class TandemTrainer(Trainer):
         self.loader: StepLoader | None = None
         self.guard = StepGuard(run, recipe.monitor)
         self.recorded_evaluations: set[int] = set()
-        keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
-        self.saver = CheckpointSaver(run, **keep)
+        keep, every = args.save_total_limit, recipe.run.keep_every_steps
+        self.saver = CheckpointSaver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
