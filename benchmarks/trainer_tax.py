@@ -9,6 +9,7 @@ clip, optimizer, schedule, zero_grad, the loss read every `logging_steps`. added
 """
 
 import contextlib
+import math
 import statistics
 import tempfile
 import time
@@ -71,7 +72,7 @@ class Blocks:
                     loss = forward(**batch, num_items_in_batch=targets).loss
                 loss.backward()
                 total += loss.detach()
-            if args.max_grad_norm:
+            if args.max_grad_norm < math.inf:
                 torch.nn.utils.clip_grad_norm_(parameters, args.max_grad_norm)
             optimizer.step()
             schedule.step()

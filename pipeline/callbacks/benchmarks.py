@@ -2,10 +2,10 @@
 
 import sys
 import time
+from functools import partial
 from typing import Any, Protocol
 
 import torch
-from transformers import TrainerCallback
 
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.results import append_entry, entry_of, in_precision
@@ -16,7 +16,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.rng import preserved_rng
-from pipeline.training.trainer import TandemTrainer
+from pipeline.training.trainer import StepCallback, TandemTrainer
 
 FAILED = "evaluation_failed"
 
@@ -37,7 +37,7 @@ class Benchmark(Protocol):
     def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]: ...
 
 
-class Benchmarks(TrainerCallback):
+class Benchmarks(StepCallback):
     """Scores each benchmark at its cadence and at the end of the run. What was due and is not recorded, as after a kill, is
     done first after a resume.
 
@@ -63,13 +63,9 @@ class Benchmarks(TrainerCallback):
             b for b in self.benchmarks if self.done[b.name] < (step if last else step // b.every_steps * b.every_steps)
         ]
 
-    def are_due(self) -> bool:
-        """Return whether any is to be scored at this step, which is then saved first."""
-        return bool(self.due(self.trainer.state.global_step, last=False))
-
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step:
-            self.score_due(last=state.global_step >= state.max_steps)
+            self.on_step_done(args, state, control)
             return
         for benchmark in (b for b in self.benchmarks if b.at_start):
             try:
@@ -78,13 +74,16 @@ class Benchmarks(TrainerCallback):
                 self.stop.give_up(self.trainer.control)
                 return
 
-    def score_due(self, *, last: bool) -> None:
-        """The trainer calls it on every rank when a step is saved and evaluated."""
-        trainer, step = self.trainer, self.trainer.state.global_step
-        due = self.due(step, last=last)
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.due(state.global_step, last=False):
+            control.should_save = True  # before them, also where no save was due
+
+    def on_step_done(self, args, state, control):
+        trainer, step = self.trainer, state.global_step
+        due = self.due(step, last=step >= state.max_steps)
         if not due:
             return
-        trainer._note_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+        trainer.log_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
         with trainer.meter.pause():
             findings = self._findings()
         for benchmark in due:
@@ -99,7 +98,7 @@ class Benchmarks(TrainerCallback):
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
         if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
-            world_size, watched = 1, self.stop.on_every_rank
+            world_size, watched = 1, partial(self.stop.on_every_rank, lockstep=True)
         try:
             with (
                 trainer.meter.pause(),

@@ -20,16 +20,14 @@ from pipeline.generation.texts import complete
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.run_dir.signals import Signals
 from pipeline.training.trainer import TandemTrainer
 
 
 def add_callbacks(
-    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, signals: Signals
+    trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens, stop = trainer.meter.batch_tokens, StopSignals(signals, lockstep=trainer.is_fsdp_enabled)
-    trainer.evaluate_model = stop.in_evaluation(trainer.evaluate_model)
+    batch_tokens = trainer.meter.batch_tokens
     trackers: list[Any] = []
     if "tensorboard" in recipe.monitor.trackers:
         trackers.append(TensorBoard(run.tensorboard, start_step=start_step))
@@ -50,7 +48,6 @@ def add_callbacks(
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
     benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop)
-    trainer.score_benchmarks, trainer.benchmarks_are_due = benchmarks.score_due, benchmarks.are_due
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (

@@ -66,8 +66,6 @@ class Machine(TrainerCallback):
         self.host_due_s = 0.0
         self.one_host = trainer.args.world_size <= _local_ranks()
         self.meter_before: tuple[float, int] | None = None
-        if trainer.args.local_process_index == 0:
-            trainer.interval_numbers.append(self.numbers)
 
     def on_train_begin(self, args, state, control, **kwargs):
         if args.local_process_index != 0:
@@ -78,6 +76,10 @@ class Machine(TrainerCallback):
             self.gpus = GpuMonitor(output, attempt=self.attempt, hz=self.gpu_hz, gpus=gpus_of_this_host())
             if self.gpus.why_none:
                 print(self.gpus.why_none, flush=True)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if args.local_process_index == 0 and logs and "train/loss" in logs:
+            logs |= self.numbers()  # before the callbacks that write the row
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.gpus is not None:

@@ -1,7 +1,7 @@
 """A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch._dynamo import callback as compilations
@@ -17,12 +17,10 @@ class StopSignals(TrainerCallback):
     """Comes last, so that what the step owes is done, or given up, when the ranks agree.
 
     An evaluation and the samples that are given up are due still, and done first after the resume.
-
-    lockstep: every forward of an evaluation needs all ranks (FSDP).
     """
 
-    def __init__(self, signals: Signals, *, lockstep: bool = False) -> None:
-        self.signals, self.lockstep = signals, lockstep
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
         self.group = None
         compilations.on_compile_start(lambda _: setattr(signals, "compiling", True))
         compilations.on_compile_end(lambda _: setattr(signals, "compiling", False))
@@ -63,27 +61,16 @@ class StopSignals(TrainerCallback):
             return bool(agreed)
         return bool(self.signals.received)
 
-    def in_evaluation(self, evaluate: Callable[..., dict[str, float] | None]) -> Callable[..., dict[str, float] | None]:
-        """The evaluation made to give up on a signal, and then to return None on every rank."""
-
-        def evaluate_or_give_up(model: Any) -> dict[str, float] | None:
-            try:
-                return evaluate(model, watched=self.on_every_rank)
-            except LeftEarly:
-                self.signals.stopping = True
-                return None
-
-        return evaluate_or_give_up
-
-    def on_every_rank(self, items: Iterable[Item]) -> Iterator[Item]:
+    def on_every_rank(self, items: Iterable[Item], *, lockstep: bool = False) -> Iterator[Item]:
         """The items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
         unequal numbers of them, and each gives up where it stands. In lockstep they have equally many and agree before
         each: the others would wait in their forward for the one that gives up."""
         for item in items:
-            if self.agreed() if self.lockstep else self.signals.received:
+            if self.agreed() if lockstep else self.signals.received:
                 break
             yield item
         if self.agreed():
+            self.signals.stopping = True
             raise LeftEarly
 
     def on_this_rank(self, items: Iterable[Item]) -> Iterator[Item]:

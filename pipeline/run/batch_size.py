@@ -21,13 +21,14 @@ from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
 from pipeline.training.distributed import from_every_rank, on_rank_0
 from pipeline.training.out_of_memory import fits
+from pipeline.training.trainer import TandemTrainer
 
 RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the update's products, the collectives
 # Bytes of address space for the threads that the training starts: glibc maps 64 MiB for the memory of each.
 THREADS = 512 << 20
 
 
-def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> Recipe:
+def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Recipe:
     """Return the recipe with a number for `auto`, the same on all ranks, before anything of the training is made from it. Every rank
     calls it, and the trainer has it from then on.
 
@@ -55,9 +56,8 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: Any) -> Recipe:
         why += " by arithmetic"
     if args.device.type == "cpu" and not refuses:
         why += f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
-    trainer.recipe = recipe = with_values(recipe, {"micro_batch": rows})
-    args.per_device_train_batch_size = trainer._train_batch_size = rows
-    args.gradient_accumulation_steps = micro_steps(recipe, args.world_size)
+    recipe = with_values(recipe, {"micro_batch": rows})
+    trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, args.world_size))
     if trainer.is_world_process_zero():
         print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
     return recipe
@@ -75,12 +75,13 @@ def _memory_refuses(device: torch.device) -> bool:
     return device.type == "cuda" or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
-def _tried(trainer: Any, possible: list[int], step: int) -> int | None:
+def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None:
     """Return the first of these micro-batches that fits on every rank."""
     args, model = trainer.args, trainer.model
     model.train()
     if args.activation_checkpointing:  # as Trainer does it when the training begins
-        given = dict(args.activation_checkpointing_kwargs or {})
+        kwargs: Any = args.activation_checkpointing_kwargs  # text only as a command line gives it
+        given = dict(kwargs or {})
         layers, offload = given.pop("every_n_layers", 1), given.pop("offload", False)
         model.activation_checkpointing_enable(
             activation_checkpointing_kwargs=given or None, every_n_layers=layers, offload=offload
@@ -96,7 +97,7 @@ def _tried(trainer: Any, possible: list[int], step: int) -> int | None:
     return found
 
 
-def memory_hint(recipe: Recipe, trainer: Any) -> str | None:
+def memory_hint(recipe: Recipe, trainer: TandemTrainer) -> str | None:
     """Return what a CUDA device had in use at most, when twice the micro-batch would fit too; else None."""
     args = trainer.args
     if args.device.type != "cuda" or is_auto(recipe):

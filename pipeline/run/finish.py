@@ -30,7 +30,7 @@ from pipeline.training.build import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
 
-def say_shape(run: OpenRun, trainer: Any) -> None:
+def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
     """Print the shape of this start and keep it in the manifest; say so when a run goes on with another one.
 
     On the same shape a resume is bitwise; on another one the same rows follow and the losses agree to rounding.
@@ -67,7 +67,7 @@ def say_shape(run: OpenRun, trainer: Any) -> None:
 PARTS = ("total", "start", "steps", "evaluations", "saves")
 
 
-def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
+def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     """Write `plan` and `model` to the manifest, when steps and micro-batch are known. A run that goes on keeps its first plan.
 
     The plan is arithmetic on the recipe, and what a probe has measured for it: nothing is measured here, so that the training
@@ -91,7 +91,7 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: Any) -> None:
     run.directory.update_manifest(**facts)
 
 
-def plan_of(recipe: Recipe, run: OpenRun, trainer: Any) -> Plan:
+def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Plan:
     """Return the plan of the run as it was built: its micro-batch, and the validation that it scores."""
     recipe = with_values(recipe, {"train.per_device_train_batch_size": trainer.args.per_device_train_batch_size})
     scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")

@@ -1,6 +1,7 @@
 """The life of a run, in the order in which it happens; both stages live it."""
 
 from pipeline.callbacks.default import add_callbacks
+from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import Recipe
 from pipeline.run.batch_size import resolve_micro_batch
@@ -37,12 +38,21 @@ def train(recipe: Recipe, signals: Signals) -> int:
     record_inputs(recipe, run, tokenizer=tokenizer, sources=(sources, held_out), rows=rows, validation=validation)
 
     model = build_from_recipe(recipe, tokenizer)
-    trainer = build_trainer(recipe, run.directory, model=model, tokenizer=tokenizer, rows=rows, validation=validation)
+    stop = StopSignals(signals)
+    trainer = build_trainer(
+        recipe,
+        run.directory,
+        model=model,
+        tokenizer=tokenizer,
+        rows=rows,
+        validation=validation,
+        watched=stop.on_every_rank,
+        eval_on_start=evaluation_is_due(recipe, run),
+    )
     recipe = resolve_micro_batch(recipe, run, trainer)
     say_shape(run, trainer)
     record_plan(recipe, run, trainer)
-    trainer.args.eval_on_start = evaluation_is_due(recipe, run)
-    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, signals=signals)
+    add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
     publishing = Publishing(recipe, run.directory, start_step=run.step)
     trainer.resume(run.checkpoint)

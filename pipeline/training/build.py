@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -71,6 +71,14 @@ def divides_by_num_items(model: Any) -> bool:
 # The recipe as transformers.TrainingArguments, for this number of processes.
 
 
+class OneDeviceArguments(TrainingArguments):
+    """One process stays on one device: with several in sight Trainer would wrap the model in DataParallel."""
+
+    @property
+    def n_gpu(self) -> int:
+        return min(super().n_gpu, 1)
+
+
 def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
     """decided: values that the hardware settled, such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -82,12 +90,7 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
     )
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
-    built = TrainingArguments(
-        **{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided, "ignore_data_skip": True}
-    )
-    # One process stays on one device: with several in sight Trainer would wrap the model in DataParallel.
-    built._n_gpu = min(built.n_gpu, 1)
-    return built
+    return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided})
 
 
 # The end of a run: the finished model in model/, loadable anywhere, and the results in the manifest.
@@ -250,8 +253,13 @@ def build_trainer(
     tokenizer: Any,
     rows: Any,
     validation: Any,
+    watched: Callable[..., Iterable] = iter,
+    eval_on_start: bool = False,
 ) -> TandemTrainer:
-    """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now."""
+    """Return the Trainer of both stages. rows, validation: as the data room opens them; recipe.train holds max_steps by now.
+
+    watched: what the batches of evaluations go through, so that a signal can end them.
+    """
     bf16 = decide_bf16(recipe.train.get("bf16"), fp16=bool(recipe.train.get("fp16")))
     compiled = decide_compile(recipe.train.get("torch_compile"))
     args = build_arguments(
@@ -260,6 +268,7 @@ def build_trainer(
         bf16=bf16,
         torch_compile=compiled,
         use_cpu=device_info().kind == "cpu",
+        eval_on_start=eval_on_start,
     )
     sizes = sizes_from_model(model, recipe.data.row_tokens)
     peaks = device_info().peak_flops or {}
@@ -295,7 +304,7 @@ def build_trainer(
         else None,
     )
 
-    def evaluate(model: torch.nn.Module, watched: Callable = iter) -> dict[str, float]:
+    def evaluate(model: torch.nn.Module, watched: Callable) -> dict[str, float]:
         return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
 
     look_for_lomo_once()
@@ -307,6 +316,7 @@ def build_trainer(
         tokenizer=tokenizer,
         rows=rows,
         evaluate_model=evaluate,
+        watched=watched,
         meter=meter,
         byte_lengths_V=lengths_V,
     )

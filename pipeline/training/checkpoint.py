@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from pipeline.data.rows import IGNORED
 from pipeline.hardware.cpu import has_memory_files
 from pipeline.metrics import BEST_BY
-from pipeline.model.export import saved_form, saved_weights
+from pipeline.model.export import load_weights, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.storage import raise_if_moved, read_json, temporary_folder
@@ -36,6 +37,9 @@ from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.rng import set_rng_state
+
+if TYPE_CHECKING:
+    from pipeline.training.trainer import TandemTrainer
 
 # An optimizer's state as named tensors for safetensors, and back, for any torch optimizer. No pickle.
 
@@ -386,16 +390,14 @@ def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
     return load_file(path) if path.exists() else None
 
 
-def read_position(folder: Path) -> dict[str, Any]:
-    return read_json(folder / POSITION)
-
-
 # What of a Trainer goes into a checkpoint, and how it comes back.
 
 ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
-def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float, dict]]) -> dict[str, tuple[dict, dict]]:
+def write_state(
+    trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, float, dict]]
+) -> dict[str, tuple[dict, dict]]:
     """Write all files but the large ones; gives the weights for theirs. ranks: each one's random state, and what it has not
     logged: loss, and sums of TrainedText."""
     weights = trainer.model_files.write(trainer.accelerator.unwrap_model(trainer.model), folder)
@@ -412,7 +414,7 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float, di
             "rows": trainer.rows.position(state.global_step),
             "meter": trainer.meter.state_dict(),
             "unlogged": {
-                "since": trainer._globalstep_last_logged,
+                "since": trainer.loss_sum.since,
                 "losses": [loss for _, loss, _ in ranks],
                 "text": [text for _, _, text in ranks],
             },
@@ -423,7 +425,18 @@ def write_state(trainer: Any, folder: Path, *, ranks: list[tuple[dict, float, di
     return {MODEL: (weights, {"format": "pt"})}
 
 
-def load_optimizer_and_schedule(trainer: Any, checkpoint: Path) -> None:
+def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Raises DataError for weights of another model, or that are not finite."""
+    try:
+        load_weights(model, checkpoint)
+    except ValueError as error:
+        raise DataError(
+            f"{error} The recipe describes another model than the checkpoint; give this run another name."
+        ) from error
+    refuse_nonfinite(model.state_dict(), where=str(checkpoint), instead=ANOTHER)
+
+
+def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> None:
     """Raises DataError for a state that is not this optimizer's."""
     tensors, saved = read_optimizer(checkpoint)
     refuse_nonfinite(tensors, where=str(checkpoint), instead=ANOTHER)
@@ -435,22 +448,48 @@ def load_optimizer_and_schedule(trainer: Any, checkpoint: Path) -> None:
         trainer.accelerator.scaler.load_state_dict(saved["scaler"])
 
 
-def take_up(trainer: Any, checkpoint: Path) -> None:
-    """The rank's random state, and the sums that were open: the next logged loss is then that of the uncut run."""
-    rank = trainer.args.process_index
-    rng = read_rng(checkpoint, rank)
-    if rng is not None:
-        set_rng_state(rng)
-    position = read_position(checkpoint)
-    if unlogged := position.get("unlogged"):
-        losses = unlogged["losses"]
-        same_ranks = len(losses) == trainer.args.world_size
-        trainer._tr_loss.fill_(losses[rank] if same_ranks else sum(losses) / len(losses))
-        trainer._globalstep_last_logged = unlogged["since"]
-        texts = unlogged.get("text", [])
-        trainer.text.load(texts[rank : rank + 1] if same_ranks else texts if rank == 0 else [])
-    if guard := position.get("guard"):
-        trainer.guard.load_state_dict(guard)
+class Restore(TrainerCallback):
+    """Continues exactly from a checkpoint. The first callback: the others see the run as the checkpoint left it.
+
+    Trainer.train is not told of the checkpoint: it would look for files of its own, and for cadences of that start.
+    """
+
+    def __init__(self, trainer: "TandemTrainer"):
+        self.trainer, self.start_step = trainer, 0
+        self.checkpoint: Path | None = None
+        self.rng: dict[str, Tensor] | None = None
+
+    def read(self, checkpoint: Path) -> None:
+        """Read where the training begins, before it does."""
+        self.checkpoint, trainer = checkpoint, self.trainer
+        self.saved, self.position = read_state(checkpoint)
+        self.start_step = self.saved.global_step
+        trainer.meter.load_state_dict(self.position["meter"])
+        trainer.log_row.resume(trainer, checkpoint, self.position.get("log_row", {}))
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        state.train_batch_size = args.per_device_train_batch_size  # found after Trainer noted it, where it was auto
+        if self.checkpoint is None:
+            return
+        trainer, rank = self.trainer, args.process_index
+        state.global_step, state.epoch = self.start_step, self.saved.epoch
+        load_optimizer_and_schedule(trainer, self.checkpoint)
+        trainer.loss_sum.load(0.0, since=state.global_step)
+        # The sums that were open: the next logged loss is then that of the uncut run.
+        if unlogged := self.position.get("unlogged"):
+            losses, texts = unlogged["losses"], unlogged.get("text", [])
+            same_ranks = len(losses) == args.world_size
+            loss = losses[rank] if same_ranks else sum(losses) / len(losses)
+            trainer.loss_sum.load(loss, since=unlogged["since"])
+            trainer.text.load(texts[rank : rank + 1] if same_ranks else texts if rank == 0 else [])
+        if guard := self.position.get("guard"):
+            trainer.guard.load_state_dict(guard)
+        self.rng = read_rng(self.checkpoint, rank)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.rng is not None:  # only now: what the beginning of this start drew is not the training's
+            set_rng_state(self.rng)
+            self.rng = None
 
 
 # Checkpoints on the disk without waiting for the disk: copied here, written by a process of its own.

@@ -1,4 +1,4 @@
-"""train.fp8: matrices of the blocks multiplied in float8 by torchao, through Accelerate; everything else stays in bfloat16.
+"""train.fp8: matrices of the blocks multiplied in float8 by torchao; everything else stays in bfloat16.
 
 The converted modules are nn.Linear with another product: their weights keep names, float32 and identity, so that optimizer,
 checkpoints and export see no difference.
@@ -25,20 +25,17 @@ def is_converted(module: nn.Module, name: str = "") -> bool:
     )
 
 
-def with_fp8(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments of an Accelerator that trains in bfloat16, changed so that it converts a model when it prepares it.
+def convert_to_fp8(model: nn.Module, device: torch.device) -> None:
+    """Let the model's matrices multiply in float8; the rest of the step is bfloat16 autocast's.
 
     Scales are made anew for each tensor, from its largest value. Not on CUDA float8 is imitated: right, slow, and refused
     by preflight.
     """
-    from accelerate.utils import AORecipeKwargs
-    from torchao.float8 import Float8LinearConfig
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    # Accelerate's own config would store the weights as another class of tensor, for FSDP. Padding is for micro-batches whose
-    # positions are no multiple of 16, and costs nothing otherwise.
+    # Padding is for micro-batches whose positions are no multiple of 16, and costs nothing otherwise.
     config = Float8LinearConfig(emulate=device.type != "cuda", pad_inner_dim=True)
-    handlers = [*arguments["kwargs_handlers"], AORecipeKwargs(config=config, module_filter_func=is_converted)]
-    return arguments | {"mixed_precision": "fp8", "kwargs_handlers": handlers}
+    convert_to_float8_training(model, config=config, module_filter_fn=is_converted)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from pipeline.training.distributed import from_every_rank
 from pipeline.training.loader import on_device
 from pipeline.training.recent import RecentValues
 from pipeline.training.rng import preserved_rng
+
+if TYPE_CHECKING:
+    from pipeline.training.trainer import TandemTrainer
 
 # Tensors that must hold finite numbers only: what is loaded, what is about to be saved and, by their norm,
 # gradients.
@@ -78,7 +81,7 @@ class Cause:
         return {"tensor": self.tensor, "ranks": self.ranks, "micro_step": self.micro_step, "rows": self.rows}
 
 
-def find_cause(trainer: Any, model: Any, losses: list[Tensor], norm: float) -> Cause:
+def find_cause(trainer: "TandemTrainer", model: Any, losses: list[Tensor], norm: float) -> Cause:
     """Return the cause of a gradient norm that is not finite. Every rank calls it; the gradients are gone afterwards.
 
     losses: of this rank's micro-steps. The host waits for the device here: nothing hurries any more.
@@ -102,7 +105,7 @@ def find_cause(trainer: Any, model: Any, losses: list[Tensor], norm: float) -> C
     return _gradient(trainer, model, norm)
 
 
-def _gradient(trainer: Any, model: Any, norm: float) -> Cause:
+def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     """Makes the step's gradients again, one micro-step at a time and before they are summed over ranks or clipped: those
     at hand no longer tell where it began. Another dropout may hide it."""
     step, args = trainer.state.global_step, trainer.args
@@ -130,7 +133,7 @@ def _gradient(trainer: Any, model: Any, norm: float) -> Cause:
     return Cause(tensor=tensor, ranks=[*range(args.world_size)], rows=rows_of(trainer, step))
 
 
-def rows_of(trainer: Any, step: int, rank: int | None = None, micro_step: int = 0) -> list[list]:
+def rows_of(trainer: "TandemTrainer", step: int, rank: int | None = None, micro_step: int = 0) -> list[list]:
     """[source, file, row group, row] of the rows of a step, or of those that one rank reads in one micro-step."""
     origins = trainer.rows.origins(step)
     if rank is not None:
@@ -193,11 +196,11 @@ class StepGuard:
 
     # ---- steps ----
 
-    def begin(self, loss_sum: Tensor) -> None:
-        """A step begins. loss_sum: Trainer's, of the steps since the last log."""
-        self.losses, self.loss_sum_before = [], loss_sum.clone()
+    def begin(self) -> None:
+        """A step begins."""
+        self.losses = []
 
-    def judge(self, trainer: Any, model: torch.nn.Module, norm: Tensor | float) -> float:
+    def judge(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: Tensor | float) -> float:
         """Return the norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
         or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
@@ -231,7 +234,7 @@ class StepGuard:
             torch.distributed.all_reduce(numbers)  # so that ranks agree to the last bit
         return (numbers / ranks).tolist()
 
-    def _judge_nonfinite(self, trainer: Any, model: torch.nn.Module, norm: float) -> None:
+    def _judge_nonfinite(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: float) -> None:
         cause = find_cause(trainer, model, self.losses, norm)
         scaled = self.scaler_skips_in_a_row >= MAX_SCALER_SKIPS
         skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
@@ -252,7 +255,7 @@ class StepGuard:
         )
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
-    def _judge_spike(self, trainer: Any, model: torch.nn.Module, numbers: list[float]) -> None:
+    def _judge_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
         spikes = []
         for name, value in zip(WATCHED, numbers, strict=True):
             highest = self.recent[name].highest_usual()
@@ -272,7 +275,7 @@ class StepGuard:
 
     def _leave_out(
         self,
-        trainer: Any,
+        trainer: "TandemTrainer",
         model: torch.nn.Module,
         event: str,
         *,
@@ -301,21 +304,20 @@ class StepGuard:
         self.skipped_steps += 1
         model.zero_grad()  # optimizers leave a parameter without a gradient as it is
 
-    def _keep_loss_finite(self, trainer: Any, is_finite: bool) -> None:
+    def _keep_loss_finite(self, trainer: "TandemTrainer", is_finite: bool) -> None:
         """Take a step whose loss is not finite out of train/loss and train/bpb, which would stay NaN, and its average for ever."""
         if not is_finite:
-            trainer._tr_loss.copy_(self.loss_sum_before)
-            trainer._globalstep_last_logged += 1
+            trainer.loss_sum.undo()
             trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
-        """Of the steps since the last reading the share whose norm was above max_norm (0: nothing is clipped), and the counts
+        """Of the steps since the last reading the share whose norm was above max_norm (inf: nothing is clipped), and the counts
         of the whole run."""
         numbers: dict[str, float] = {
             "optim/nonfinite_steps": self.nonfinite_steps,
             "optim/skipped_steps": self.skipped_steps,
         }
-        if max_norm > 0 and self.norms:
+        if max_norm < math.inf and self.norms:
             clipped = sum(norm is not None and norm > max_norm for norm in self.norms)
             numbers["optim/clip_frac"] = clipped / len(self.norms)
         self.norms = []
@@ -323,7 +325,7 @@ class StepGuard:
 
     # ---- states and evaluations ----
 
-    def check_state(self, trainer: Any, optimizer: Mapping[str, Tensor], *, so: str) -> None:
+    def check_state(self, trainer: "TandemTrainer", optimizer: Mapping[str, Tensor], *, so: str) -> None:
         """Raise DivergedError for a parameter or optimizer state that is not finite, also one that no loss shows. so: what
         follows. Every rank calls it."""
         step = trainer.state.global_step
@@ -339,7 +341,7 @@ class StepGuard:
             error.facts = {"step": step, **facts}
             raise error
 
-    def check_evaluation(self, trainer: Any, metrics: dict[str, Any]) -> dict[str, Any]:
+    def check_evaluation(self, trainer: "TandemTrainer", metrics: dict[str, Any]) -> dict[str, Any]:
         """Return the metrics that are finite. The others are said and recorded, and end no run whose parameters are finite: it is
         the forward pass on held-out text that overflowed, the training is sound and its checkpoint already saved."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
@@ -355,7 +357,7 @@ class StepGuard:
                 )
         return {name: value for name, value in metrics.items() if name not in bad}
 
-    def _record(self, trainer: Any, event: str, *, step: int, **facts: Any) -> None:
+    def _record(self, trainer: "TandemTrainer", event: str, *, step: int, **facts: Any) -> None:
         """An event among the rows of metrics.jsonl; its step counts as theirs does, the steps made when this one is."""
         if trainer.is_world_process_zero():
             attempt = self.run.read_manifest().get("attempts", 1)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from pipeline.training.distributed import numbers_of_every_rank
 from pipeline.training.guard import total_norm
 from pipeline.training.optimizer import MuonAdamW
 from pipeline.training.schedules import logged_rates
+
+if TYPE_CHECKING:
+    from pipeline.training.trainer import TandemTrainer
 
 # Four levels of a CUDA device's memory, which are often taken for each other.
 
@@ -103,6 +106,40 @@ class UpdateNumbers:
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
     """Entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
     return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
+
+
+# The mean loss of the steps since the last log.
+
+
+class LossSum:
+    """This rank's losses since the last log, summed on the device. since: the step of that log, one later for each step left out."""
+
+    def __init__(self, device: torch.device):
+        self.total, self.since = torch.zeros((), device=device), 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._before = self.total.clone()
+
+    def add(self, loss: Tensor) -> None:
+        """Of each micro-step."""
+        self.total += loss
+
+    def undo(self) -> None:
+        """Leave out the step that was made: its loss is not finite, and the mean would stay so for ever."""
+        self.total.copy_(self._before)
+        self.since += 1
+
+    def read(self, step: int, *, gather: Callable[[Tensor], Tensor]) -> float:
+        """Return the mean of a step up to this one, and begin again. gather: gives the sums of all ranks."""
+        mean = gather(self.total).mean().item() / (step - self.since)
+        self.load(0.0, since=step)
+        return mean
+
+    def load(self, total: float, *, since: int) -> None:
+        self.total.fill_(total)
+        self.since = since
 
 
 # How long each rank itself takes for a step: without it a slow rank makes all of them look equally slow.
@@ -350,7 +387,7 @@ class LogRow:
     def state_dict(self) -> dict[str, float]:
         return {"before_s": self.before_s, "peak_bytes": self.memory.run_peak}
 
-    def resume(self, trainer: Any, checkpoint: Path, state: dict[str, float]) -> None:
+    def resume(self, trainer: "TandemTrainer", checkpoint: Path, state: dict[str, float]) -> None:
         """Go on from a checkpoint of this run, or of the one that it is forked from."""
         if checkpoint.parent != trainer.run.checkpoints:
             self.before_s = trainer.meter.total_s
@@ -359,7 +396,7 @@ class LogRow:
         if trainer.args.process_index == 0:
             trainer.saver.note_good(checkpoint)
 
-    def measures_update(self, trainer: Any) -> bool:
+    def measures_update(self, trainer: "TandemTrainer") -> bool:
         """Return whether the step that is being made will be logged, as transformers' DefaultFlowCallback and the trainer decide, and
         its update is worth the passes over memory: where every step is logged, every tenth."""
         step, state = trainer.state.global_step + 1, trainer.state
@@ -367,7 +404,7 @@ class LogRow:
             return True
         return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
 
-    def row(self, trainer: Any, logs: dict[str, float]) -> dict[str, Any]:
+    def row(self, trainer: "TandemTrainer", logs: dict[str, float]) -> dict[str, Any]:
         """logs: Trainer's, of this step. None is a number that this row leaves out."""
         step, args, loss, norm = trainer.state.global_step, trainer.args, logs["loss"], logs.get("grad_norm")
         row: dict[str, Any] = {"train/loss": loss}
@@ -395,7 +432,7 @@ class LogRow:
             row |= self._of_checkpoints(trainer, step)
         return row
 
-    def _of_all_ranks(self, trainer: Any, row: dict[str, Any]) -> dict[str, Any]:
+    def _of_all_ranks(self, trainer: "TandemTrainer", row: dict[str, Any]) -> dict[str, Any]:
         own = {"own_s": trainer.own_time.read(), "data/wait_s": row["data/wait_s"], **self.memory.read()}
         own |= {"data/retries": retries(), **trainer.text.read()}
         ranks = numbers_of_every_rank(own, trainer.args.device)
@@ -416,7 +453,7 @@ class LogRow:
             numbers["perf/goodput_pct"] = 100 * (total_s - self.before_s) / since
         return numbers
 
-    def _of_checkpoints(self, trainer: Any, step: int) -> dict[str, float]:
+    def _of_checkpoints(self, trainer: "TandemTrainer", step: int) -> dict[str, float]:
         last_step, size = trainer.saver.last_good or (0, 0)
         numbers: dict[str, float] = {"ckpt/age_steps": step - last_step}
         if size:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,15 @@ from pipeline.run_dir.failures import first_line, is_out_of_memory
 from pipeline.training.loader import on_device
 from pipeline.training.rng import preserved_rng
 
+if TYPE_CHECKING:
+    from pipeline.training.trainer import TandemTrainer
+
 # Where a thread stands in the training, read from its Python frames: the training itself keeps no record of it.
 
 PACKAGE = str(Path(__file__).parents[1])
 # Functions of ours by name, and the stage that they are, in the order in which a step that was made leads to the next one.
 STAGES = {
-    "_save_checkpoint": "save",
+    "save_checkpoint": "save",
     "_wait_for_writer": "save",
     "evaluate": "evaluation",
     "sample": "sampling",
@@ -70,7 +73,7 @@ def place_of(frames: list[FrameType]) -> dict[str, Any]:
 RESERVE = 1 << 24  # bytes for what a run takes beside its steps, such as the stacks of threads that start later
 
 
-def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
+def out_of_memory(trainer: "TandemTrainer", error: BaseException) -> OutOfMemoryError:
     """Return the error for the user. The training is over: its gradients are dropped to try smaller micro-batches."""
     stage, step, recipe = stage_of(raised_in(error.__traceback__)), trainer.state.global_step, trainer.recipe
     what = f"memory ran out at step {step} in {stage} ({first_line(error)})"
@@ -100,7 +103,7 @@ def out_of_memory(trainer: Any, error: BaseException) -> OutOfMemoryError:
     )
 
 
-def fitting_micro_batch(trainer: Any) -> int | None:
+def fitting_micro_batch(trainer: "TandemTrainer") -> int | None:
     """Return the largest divisor of the micro-batch, itself left out, of which two forward and backward passes fit; None: not even 1.
 
     A divisor, so that the rows of a step are dealt out as evenly as before.
@@ -112,7 +115,7 @@ def fitting_micro_batch(trainer: Any) -> int | None:
     return None
 
 
-def fits(trainer: Any, rows: int, *, step: int, reserve: int = 0) -> bool:
+def fits(trainer: "TandemTrainer", rows: int, *, step: int, reserve: int = 0) -> bool:
     """Return whether forward, backward and the optimizer's state fit with that micro-batch, beside `reserve` bytes.
 
     On this rank alone, with its rows of the step, without DDP and not compiled: the other ranks wait in a collective. No
@@ -158,7 +161,7 @@ def _give_back() -> None:
 
 
 @contextmanager
-def explained_errors(trainer: Any) -> Iterator[None]:
+def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
     """Raise OutOfMemoryError or HangError in the place of the library's error; every other one goes its way."""
     try:
         yield

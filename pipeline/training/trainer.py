@@ -1,32 +1,34 @@
 """The one Trainer of both stages: rows by step number, true losses, whole checkpoints, exact resume."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.model.export import load_weights
-from pipeline.process.errors import DataError, TandemError
+from pipeline.evals.together import LeftEarly
+from pipeline.process.errors import TandemError
+from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training import checkpoint as files
 from pipeline.training.checkpoint import (
-    ANOTHER,
     CheckpointSaver,
+    Restore,
     TrainedText,
-    load_optimizer_and_schedule,
+    load_model,
     optimizer_tensors,
-    take_up,
     write_state,
 )
 from pipeline.training.distributed import Ranks, from_every_rank, on_rank_0
-from pipeline.training.fp8 import with_fp8, without_fp8
-from pipeline.training.guard import StepGuard, refuse_nonfinite, total_norm
+from pipeline.training.fp8 import convert_to_fp8, without_fp8
+from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
-from pipeline.training.metrics import LogRow, OwnTime, StepMeter
+from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
@@ -35,11 +37,19 @@ from pipeline.training.schedules import StepSchedule
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
 
+class StepCallback(TrainerCallback):
+    """A callback with an event that transformers has not."""
+
+    def on_step_done(self, args: Any, state: Any, control: Any) -> None:
+        """A step is logged, saved and evaluated. Every rank calls it."""
+
+
 class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
-    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name, None when it gave up; meter: counts time, tokens;
-    byte_lengths_V: raw bytes per id, None where ids have no fixed ones.
+    rows: TrainingRows; evaluate_model: gives metrics of the bare model by name; watched: what its batches go through, and
+    which may raise LeftEarly on every rank; meter: counts time, tokens; byte_lengths_V: raw bytes per id, None where ids
+    have no fixed ones.
     Both stages use this class; they differ in rows and evaluation only.
     """
 
@@ -54,41 +64,48 @@ class TandemTrainer(Trainer):
         *,
         model: torch.nn.Module,
         args: TrainingArguments,
-        recipe: Any,
+        recipe: Recipe,
         run: RunDirectory,
         tokenizer: Any,
         rows: Any,
-        evaluate_model: Callable[[torch.nn.Module], dict[str, float] | None],
+        evaluate_model: Callable[..., dict[str, float]],
+        watched: Callable[..., Iterable],
         meter: StepMeter,
         byte_lengths_V: Any,
     ):
-        self.recipe, self.run, self.rows, self.evaluate_model, self.meter = recipe, run, rows, evaluate_model, meter
+        self.recipe, self.run, self.rows, self.meter = recipe, run, rows, meter
+        self.evaluate_model, self.watched = evaluate_model, watched
         self.loader: StepLoader | None = None
         self.guard = StepGuard(run, recipe.monitor)
-        self.benchmarks_are_due: Callable[[], bool] = lambda: False
-        self.score_benchmarks: Callable[..., None] = lambda *, last: None  # after each step's save and evaluation
-        self.start_step = 0
         self.recorded_evaluations: set[int] = set()
-        keep = {"keep": args.save_total_limit, "every": recipe.run.keep_every_steps, "best": recipe.run.keep_best}
-        self.saver = CheckpointSaver(run, **keep)
+        keep, every = args.save_total_limit, recipe.run.keep_every_steps
+        self.saver = CheckpointSaver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
         self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
-        # More numbers for the row of a logged step, each called once for it, on every rank.
-        self.interval_numbers: list[Callable[[], dict[str, float]]] = []
-        super().__init__(model=model, args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer)
+        self.loss_sum, self.restore = LossSum(args.device), Restore(self)
+        args.max_grad_norm = args.max_grad_norm or math.inf  # Trainer reads 0 as: do not ask _clip_grad_norm
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=rows,
+            eval_dataset=rows,
+            processing_class=tokenizer,
+            callbacks=[self.restore],
+        )
         self.model_accepts_loss_kwargs = True  # a foreign model was checked when it was built (training/build.py)
 
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        arguments = super()._build_accelerator_args(**kwargs)
-        return with_fp8(arguments, self.args.device) if self.recipe.train.get("fp8") else arguments
+    def set_micro_batch(self, recipe: Recipe, *, rows: int, micro_steps: int) -> None:
+        """Train with the micro-batch that was found for `auto`. recipe: with that number."""
+        self.recipe = recipe
+        self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps = rows, micro_steps
 
     # ---- data ----
 
     def get_train_dataloader(self) -> Any:
         self.loader = StepLoader(
             self.rows,
-            start_step=self.start_step,
+            start_step=self.restore.start_step,
             max_steps=self.args.max_steps,
             micro_steps=self.args.gradient_accumulation_steps,
             micro_batch=self.args.per_device_train_batch_size,
@@ -98,6 +115,11 @@ class TandemTrainer(Trainer):
             look=self._look,
         )
         return self.loader
+
+    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple:
+        """As Trainer's, but no epoch is made where the checkpoint is of the last step: its run owes evaluations at most."""
+        num_train_epochs, *values = super().set_initial_training_values(args, dataloader)
+        return (0 if self.restore.start_step >= args.max_steps else num_train_epochs), *values
 
     def _look(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Count what a batch holds while it is on the host; returns the tensors that it gets with it."""
@@ -109,7 +131,8 @@ class TandemTrainer(Trainer):
     ) -> tuple[list, torch.Tensor]:
         """Return the step's micro-batches and its number of targets over all ranks, known from the rows without a gather."""
         self.meter.begin()
-        self.guard.begin(self._tr_loss)
+        self.guard.begin()
+        self.loss_sum.begin()
         self.text.begin()
         self.own_time.begin()
         batches = [next(epoch_iterator) for _ in range(num_batches)]
@@ -127,6 +150,7 @@ class TandemTrainer(Trainer):
     ) -> torch.Tensor:
         loss = self.forward_backward(model, inputs, num_items_in_batch)
         self.guard.losses.append(loss)
+        self.loss_sum.add(loss)
         return loss
 
     def forward_backward(
@@ -155,13 +179,13 @@ class TandemTrainer(Trainer):
         return 0  # the meter counts exactly; Trainer's leaves attention out and walks the model every micro-batch
 
     def _clip_grad_norm(self, model):
-        """Nothing yet, where _get_grad_norm can do it: the norm is read before the update anyway, and mostly nothing is to clip."""
-        return super()._clip_grad_norm(model) if self.is_fsdp_enabled or self.is_deepspeed_enabled else None
+        """Return the norm before clipping; without a return when the guard ends the run here, before the update.
 
-    def _get_grad_norm(self, model, grad_norm=None):
-        """The norm before clipping; without a return when the guard ends the run here, before the update."""
-        if grad_norm is not None or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            norm = super()._get_grad_norm(model, grad_norm)
+        Overridden because no event comes between the norm and the clipping: the norm is judged first, and mostly nothing is
+        to clip then.
+        """
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            norm = super()._clip_grad_norm(model)
             self.guard.judge(self, model, norm)
             return norm
         self.accelerator.unscale_gradients()
@@ -169,8 +193,7 @@ class TandemTrainer(Trainer):
         norm = total_norm([p.grad for p in parameters])
         if self.log_row.measures_update(self):
             self.log_row.update.look(parameters, self.optimizer)
-        told = self.guard.judge(self, model, norm)
-        if 0 < self.args.max_grad_norm < told + CLIP_EPS:
+        if self.guard.judge(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
         return norm
 
@@ -188,7 +211,6 @@ class TandemTrainer(Trainer):
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is None:
             self.lr_scheduler = StepSchedule(self.optimizer, self.recipe.optimizer.schedule, num_training_steps)
-            self._created_lr_scheduler = True
         return self.lr_scheduler
 
     # ---- evaluation and logging ----
@@ -196,10 +218,13 @@ class TandemTrainer(Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
-        with self.meter.pause(), preserved_rng(), without_fp8(self.model):
-            metrics = self.evaluate_model(self.model)
+        # Under FSDP a forward needs every rank: they agree before each batch.
+        watched = partial(self.watched, lockstep=True) if self.is_fsdp_enabled else self.watched
+        metrics: dict[str, float] | None = None
+        with suppress(LeftEarly), self.meter.pause(), preserved_rng(), without_fp8(self.model):
+            metrics = self.evaluate_model(self.model, watched=watched)
         self.recorded_evaluations.add(self.state.global_step)
-        if metrics is None:  # on a signal: the step is saved, and evaluated first after the resume
+        if metrics is None:  # given up on a signal: the step is saved, and evaluated first after the resume
             self.control.should_save = self.control.should_training_stop = True
             return {}
         metrics["perf/eval_s"] = time.perf_counter() - started
@@ -215,38 +240,42 @@ class TandemTrainer(Trainer):
         row: dict[str, Any] = {name: value for name, value in logs.items() if "/" in name}
         if "loss" in logs:
             row |= self.log_row.row(self, logs)
-            for numbers in self.interval_numbers:
-                row |= numbers()
         self.control = self.callback_handler.on_log(
             self.args, self.state, self.control, {k: v for k, v in row.items() if v is not None}
         )
 
     # ---- checkpoints ----
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """As Trainer's, but the last step is always logged and evaluated, and an evaluation comes after the save: one that
-        fails loses nothing."""
-        last = self.state.global_step >= self.state.max_steps
-        self.control.should_log = self.control.should_log or last
-        evaluate, self.control.should_evaluate = self.control.should_evaluate or last, False
-        if self.benchmarks_are_due():
-            self.control.should_save = True  # before them, also where no save was due
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._note_written(self.saver.check())  # only now: a row that is logged takes should_log away
-        if evaluate and self.state.global_step not in self.recorded_evaluations:
-            self.control.should_evaluate = False
-            self.evaluate()
-        if last or not self.control.should_training_stop:
-            self.score_benchmarks(last=last)
-        if last or self.control.should_training_stop:  # here, where the watch for hangs still looks
-            self._note_written(on_rank_0(self.saver.wait))
+    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, *args: Any, learning_rate=None, **kwargs: Any) -> None:
+        """Log, save and evaluate, in this order.
 
-    def _save_checkpoint(self, model, trial) -> None:
+        Overridden because Trainer evaluates before it saves: here an evaluation that fails loses nothing. The last step is
+        always logged and evaluated.
+        """
+        step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
+        if (self.control.should_log or last) and step > self.loss_sum.since:
+            loss = self.loss_sum.read(step, gather=self.accelerator.gather)
+            self.log({"loss": loss, "grad_norm": float(grad_norm), "learning_rate": learning_rate})
+        if self.control.should_save:
+            self.save_checkpoint()
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self.log_written(self.saver.check())
+        if (self.control.should_evaluate or last) and step not in self.recorded_evaluations:
+            self.evaluate()
+        self.control.should_evaluate = False
+        if last or not self.control.should_training_stop:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, StepCallback):
+                    callback.on_step_done(self.args, self.state, self.control)
+        if last or self.control.should_training_stop:  # here, where the watch for hangs still looks
+            self.log_written(on_rank_0(self.saver.wait))
+
+    def save_checkpoint(self) -> None:
         """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes."""
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
-            ranks = from_every_rank((get_rng_state(), self._tr_loss.item(), self.text.state()))
+            ranks = from_every_rank((get_rng_state(), self.loss_sum.total.item(), self.text.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
 
@@ -258,47 +287,24 @@ class TandemTrainer(Trainer):
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 
-    def _note_written(self, seconds: float | None) -> None:
+    def log_written(self, seconds: float | None) -> None:
+        """seconds: that the writing of a checkpoint took, once it is done."""
         if seconds is not None:
             self.log({"ckpt/write_s": seconds})
 
     def resume(self, checkpoint: Path | None) -> None:
         """Train to the end, from a whole checkpoint or from the start. What was due at the checkpoint's step is done first."""
         if checkpoint is not None:
-            state, position = files.read_state(checkpoint)
-            self.start_step = state.global_step
-            self.meter.load_state_dict(position["meter"])
-            self.log_row.resume(self, checkpoint, position.get("log_row", {}))
+            self.restore.read(checkpoint)
         try:
             with explained_errors(self):
-                self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+                if checkpoint is not None:
+                    load_model(self.model, checkpoint)
+                if self.recipe.train.get("fp8"):
+                    convert_to_fp8(self.model, self.args.device)
+                self.train()
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell
                 self.saver.wait()
             raise
         self.guard.check_state(self, {}, so="the finished model was not written")
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None) -> None:
-        try:
-            load_weights(self.model if model is None else model, resume_from_checkpoint)
-        except ValueError as error:
-            raise DataError(
-                f"{error} The recipe describes another model than the checkpoint; give this run another name."
-            ) from error
-        refuse_nonfinite(self.model.state_dict(), where=resume_from_checkpoint, instead=ANOTHER)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            load_optimizer_and_schedule(self, Path(checkpoint))
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        """Done with the optimizer."""
-
-    def _load_callback_state(self) -> None:
-        """Callbacks keep no state: what they need is in the run directory. The cadences are the recipe's of this start: the
-        state that was just read holds those of the checkpoint's."""
-        self.state.compute_steps(self.args, self.args.max_steps)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            take_up(self, Path(checkpoint))

@@ -25,7 +25,7 @@ def rank_main(rank, rendezvous):
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=WAIT)
     model = fully_shard(tiny("gpt2"), mesh=init_device_mesh("cpu", (2,)))
     signals = Signals()
-    stop = StopSignals(signals, lockstep=True)
+    stop = StopSignals(signals)
     stop.on_train_begin(None, None, None)
     signals.training = True
     begun = []
@@ -39,7 +39,7 @@ def rank_main(rank, rendezvous):
             yield batch
 
     def watched(batches):
-        for batch in stop.on_every_rank(signalled_before_the_third(batches)):
+        for batch in stop.on_every_rank(signalled_before_the_third(batches), lockstep=True):
             begun.append(batch)
             yield batch
 
@@ -51,6 +51,7 @@ def rank_main(rank, rendezvous):
     except LeftEarly:
         assert len(begun) == 2
         assert signals.received == signal.SIGTERM
+        assert signals.stopping
     assert np.isfinite(score_rows(model, rows, **scored).nats).all()  # the ranks are still in step
     destroy_process_group()
 

@@ -20,7 +20,7 @@ from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
-from pipeline.training.fp8 import is_converted, with_fp8, without_fp8
+from pipeline.training.fp8 import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner
@@ -32,11 +32,8 @@ BF16 = {"device_type": "cpu", "dtype": torch.bfloat16}
 
 
 def converted(model):
-    """The model as Accelerate converts it when it prepares it."""
-    ao = pytest.importorskip("accelerate.utils.ao")
     pytest.importorskip("torchao")
-    (handler,) = with_fp8({"kwargs_handlers": []}, torch.device("cpu"))["kwargs_handlers"]
-    ao.convert_model_to_fp8_ao(model, config=handler.config, module_filter_func=handler.module_filter_func)
+    convert_to_fp8(model, torch.device("cpu"))
     return model
 
 
