@@ -1,13 +1,20 @@
 """File systems and sandboxes that lack a call: what a run can do without is noted, and the rest is told in a sentence."""
 
+import errno
+import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+from pipeline.process import storage
+from pipeline.run_dir import failures
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.checkpoint import not_written
 from tests.faults import refused_calls
 from tests.runner import ROOT, Runner
 
@@ -19,8 +26,8 @@ def refused(asked: str, *command: object, **how) -> subprocess.CompletedProcess:
     return subprocess.run(filtered, cwd=how.pop("cwd", ROOT), capture_output=True, text=True, timeout=300, **how)
 
 
-def python(asked: str, code: str, *arguments: object) -> subprocess.CompletedProcess:
-    return refused(asked, sys.executable, "-c", textwrap.dedent(code), *arguments)
+def python(asked: str, code: str, *arguments: object, **how) -> subprocess.CompletedProcess:
+    return refused(asked, sys.executable, "-c", textwrap.dedent(code), *arguments, **how)
 
 
 @pytest.fixture
@@ -106,9 +113,10 @@ def test_without_locks_anywhere_the_temporary_folder_is_named(tmp_path):
     assert "Set TMPDIR to a folder that has." in done.stderr
 
 
-def test_without_a_temporary_folder_a_command_ends_in_a_sentence():
+def test_without_a_temporary_folder_a_command_ends_in_a_sentence(tmp_path):
     code = "from pipeline.run_dir.failures import exit_with_status as e; import tempfile; e(lambda argv: tempfile.gettempdir())"
-    done = python("unlink=EBUSY", code)
+    # tempfile leaves a file in each folder that it tries, the working one last.
+    done = python("unlink=EBUSY", code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr.count("\n")) == (73, 1), done.stderr
     assert "Set TMPDIR" in done.stderr
 
@@ -125,9 +133,6 @@ def test_a_file_that_is_in_use_stays_and_is_named(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_moved_by_copy_where_it_cannot_be_renamed(tmp_path, monkeypatch):
-    import errno
-    import os
-
     from pipeline.run_dir.checkpoints import quarantined
 
     (tmp_path / "checkpoints" / "checkpoint-5").mkdir(parents=True)
@@ -195,3 +200,24 @@ def test_a_run_whose_directory_is_renamed_or_removed_ends_with_73_and_leaves_no_
         run.with_name("moved-renamed").rename(run)
         (runner.folder / "moving.py").write_text(MOVING.replace("== 7", "== -1"))
         assert "going on from checkpoint-5" in runner.train(recipe, MOVED="", HOW="").output
+
+
+@pytest.mark.parametrize("meets_it", ["a thread", "a save"])
+def test_a_removal_that_reaches_the_manifest_last_is_named_by_whoever_meets_it_first(meets_it, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_kept_in_place", {})
+    run = RunDirectory(tmp_path / "run")
+    run.update_manifest(name="run")
+    storage.keep_in_place(run.path, mark=run.manifest)
+    monkeypatch.setattr(failures, "_current_run", run)
+    printed = []
+    monkeypatch.setattr(threading, "__excepthook__", printed.append)
+    gone = FileNotFoundError(errno.ENOENT, "No such file or directory", str(run.path / "tensorboard" / "events"))
+    removal = threading.Timer(0.2, run.manifest.unlink)
+    removal.start()
+    if meets_it == "a thread":
+        failures._thread_failed(threading.ExceptHookArgs((type(gone), gone, None, None)))
+        assert not printed
+    else:
+        error = not_written(run.path / "checkpoints" / "checkpoint-5", gone)
+        assert "the run directory was renamed or removed while the run was training" in str(error)
+    removal.join()
