@@ -83,7 +83,7 @@ BREAKAGES = (
     Breakage("optimizer state comes back to another parameter", 'return [(p, names[id(p)]) for group in optimizer.param_groups for p in group["params"]]', 'return list(zip([p for group in optimizer.param_groups for p in group["params"]], names.values(), strict=True))', "test_state_finds_its_parameter_by_name_whatever_the_order_of_the_groups"),
     Breakage("steps that were left out long ago count for ever", "self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]", "self.skips = self.skips + [step]", "test_steps_left_out_long_ago_no_longer_count"),
     # Callbacks
-    Breakage("a rank gives up an evaluation alone", "if self.agreed() if self.lockstep else self.signals.received:", "if self.signals.received:", "test_ranks_that_score_in_lockstep_give_up_at_the_same_batch"),
+    Breakage("a rank gives up an evaluation alone", "if self.agreed() if lockstep else self.signals.received:", "if self.signals.received:", "test_ranks_that_score_in_lockstep_give_up_at_the_same_batch"),
     Breakage("samples that a kill left there are written again", "if prompt in there:", "if False:", "test_a_kill_between_two_prompts_loses_neither_and_repeats_neither"),
     Breakage("Python searches for cycles within a step", "gc.disable()", "pass", "test_cycles_live_through_steps_and_go_at_the_next_save_evaluation_or_thousandth_step"),
     # Report
