@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,12 +31,27 @@ class Benchmark(Protocol):
     name: str
     every_steps: int
     at_start: bool  # before the first step too
+    generates: bool  # answers, token by token
 
     def watched_texts(self) -> dict[str, list[str]]: ...
 
     def require_ready(self, tokenizer: Any) -> None: ...
 
     def score(self, model: Any, tokenizer: Any, **where: Any) -> list[dict[str, Any]]: ...
+
+
+@contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Let the model compute in its weights' float32: without the autocast that Accelerate puts around its forward."""
+    wrapped = vars(model).get("forward")
+    if wrapped is None or "_original_forward" not in vars(model):
+        yield
+        return
+    model.forward = model._original_forward
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 class Benchmarks(StepCallback):
@@ -105,7 +122,7 @@ class Benchmarks(StepCallback):
                 preserved_rng(),
                 without_fp8(trainer.model),
                 torch.no_grad(),
-                trainer.compute_loss_context_manager(),  # in the precision of the training
+                in_float32(trainer.model) if self._in_float32(benchmark) else trainer.compute_loss_context_manager(),
             ):
                 results = benchmark.score(
                     trainer.model,
@@ -119,7 +136,7 @@ class Benchmarks(StepCallback):
                     ),
                 )
             # Before the numbers are logged, which is what a resume goes by.
-            self._keep(in_precision(results, self._dtype()), step)
+            self._keep(in_precision(results, self._dtype(benchmark)), step)
         except LeftEarly:
             raise
         except Exception as error:
@@ -138,8 +155,19 @@ class Benchmarks(StepCallback):
             device = str(self.trainer.args.device)
             append_entry(self.run, entry_of(subject=f"step {step}", step=step, device=device, results=results))
 
-    def _dtype(self) -> str:
+    def _in_float32(self, benchmark: Benchmark) -> bool:
+        """Return whether it leaves the training's precision: on a CPU answers are generated in float32, as `python -m
+        pipeline.evals` does.
+
+        Products of a single position are no faster in bfloat16 there, and oneDNN keeps a kernel of some 90 KB for each
+        length of a row until the process ends (docs/log.md, 2026-11-24).
+        """
+        return benchmark.generates and self.trainer.args.device.type == "cpu"
+
+    def _dtype(self, benchmark: Benchmark) -> str:
         args = self.trainer.args
+        if self._in_float32(benchmark):
+            return "float32"
         return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
     def _findings(self) -> dict[str, Any] | None:

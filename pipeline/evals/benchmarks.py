@@ -18,7 +18,7 @@ from pipeline.recipe.schema import Recipe, Source
 class CoreBenchmark:
     """CORE as evals.core says."""
 
-    name = "core"
+    name, generates = "core", False
 
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.core
@@ -55,7 +55,7 @@ class CoreBenchmark:
 class ChatBenchmark:
     """The chat tasks as evals.chat says."""
 
-    name = "chat"
+    name, generates = "chat", True
 
     def __init__(self, recipe: Recipe):
         self.settings = recipe.evals.chat

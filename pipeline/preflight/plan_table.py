@@ -150,7 +150,13 @@ def duration_range(span: Span) -> str:
 
 
 def _duration(part: str) -> Callable[[Plan], str | None]:
-    return lambda plan: None if plan.duration is None else duration_range(getattr(plan.duration, part))
+    def text(plan: Plan) -> str | None:
+        if plan.duration is None:
+            return None
+        span = getattr(plan.duration, part)
+        return duration_range(span) if span.high else ""
+
+    return text
 
 
 def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
@@ -224,6 +230,7 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  in steps", _duration("steps")),
     ("  start and end", _duration("start")),
     ("  evaluations of bits per byte", _duration("evaluations")),
+    ("  CORE and chat tasks", _duration("benchmarks")),
     ("  saves", _duration("saves")),
     ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
     ("device hours", _range("device_hours", "{:,.1f}")),

@@ -10,6 +10,28 @@ from tests.evals.chat_task_files import write_all, write_jsonl
 from tests.runner import MODELS
 
 
+# Writes down whether autocast was on: in forward passes of training (True, ...) and of generating (False, ...).
+PRECISION = """
+import json
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+
+
+class Precision(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.seen = []
+        block = next(m for name, m in model.named_modules() if name.endswith("c_attn"))
+        block.register_forward_pre_hook(
+            lambda module, inputs: self.seen.append([model.training, torch.is_autocast_enabled("cpu")])
+        )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        Path("precision.json").write_text(json.dumps(self.seen))
+"""
+
+
 @pytest.fixture
 def runner(runner):
     return runner
@@ -73,6 +95,15 @@ def test_the_questions_of_a_subject_have_a_score_of_their_own_and_what_training_
     assert {row["protocol"] for row in last["results"]} == {row["protocol"] for row in first["results"]}
     assert "chat/mine: 0.0% answered right: a 0%, b 0%" in run.output
     assert "mine/b" in (run.directory / "report" / "report.md").read_text()
+
+
+def test_on_a_cpu_answers_are_generated_in_float32_and_the_training_stays_in_bfloat16(runner):
+    (runner.folder / "precision.py").write_text(PRECISION)
+    recipe = recipe_of(runner, "precision", every_steps=10, at_start=True, tasks=[])
+    run = runner.train(recipe, "train.bf16=true", "run.callbacks=[precision:Precision]", stage="sft")
+    seen = {tuple(pair) for pair in json.loads((runner.folder / "precision.json").read_text())}
+    assert {(True, True), (False, False)} <= seen and (True, False) not in seen
+    assert {row["dtype"] for entry in entries_of(run) for row in entry["results"]} == {"float32"}
 
 
 def test_two_ranks_have_the_chat_scores_of_one(runner):

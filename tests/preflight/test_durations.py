@@ -8,7 +8,7 @@ import pytest
 from pipeline.hardware import products
 from pipeline.hardware.device import device_without_torch, planned_device
 from pipeline.preflight import plan as durations
-from pipeline.preflight.plan import CPU_MFU, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
+from pipeline.preflight.plan import CPU_MFU, Span, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
 from pipeline.preflight.probe import Probe
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import append_row
@@ -87,12 +87,9 @@ def test_a_finished_run_tells_what_a_process_takes_beside_its_tensors(plan_of, t
     assert plan_of(processes=2).memory.process == before.process
 
 
-def test_a_finished_run_that_generated_answers_does_not_tell_what_a_process_takes(plan_of, tmp_path):
-    before = plan_of().memory
+def test_benchmarks_of_a_finished_run_are_not_taken_for_its_start(plan_of, tmp_path):
     finish(plan_of(), tmp_path, **{"chat/eval_s": 3.0})
-    plan = plan_of()
-    assert plan.memory.process == before.process
-    assert plan.duration.source.startswith("by run before")
+    assert plan_of().duration.start.value == pytest.approx(20.0 - 3.0)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +125,23 @@ def test_evaluations_and_saves_are_in_the_time(plan_of):
     few, many = (plan_of(f"train.eval_steps={n}", scored_bytes=10**6).duration for n in (2400, 100))
     assert many.evaluations.value == pytest.approx(few.evaluations.value * 25 / 2)
     assert plan_of("train.save_strategy=no").duration.saves.high == 0 < few.saves.low
-    assert few.total.value == pytest.approx(sum(p.value for p in (few.start, few.steps, few.evaluations, few.saves)))
+    parts = (few.start, few.steps, few.evaluations, few.benchmarks, few.saves)
+    assert few.total.value == pytest.approx(sum(p.value for p in parts))
+
+
+def test_core_and_chat_tasks_are_in_the_time_by_how_often_they_are_scored(plan_of):
+    assert plan_of().duration.benchmarks == Span(0, 0, 0)
+    core = [plan_of("evals.core.every_steps=600", *more).duration.benchmarks for more in ([], ["evals.core.max_s=1"])]
+    once = plan_of("evals.core.every_steps=2400").duration.benchmarks
+    assert core[0].value == pytest.approx(once.value * 4)
+    assert core[1].high == pytest.approx(4)
+    letters = ["evals.chat.every_steps=1200", "evals.chat.tasks=[mmlu]"]
+    written = ["evals.chat.every_steps=1200", "evals.chat.tasks=[gsm8k]"]
+    two, four = (plan_of(*letters, f"evals.chat.max_per_task={n}").duration.benchmarks for n in (100, 200))
+    assert four.value == pytest.approx(2 * two.value)
+    assert plan_of(*letters, "evals.chat.at_start=true").duration.benchmarks.value == pytest.approx(four.value * 1.5)
+    assert plan_of(*written).duration.benchmarks.value > four.value
+    assert plan_of(*written, "evals.chat.max_new_tokens=32").duration.benchmarks.value < plan_of(*written).duration.benchmarks.value  # fmt: skip
 
 
 def test_what_is_scored_is_known_from_the_data_once_they_are_open(plan_of):
