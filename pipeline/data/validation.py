@@ -24,8 +24,10 @@ ROWS_AT_ONCE = 512
 
 
 class ValidationRows:
-    """Rows by best_fit_crop for val/bpb (conversations: packed whole and isolated) and whole documents cut into isolated
-    pieces, every byte once, for val/bpb_documents.
+    """Rows by best_fit_crop for val/bpb (conversations: packed whole) and whole documents cut into isolated pieces, every byte
+    once, for val/bpb_documents.
+
+    The documents of a row see each other as they do in training: data.isolate_documents, and of conversations never.
 
     coverage: share of the held-out text that the tokenizer's ids restore; whoever has the sources sets it.
     """
@@ -62,6 +64,8 @@ class ValidationRows:
         )
         # Which bytes of a document a row has left over depends on the tokenizer.
         of_rows = {"packing": packing, "tokenizer": settings[0]["tokenizer"][:16]}
+        if self.plan["isolated"] and not is_chat:
+            of_rows["isolated"] = "documents"
         return Protocol(
             {
                 "score": "documents" if of_documents else score,
@@ -143,7 +147,7 @@ class ValidationRows:
     def _batches(self, role: str, *, rows: int, rank: int, world_size: int) -> Iterator[dict]:
         stream = self._sealed(role)
         total = stream.mixture.total_rows or 0
-        isolated = role == "documents" or self.plan["kind"] == "chat"
+        isolated = role == "documents" or self.plan["isolated"]
         reader = RowReader(
             row_tokens=self.plan["row_tokens"], bos=self.plan["bos"], pad=self.plan["pad"], isolated=isolated
         )

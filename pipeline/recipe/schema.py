@@ -162,7 +162,7 @@ class Data(Section):
     batch_tokens: int | None = key(None, "Row positions of one optimizer step over all processes. Exactly one of this and train.gradient_accumulation_steps.", minimum=1, maximum=10**12, must_match=True)
     packing: Literal["cut_and_fit", "best_fit_crop", "concat"] = key("cut_and_fit", "cut_and_fit loses no token and pads under 1 %; best_fit_crop is nanochat's, rows begin with BOS and tails are cropped; concat cuts one endless stream.", must_match=True)
     packing_documents: int = key(1024, "Documents of a cut_and_fit block, or of best_fit_crop's buffer.", minimum=1, maximum=10**7, must_match=True)
-    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask); SFT always isolates.", must_match=True)
+    isolate_documents: bool = key(False, "Documents of one row do not see each other (positions restart, block mask), in val/bpb neither; SFT always isolates.", must_match=True)
     max_row_overflow: Literal["cut", "drop"] = key("cut", "SFT: a conversation longer than a row is cut at its last whole turn that fits, or dropped; both are counted.", must_match=True)
     shard_rows: int = key(4096, "Rows of a sealed shard.", minimum=1, maximum=10**7, must_match=True)
     cache_dir: str | None = key(None, "Where tokenizers and shards are kept; default $TANDEM_CACHE, else ~/.cache/tandem.")

@@ -64,6 +64,21 @@ def test_val_rows_are_as_many_as_asked_full_and_not_isolated(bench):
     assert all("position_ids" not in batch for batch in batches)
 
 
+def test_val_rows_are_isolated_where_the_training_isolates_documents_and_that_is_another_protocol(bench):
+    together = ValidationRows.open(bench.prepared(bench.recipe()))
+    isolated = ValidationRows.open(bench.prepared(bench.recipe(isolate_documents=True)))
+    for batch, other in zip(isolated.batches(rows=4), together.batches(rows=4), strict=True):
+        assert torch.equal(batch["input_ids"], other["input_ids"])
+        assert (batch["position_ids"] == 0).sum() == (batch["input_ids"] == bench.tokenizer.bos_token_id).sum()
+    both = [rows.protocol("val/bpb", scored_bytes=1, dtype="float32") for rows in (together, isolated)]
+    assert both[0].id != both[1].id
+    assert "isolated" not in both[0].parts
+    of_documents = [
+        rows.protocol("val/bpb_documents", scored_bytes=1, dtype="float32").id for rows in (together, isolated)
+    ]
+    assert of_documents[0] == of_documents[1]
+
+
 def protocols(bench, **change):
     tokens = change.pop("tokens", None)
     held_out = change.pop("held_out", None)

@@ -37,6 +37,8 @@ def test_the_quickstart_reaches_what_the_readme_says(tmp_path):
     print(f"SFT {sft_s:.0f} s, chat/world {tuned['chat/world/first']:.4f} -> {tuned['chat/world']:.4f}")
     print({name: value for name, value in tuned.items() if name.startswith("chat/world/")})
 
+    for run in (base, chat):
+        assert "**Healthy**: " in (run.report / "report.md").read_text()
     assert pretraining_s <= 5 * 60
     assert sft_s <= 2 * 60
     assert tuned["chat/world/first"] <= 0.05

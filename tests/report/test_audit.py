@@ -481,6 +481,16 @@ def test_a_fork_is_sound_although_its_first_steps_are_its_parents():
     assert not [finding for finding in diagnose(log.run()) if finding.level == "contradiction"]
 
 
+@pytest.mark.parametrize(("step", "is_sound"), [(0, True), (1000, False)])
+def test_the_end_token_that_a_base_model_never_wrote_is_no_contradiction_before_the_first_step(step, is_sound):
+    log = Log(stage="sft")
+    first = log.logged(name="val/loss")[0]
+    log.rows.insert(1, first | {"step": 0})
+    (row,) = [row for row in log.rows if "val/loss" in row and row["step"] == step]
+    row["sft/assistant_bpb"] /= 2  # the loss has the end of each answer, bits per byte have not
+    assert (not [finding for finding in diagnose(log.run()) if finding.level == "contradiction"]) == is_sound
+
+
 def test_a_row_that_a_crash_took_with_it_is_no_contradiction():
     log = Log()
     del log.rows[60]

@@ -95,6 +95,18 @@ def learnt(end=3.0):
     return [2 * end] * 60 + [end] * (N - 60)
 
 
+def easy_text(first_pass):
+    """Two passes; validation comes to 0.4 bits per byte, as training does in the second one."""
+    half = N // 2
+    epochs = {"data/epoch": [1] * half + [2] * half}
+    return sound_run(**{"train/bpb": [first_pass] * half + [0.4] * half, "val/bpb": {N: 0.4}} | epochs)
+
+
+def small_validation(loss, *, of):
+    below = sound_run(**{"train/loss": learnt(), "val/loss": {300: loss, N: loss}})
+    return with_manifest(below, inputs={"validation_bytes": {"val/bpb_documents": of}})
+
+
 def overlapping(found):
     overlap = {"documents": 2000, "found": found, "place": "b.jsonl:2", "whole": True}
     return with_manifest(sound_run(), inputs={"overlap": overlap})
@@ -347,6 +359,10 @@ CASES = {
         (sound_run(**{"val/bpb": {N: 0.49}}), "trouble"),
         (sound_run(**{"val/bpb": {200: 0.49, N: 0.6}}), "trouble"),  # reached, whatever came after
         (sound_run(**{"val/bpb": {N: 0.51}}), "healthy"),
+        (easy_text(first_pass=0.45), "healthy"),  # so easy is text that was read once only
+        (easy_text(first_pass=0.55), "trouble"),
+        (small_validation(2.69, of=10_000), "healthy"),  # a tenth is chance there
+        (small_validation(2.0, of=10_000), "trouble"),
         (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.69, N: 2.69}}), "trouble"),
         (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.71, N: 2.71}}), "note"),
         (sound_run(**{"train/loss": learnt(), "val/loss": {300: 2.84, N: 2.84}}), "note"),

@@ -250,7 +250,7 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
     "bits per byte follow the loss",
     needs="val/bpb (in SFT sft/assistant_bpb) with val/loss at 2 evaluations, or with train/bpb",
     threshold=(
-        f"val/bpb / val/loss within {BPB_DRIFT[VAL_BPB]:.0%} of its median over the evaluations (in SFT {BPB_DRIFT[SFT_BPB]:.0%}: the end of each answer is in the loss alone); "
+        f"val/bpb / val/loss within {BPB_DRIFT[VAL_BPB]:.0%} of its median over the evaluations (in SFT {BPB_DRIFT[SFT_BPB]:.0%}: the end of each answer is in the loss alone, and no base model knows it: from the first step on); "
         f"where validation is drawn from the training sources, within a factor of {BPB_AGAINST_TRAINING:g} of train/bpb / train/loss"
     ),
     reason="both are sums over the same targets: their ratio is tokens a byte, a constant of text and tokenizer",
@@ -262,7 +262,7 @@ def bpb_follows_loss(figures: Figures) -> Verdict | None:
         return None
     for name, training in ((VAL_BPB, "train/bpb"), (SFT_BPB, "train/assistant_bpb")):
         steps, bpb, loss = both(figures, name, "val/loss")
-        known = loss > 0
+        known = (loss > 0) & ((steps > 0) | (name != SFT_BPB))
         steps, ratio = steps[known], bpb[known] / loss[known]
         if len(steps) >= 2:
             audit.equal(f"{name} / val/loss", steps, ratio, median(ratio), share=BPB_DRIFT[name], why="the median over the evaluations is")  # fmt: skip

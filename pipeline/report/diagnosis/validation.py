@@ -141,8 +141,8 @@ def gap_stays(figures: Figures) -> Verdict | None:
     "validation text is not trained on",
     needs="val/bpb, or val/loss with train/loss, or inputs.overlap in the manifest",
     threshold=(
-        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB}; beside a train/loss that falls and does not climb again: val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
-        f"{BELOW_TROUBLE:.0%} (trouble) below it; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
+        f"none of: validation documents in the training text (note; trouble from {OVERLAP_TROUBLE:.0%} of those looked for on); val/bpb ever below {LOWEST_BPB} where train/bpb of the first pass never was; beside a train/loss that falls and does not climb again: val/loss at the last two evaluations more than {BELOW_NOTE:.0%} (note) or "
+        f"{BELOW_TROUBLE:.0%} (trouble) below it, of fewer than {ENOUGH_BYTES:,} bytes by the square root more; after {PASSES} passes over the text val/loss within {NO_GAP:.0%} of a train/loss "
         "that fell on (note; trouble when the model has more parameters than different tokens)"
     ),
     reason=(
@@ -163,15 +163,16 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         level = "trouble" if found >= OVERLAP_TROUBLE * looked else "note"
         place = figures.manifest("inputs.overlap.place")
         suspicions.append((level, f"{found:,} of the first {looked:,} validation documents stand in the training text (such as {place})"))  # fmt: skip
-    if bpb is not None and bpb < LOWEST_BPB:
+    if bpb is not None and bpb < LOWEST_BPB and not _is_predictable(figures):
         suspicions.append(("trouble", f"val/bpb reached {bpb:.4g}"))
     sick = [loss_below_start.finding(figures), loss_does_not_rise.finding(figures), loss_falls.finding(figures)]
     # A loss that climbed or never fell lies above any other: no sign of text that is known by heart.
     is_sound = all(finding.level != "trouble" for finding in sick)
     if pairs.steps.size >= 2 and is_sound:
         below = float(((pairs.training - pairs.validation) / pairs.training)[-2:].min())
-        if below > BELOW_NOTE:
-            level = "trouble" if below > BELOW_TROUBLE else "note"
+        wider = _sample_factor(figures)
+        if below > BELOW_NOTE * wider:
+            level = "trouble" if below > BELOW_TROUBLE * wider else "note"
             suspicions.append((level, f"val/loss {pairs.validation[-1]:.4g} is {below:.0%} below train/loss {pairs.training[-1]:.4g}"))  # fmt: skip
     if pairs.steps.size and is_sound:
         suspicions += _no_gap_after_passes(figures, pairs)
@@ -183,6 +184,22 @@ def is_no_leak(figures: Figures) -> Verdict | None:
         "validation text seems to be trained on" if is_trouble else "validation is suspiciously near to training",
         "; ".join(told for _, told in suspicions),
     )
+
+
+def _is_predictable(figures: Figures) -> bool:
+    """Return whether training text that was read for the first time, and is known by heart by no model, was as easy."""
+    training, epoch = figures.series("train/bpb"), figures.passes()
+    if not len(epoch):
+        return False
+    again = epoch.steps[epoch.values >= 1]
+    first = training.values[training.steps < again[0]] if again.size else training.values
+    return first.size >= BESIDE and bool(np.sort(first)[BESIDE - 1] < LOWEST_BPB)
+
+
+def _sample_factor(figures: Figures) -> float:
+    """Return how many times as much a small validation differs by chance than one of ENOUGH_BYTES."""
+    scored = figures.manifest("inputs.validation_bytes")
+    return max(1.0, (ENOUGH_BYTES / max(scored.values())) ** 0.5) if scored else 1.0
 
 
 def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]]:
