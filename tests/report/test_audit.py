@@ -485,7 +485,7 @@ def test_a_fork_is_sound_although_its_first_steps_are_its_parents():
 def test_the_end_token_that_a_base_model_never_wrote_is_no_contradiction_before_the_first_step(step, is_sound):
     log = Log(stage="sft")
     first = log.logged(name="val/loss")[0]
-    log.rows.insert(1, first | {"step": 0})
+    log.rows.insert(1, first | {"step": 0, "tokens": 0, "time": log.rows[0]["time"]})
     (row,) = [row for row in log.rows if "val/loss" in row and row["step"] == step]
     row["sft/assistant_bpb"] /= 2  # the loss has the end of each answer, bits per byte have not
     assert (not [finding for finding in diagnose(log.run()) if finding.level == "contradiction"]) == is_sound
