@@ -74,7 +74,7 @@ class Machine(TrainerCallback):
         if self.gpu_hz:
             output = self.run.gpu_samples(socket.gethostname())
             self.gpus = GpuMonitor(output, attempt=self.attempt, hz=self.gpu_hz, gpus=gpus_of_this_host())
-            if self.gpus.why_none:
+            if self.gpus.why_none and args.device.type == "cuda":
                 print(self.gpus.why_none, flush=True)
 
     def on_log(self, args, state, control, logs=None, **kwargs):

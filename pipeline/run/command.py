@@ -1,5 +1,6 @@
 """The command line of both stages: help, or a recipe that is read and trained."""
 
+import os
 import sys
 
 from pipeline.process.errors import RecipeError
@@ -18,6 +19,8 @@ def run_stage(argv: list[str], *, stage: Stage) -> int:
         return 0
     signals = Signals()
     recipe = read_recipe(argv, stage=stage)
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"{recipe.path}: {stage}; importing torch and transformers", flush=True)
 
     from pipeline.run.train import train  # It imports torch: a mistake in the recipe is reported before.
 
