@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check lint test quick bench docs faults ladder
+.PHONY: check lint test bench docs faults ladder
 
 check: lint test
 
@@ -11,12 +11,7 @@ lint:
 	$(PYTHON) -m mypy
 
 test:
-	bash run_tests.sh --all
-
-# What is computed, without files of other programs, services and trainings.
-QUICK = tests/recipe tests/data tests/model tests/tokenizer tests/training tests/preflight tests/report tests/evals
-quick:
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -m "not slow and not full and not run" -n logical --maxprocesses 8 --dist worksteal $(QUICK)
+	bash run_tests.sh
 
 # What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
 # PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import mark
 from tests.warm_commands import WarmCommands
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
@@ -18,10 +17,6 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).parents[1]
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    mark(items, whole_files=not any("::" in argument for argument in config.args))
 
 
 def shared_data() -> Path | None:
