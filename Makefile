@@ -37,9 +37,9 @@ docs:
 # of services and all wrong inputs, whose figures docs/reliability.md takes from docs/log.md.
 N ?= 20
 faults:
-	$(PYTHON) -m tests.faults all --times $(N) --page
-	$(PYTHON) -m tests.faults.services
-	$(PYTHON) -m tests.faults.wrong_inputs
+	$(PYTHON) -m faults all --times $(N) --page
+	$(PYTHON) -m faults.services
+	$(PYTHON) -m faults.wrong_inputs
 
 # One family of runs at three depths and the power law through them, for the plans of the next depth (report/fit.py).
 # SET='run.tokens_per_param=0.2' changes all of them.
