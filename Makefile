@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check lint test bench docs faults ladder
+.PHONY: check quick lint test bench docs faults ladder
 
 check: lint test
 
@@ -11,7 +11,16 @@ lint:
 	$(PYTHON) -m mypy
 
 test:
-	bash run_tests.sh
+	bash run_tests.sh --all
+
+# While working: one file of most rooms, none of which starts a run.
+QUICK = artifacts/test_manifest artifacts/test_rows artifacts/test_run_lock docs/test_links data/test_packing data/test_mixture \
+	evals/test_intervals generation/test_calculator hardware/test_peaks model/test_gpt2_and_nanochat model/test_loss recipe/test_frozen \
+	recipe/test_resolve recipe/test_sizes report/test_fit report/test_diagnosis sources/test_recognition test_architecture test_tiers \
+	tokenizer/test_byte_lengths training/test_finite training/test_meter training/test_overrides training/test_schedules
+quick:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m pytest -q -m "not slow and not full" $(QUICK:%=tests/%.py)
 
 # What needs nothing but this machine, one after another; TEXT='train/*.parquet' adds preparation, VALIDATION=val.parquet with
 # PEER=NANOCHAT, a folder, the runs beside nanochat, CHAT='train/*.jsonl' those beside TRL. Of train_steps and gpu_matrix, made for GPUs, sizes are chosen by hand.
@@ -37,9 +46,9 @@ docs:
 # of services and all wrong inputs, whose figures docs/reliability.md takes from docs/log.md.
 N ?= 20
 faults:
-	$(PYTHON) -m tests.faults all --times $(N) --page
-	$(PYTHON) -m tests.faults.services
-	$(PYTHON) -m tests.faults.wrong_inputs
+	$(PYTHON) -m faults all --times $(N) --page
+	$(PYTHON) -m faults.services
+	$(PYTHON) -m faults.wrong_inputs
 
 # One family of runs at three depths and the power law through them, for the plans of the next depth (report/fit.py).
 # SET='run.tokens_per_param=0.2' changes all of them.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import is_full
 from tests.warm_commands import WarmCommands
 
 # No test talks to a service; one that stands in for the Hub sets its own address.
@@ -17,6 +18,11 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_full(item.nodeid):
+        item.add_marker(pytest.mark.full)
 
 
 def shared_data() -> Path | None:

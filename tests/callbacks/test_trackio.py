@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.callbacks import trackers as trackio_run
 from pipeline.callbacks import trackio_writer
 from pipeline.callbacks.trackers import TrackioRun
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.callbacks.tracker_files import trackio_rows
-from tests.faults.services import HF_TOKEN, WANDB_API_KEY
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import ROOT
 

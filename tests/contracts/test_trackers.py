@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
+from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.run_dir.rows import counts, read_rows
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table, trackio_rows, wandb_history
-from tests.faults.services import HF_TOKEN, WANDB_API_KEY
 from tests.faults.test_secrets import files_with
 
 HAS_TRACKIO = importlib.util.find_spec("trackio") is not None

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from tests.faults.breakages import BREAKAGES, ROOT, Breakage, node_of, places_of, try_breakage
+from faults.breakages import BREAKAGES, ROOT, Breakage, node_of, places_of, try_breakage
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda breakage: breakage.name)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from faults import injector
 from tests.conftest import ROOT
-from tests.faults import injector
 
 pytestmark = pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected")
 
@@ -24,7 +24,7 @@ def campaign(folder):
     """Runs trials of a campaign; gives their rows. A trial that failed fails the command."""
 
     def run(name: str, *arguments: str) -> list[dict]:
-        command = [sys.executable, "-m", "tests.faults", name, *arguments, "--folder", str(folder)]
+        command = [sys.executable, "-m", "faults", name, *arguments, "--folder", str(folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import evidence, injector, results
+from faults import evidence, injector, results
 
 pytestmark = pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected")
 

@@ -14,10 +14,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from faults import numeric_faults
+from faults.numeric_faults import GRADIENT, PARAMETER
 from pipeline.run_dir.checkpoint_writer import take_lock
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, seal
 from pipeline.run_dir.rows import last_attempts, read_rows
-from tests.faults.numeric_faults import GRADIENT, PARAMETER
 from tests.runner import Runner
 from tests.warm_commands import WarmCommands
 
@@ -30,7 +31,7 @@ class Runs:
     """The recipes of both models, run with and without a fault; what ran once is kept."""
 
     def __init__(self, folder, cache, text_files):
-        shutil.copy(Path(__file__).with_name("numeric_faults.py"), folder)
+        shutil.copy(numeric_faults.__file__, folder)
         self.folder, self.warm = folder, WarmCommands(folder)
         runner = Runner(folder, cache, text_files, [])
         self.recipes = {model: runner.recipe(model, model, run=RUN, train=TRAIN) for model in ("gpt2", "modern")}

@@ -4,17 +4,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from tests.faults.injector import build, compiler
+from faults.injector import build, compiler
 from tests.runner import ROOT, Runner
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler, which makes the library that fails")
-LIBRARY = Path(__file__).with_name("read_fails.c")
+LIBRARY = ROOT / "faults" / "read_fails.c"
 SHORT = {
     "max_steps": 3,
     "per_device_train_batch_size": 8,

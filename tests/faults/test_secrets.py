@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from pipeline.process import secrets
 from pipeline.run_dir.rows import read_rows
-from tests.faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, Runner
 

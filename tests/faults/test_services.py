@@ -14,13 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.process.storage import read_json, write_json, write_text
-from pipeline.run.publishing import Publishing
-from pipeline.run_dir.checkpoints import problems, whole_folder
-from pipeline.run_dir.hub_queue import HubQueue
-from pipeline.run_dir.rows import read_rows
-from pipeline.run_dir.run_directory import RunDirectory
-from tests.faults.services import (
+from faults.services import (
     FAULTS,
     HF_TOKEN,
     NO_SUCH_HOST,
@@ -31,6 +25,12 @@ from tests.faults.services import (
     lasting,
     push,
 )
+from pipeline.process.storage import read_json, write_json, write_text
+from pipeline.run.publishing import Publishing
+from pipeline.run_dir.checkpoints import problems, whole_folder
+from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import ROOT, Runner
 

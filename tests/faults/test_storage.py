@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from faults import refused_calls
 from pipeline.process import storage
 from pipeline.run_dir import failures
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import not_written
-from tests.faults import refused_calls
 from tests.runner import ROOT, Runner
 
 pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from faults.wrong_files import wrong_files
+from faults.wrong_inputs import is_told, lay, sources, stream
 from pipeline.process.errors import DataError
-from tests.faults.wrong_files import wrong_files
-from tests.faults.wrong_inputs import is_told, lay, sources, stream
 
 CASES = list(wrong_files())
 

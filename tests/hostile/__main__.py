@@ -12,8 +12,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from faults import results
 from tests.conftest import ROOT
-from tests.faults import results
 from tests.hostile.case import lay_whole
 from tests.hostile.things import FAST, KINDS, all_things
 from tests.hostile.trial import LIMIT_MIB, Thing, remove, run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults import results
+from faults import results
 from tests.hostile.__main__ import WHAT, campaign, figure, table, trial
 from tests.hostile.case import MARKING, Case, lay_whole
 from tests.hostile.things import FAST, KINDS, all_things

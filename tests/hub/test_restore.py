@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from faults.services import environment
 from pipeline.process.storage import write_json, write_text
 from pipeline.run_dir.checkpoints import by_step, problems, whole_folder
 from pipeline.run_dir.hub_queue import HubQueue
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.faults.services import environment
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import ROOT
 

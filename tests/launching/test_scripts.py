@@ -159,8 +159,9 @@ def test_the_tests_extra_is_added_once_and_serves_the_stages_too(clone, stub):
     assert "ran: -m pytest -q" in done.stdout
     assert installs(stub)[1] == f"-m pip install --quiet --editable {clone}[dev] --constraint {clone}/constraints.txt"
     run(clone, "run_pretrain.sh", environ=stub)
-    done = run(clone, "run_tests.sh", environ=stub)
-    assert "ran: -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile" in done.stdout
+    for arguments, tier in (((), "not slow and not full"), (("--all",), "not slow")):
+        done = run(clone, "run_tests.sh", *arguments, environ=stub)
+        assert f"ran: -m pytest -m {tier} --numprocesses logical --maxprocesses 8 --dist loadfile" in done.stdout
     assert len(installs(stub)) == 2
 
 

@@ -7,8 +7,8 @@ import itertools
 import random
 import time
 
-from tests.faults import evidence, injector
-from tests.faults.victim import MAX_STEPS, SAVE_STEPS, Lab, Setting
+from faults import evidence, injector
+from faults.victim import MAX_STEPS, SAVE_STEPS, Lab, Setting
 
 WHAT = "A clock that is wrong or set while the run goes on"
 DAY, YEARS = 86_400, 10 * 365 * 86_400

@@ -1,4 +1,4 @@
-"""Break the code in one place, see a test fail: `python -m tests.faults.breakages [--only NAME ...] [--list]`.
+"""Break the code in one place, see a test fail: `python -m faults.breakages [--only NAME ...] [--list]`.
 
 Each breakage is one line of the program replaced by a wrong one, and the test that must fail then. The line is looked for in
 all of the program's files, and the test by its name in all of the tests, so that both may move from file to file. It must
@@ -160,7 +160,7 @@ def try_breakage(breakage: Breakage, folder: Path) -> tuple[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.breakages", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m faults.breakages", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="breakages whose names hold one of these")
     parser.add_argument("--list", action="store_true", help="print the names and break nothing")
     options = parser.parse_args(argv)

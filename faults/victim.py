@@ -9,9 +9,9 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from faults import evidence, injector
+from faults.processes import ColdRun, ForkedRun, Run
 from tests.conftest import ROOT, docstrings
-from tests.faults import evidence, injector
-from tests.faults.processes import ColdRun, ForkedRun, Run
 from tests.runner import Runner
 
 SAVE_STEPS, MAX_STEPS = 4, 24

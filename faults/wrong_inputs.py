@@ -1,4 +1,4 @@
-"""`python -m tests.faults.wrong_inputs`: how many of the wrong recipes and wrong data files are told, and where.
+"""`python -m faults.wrong_inputs`: how many of the wrong recipes and wrong data files are told, and where.
 
 A recipe is told with `recipe.yaml:LINE`, status 64 and the reason; a file with its name, the wrong row and the reason, and
 without a row of nothing.
@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from faults.wrong_files import WrongFile, good_file, wrong_files
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
-from tests.faults.wrong_files import WrongFile, good_file, wrong_files
 from tests.recipe.wrong_recipes import GOOD, OVERRIDES, WRONG, WRONG_BYTES
 from tests.sources.dataset_hub import HubServer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def recipe_is_told(content: bytes, expected: list[str], folder: Path, *overrides: str) -> bool:

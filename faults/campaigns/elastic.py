@@ -5,9 +5,9 @@ The rows are those that each rank's training was really given, by the hash of th
 
 import time
 
-from tests.faults import evidence
-from tests.faults.rows_read import rows_by_step
-from tests.faults.victim import SAVE_STEPS, Lab, Setting
+from faults import evidence
+from faults.rows_read import rows_by_step
+from faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "2 -> 1 -> 3 ranks"
 STEPS = 4 * SAVE_STEPS

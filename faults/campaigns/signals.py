@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from faults import callbacks, evidence, injector
+from faults.processes import ColdRun
+from faults.victim import SAVE_STEPS, SLOW_US, WAIT_S, Lab, Setting
 from tests.conftest import ROOT
-from tests.faults import callbacks, evidence, injector
-from tests.faults.processes import ColdRun
-from tests.faults.victim import SAVE_STEPS, SLOW_US, WAIT_S, Lab, Setting
 
 WHAT = "SIGTERM through every launcher, to the launcher, all processes or one rank, in every phase"
 LAUNCHERS = ("run_pretrain.sh", "accelerate launch", "torchrun")

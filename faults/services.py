@@ -1,6 +1,6 @@
 """The service faults, and a real training run that publishes at every save while one of them lasts.
 
-`python -m tests.faults.services [FAULT ...]` makes them all with the slow Hub at 60 s; a row each, as trial() gives it.
+`python -m faults.services [FAULT ...]` makes them all with the slow Hub at 60 s; a row each, as trial() gives it.
 """
 
 import json

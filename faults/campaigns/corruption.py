@@ -8,9 +8,9 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.faults import evidence
-from tests.faults.campaigns.base import is_cold, two_checkpoints
-from tests.faults.victim import SAVE_STEPS, Lab, Setting
+from faults import evidence
+from faults.campaigns.base import is_cold, two_checkpoints
+from faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "Corruption: each file of a checkpoint x {missing, truncated, empty, one bit flipped, another step's, extra}"
 SETTING = Setting(max_steps=2 * SAVE_STEPS)

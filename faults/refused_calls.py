@@ -1,6 +1,6 @@
 """Runs a command for which the kernel refuses some system calls, as file systems and sandboxes of other machines do.
 
-    python -m tests.faults.refused_calls fsync=EINVAL,flock=ENOLCK COMMAND ...
+    python -m faults.refused_calls fsync=EINVAL,flock=ENOLCK COMMAND ...
 
 The filter holds for every process that the command starts.
 """

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults import injector
+from faults import injector
 
 MARK = "FAULTS_TRIAL"  # in the environment of every process of a trial that was started by exec
 ENTRIES = ("pretrain.py", "sft.py")
@@ -172,7 +172,7 @@ def _become_rank(arguments, stage, environment, folder, log, group) -> None:
         entry = __import__(f"pipeline.{stage}", fromlist=["main"])
         sys.argv = [str(Path(entry.__file__)), *arguments]
         if rows := os.environ.get("FAULTS_ROWS"):
-            from tests.faults.rows_read import record_rows
+            from faults.rows_read import record_rows
 
             record_rows(Path(rows))
         exit_with_status(entry.main)

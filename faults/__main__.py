@@ -1,4 +1,4 @@
-"""The fault campaigns: `python -m tests.faults NAME [--times N] [--seed S]`, or `all`.
+"""The fault campaigns: `python -m faults NAME [--times N] [--seed S]`, or `all`.
 
 Trials that were made stand in runs/faults/results/NAME.jsonl and are not made again (--again: they are). The figures go to
 docs/reliability.md with --page.
@@ -13,15 +13,15 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.faults import injector, results
-from tests.faults.processes import import_everything
-from tests.faults.victim import Lab, default_folder
+from faults import injector, results
+from faults.processes import import_everything
+from faults.victim import Lab, default_folder
 
 CAMPAIGNS = ("kill", "calls", "corruption", "lost", "resume", "elastic", "cost", "signals", "disk", "clock", "soak")
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("campaign", choices=[*CAMPAIGNS, "all"])
     parser.add_argument("--times", type=int, default=20, help="trials; of the soak: minutes")
     parser.add_argument("--seed", type=int, default=0, help="number of the first trial")
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     if not injector.is_preloaded():
         library = injector.build(folder)
         environment = {**os.environ, "LD_PRELOAD": str(library), "TOKENIZERS_PARALLELISM": "false"}
-        os.execve(sys.executable, [sys.executable, "-m", "tests.faults", *argv], environment)
+        os.execve(sys.executable, [sys.executable, "-m", "faults", *argv], environment)
     import_everything()
     lab = Lab(folder)
     names = CAMPAIGNS if asked.campaign == "all" else (asked.campaign,)
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     """Make the trials that are missing; 1 when one of those asked for has failed."""
-    campaign = importlib.import_module(f"tests.faults.campaigns.{name}")
+    campaign = importlib.import_module(f"faults.campaigns.{name}")
     kept = results.Results(lab.folder / "results" / f"{name}.jsonl")
     done = {row["trial"]: row for row in kept.rows()}
     made = set() if asked.again else set(done)
@@ -76,7 +76,7 @@ def run(lab: Lab, name: str, asked: argparse.Namespace) -> int:
     print(f"{name}: {campaign.figure(complete) if complete else 'no trial came to its end'}")
     if asked.page and complete:
         times = getattr(campaign, "minutes", len)(rows)
-        command = f"python -m tests.faults {name} --times {times} --seed {asked.seed}"
+        command = f"python -m faults {name} --times {times} --seed {asked.seed}"
         results.write_to_page(
             name, results.summary(campaign.WHAT, campaign.figure(complete), rows, command, kept.made_again())
         )

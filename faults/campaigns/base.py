@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults import evidence, injector
-from tests.faults.victim import SAVE_STEPS, Lab, Setting
+from faults import evidence, injector
+from faults.victim import SAVE_STEPS, Lab, Setting
 
 # Two saves: the first is the one to fall back on, the second meets the fault and then removes the first.
 SETTING = Setting(max_steps=2 * SAVE_STEPS, keep=1)

@@ -7,8 +7,8 @@ whether it is hit twice. The disk is slow, so that most of a run's time is the w
 import random
 import time
 
-from tests.faults import evidence, injector
-from tests.faults.victim import SAVE_STEPS, SLOW_US, Lab, Setting
+from faults import evidence, injector
+from faults.victim import SAVE_STEPS, SLOW_US, Lab, Setting
 
 WHAT = "`kill -9` at random moments, then the same command"
 COLD_EVERY = 10  # trials by the cold, real command; the others are forked

@@ -8,9 +8,9 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.faults import evidence
-from tests.faults.campaigns.base import two_checkpoints
-from tests.faults.victim import SAVE_STEPS, Lab, Setting
+from faults import evidence
+from faults.campaigns.base import two_checkpoints
+from faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "Lost progress: all checkpoints of a cut run {gone, damaged, strayed into}, one and two of them"
 # Files that file managers, network file systems, editors and people leave in folders.

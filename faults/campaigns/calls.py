@@ -5,9 +5,9 @@ Every trial goes on from a copy of the same run, cut after its first save; the s
 
 import random
 
-from tests.faults import evidence, injector
-from tests.faults.campaigns import base
-from tests.faults.victim import Lab
+from faults import evidence, injector
+from faults.campaigns import base
+from faults.victim import Lab
 
 WHAT = "A failure at every file call of one save"
 FAULTS = ("kill", "kill-all", "EIO", "ENOSPC")

@@ -9,10 +9,10 @@ import signal
 import time
 from contextlib import nullcontext
 
+from faults import evidence, injector
+from faults.services import differences, environment, push
+from faults.victim import MAX_STEPS, WAIT_S, Lab, Setting
 from tests.conftest import ROOT
-from tests.faults import evidence, injector
-from tests.faults.services import differences, environment, push
-from tests.faults.victim import MAX_STEPS, WAIT_S, Lab, Setting
 from tests.hub.hub_stand_in import Fault, hub_stand_in
 
 WHAT = "Soak: random faults, one after the other"
@@ -80,7 +80,7 @@ class _Trial:
         return {"ok": not wrong, "wrong": wrong, "hits": hits, "lost": lost, "published": self.hub is not None}
 
     def _start(self, environ: dict[str, str]):
-        overrides = ["run.callbacks=[tests.faults.numeric_faults:Fault]", "run.trust_code=true"]
+        overrides = ["run.callbacks=[faults.numeric_faults:Fault]", "run.trust_code=true"]
         environ = {"PYTHONPATH": str(ROOT), **environ}
         if self.hub:
             overrides += [f"hub.id={REPOSITORY}", "hub.strategy=every_save", "hub.wait_at_end_s=5"]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults import evidence, injector
-from tests.faults.campaigns.base import (
+from faults import evidence, injector
+from faults.campaigns.base import (
     SETTING,
     calls_of_second_save,
     check_next_start,
@@ -21,7 +21,7 @@ from tests.faults.campaigns.base import (
     cut_after_first_save,
     is_cold,
 )
-from tests.faults.victim import SAVE_STEPS, WAIT_S, Lab
+from faults.victim import SAVE_STEPS, WAIT_S, Lab
 
 WHAT = "A disk that is full at each stage of a save, without inodes, or read-only"
 SENTENCES = {74: r"no space is left|No space left|quota exceeded", 73: r"cannot be written|was not written"}

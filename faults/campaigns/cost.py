@@ -10,9 +10,9 @@ import sysconfig
 import time
 from pathlib import Path
 
-from tests.faults import callbacks, evidence
-from tests.faults.processes import ColdRun
-from tests.faults.victim import WAIT_S, Lab
+from faults import callbacks, evidence
+from faults.processes import ColdRun
+from faults.victim import WAIT_S, Lab
 
 WHAT = "Resume cost: start to first step, less that of a cold start"
 ROWS_PER_STEP, FAR, STEPS = 100, 10_000, 12_000  # steps of milliseconds: room to kill the run behind the far one

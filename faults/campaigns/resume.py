@@ -7,9 +7,9 @@ import itertools
 import random
 import shutil
 
-from tests.faults import callbacks, evidence
-from tests.faults.campaigns.base import is_cold
-from tests.faults.victim import SAVE_STEPS, Lab, Setting
+from faults import callbacks, evidence
+from faults.campaigns.base import is_cold
+from faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "Bitwise resume: {1, 2 ranks} x {accumulation 1, 4} x {Muon, AdamW} x {prepared, tokenizing ahead} x {pretrain, SFT} x cut"
 # In the middle of a step between two saves; behind the evaluation and the save of their own steps.
