@@ -22,7 +22,7 @@ ENTRIES = ["pretrain", "sft", "chat"]  # they import every room; nothing imports
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
 # What a training loads of ours, in functions too: lower them as the core shrinks.
-MOST_REACHED = {"modules": 135, "lines": 28_500}
+MOST_REACHED = {"modules": 135, "lines": 28_600}
 # What runs beside or after it, or only where a recipe asks for it: started as a process, or by name (process/user_code.py).
 NEVER_REACHED = ("report", "hub", "chat", "evals/core", "evals/chat", "evals/sandbox")
 

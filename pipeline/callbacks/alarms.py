@@ -42,14 +42,14 @@ class Spikes(TrainerCallback):
             self.recent[name].append(value)
 
     def _report(self, name: str, value: float, highest: float, state) -> None:
-        told = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
+        spike = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
         if state.is_world_process_zero:
-            print(f"spike: {told}", flush=True)
+            print(f"spike: {spike}", flush=True)
             row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
             append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
         if self.policy == "stop":
             error = DivergedError(
-                f"{told}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
+                f"{spike}; monitor.on_spike is stop. The checkpoints before it are whole. Lower the learning rates in a new run with "
                 f"run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
             )
             error.facts = {"step": state.global_step, "name": name, "value": value, "highest_usual": highest}

@@ -140,7 +140,7 @@ class Benchmarks(StepCallback):
         except LeftEarly:
             raise
         except Exception as error:
-            self._tell(benchmark.name, step, error)
+            self._report_failure(benchmark.name, step, error)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         else:
@@ -177,7 +177,7 @@ class Benchmarks(StepCallback):
             return None
         return import_built_in("evals.record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
 
-    def _tell(self, name: str, step: int, error: Exception) -> None:
+    def _report_failure(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""
         told_elsewhere = isinstance(error, OtherRankFailed) or getattr(error, "of_all_ranks", False)
         if told_elsewhere and not self.trainer.is_world_process_zero():

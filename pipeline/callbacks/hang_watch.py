@@ -54,11 +54,11 @@ class Stacks:
         texts = {int(text.stem.partition("-")[2]): text for text in self.folder.glob("rank-*.txt")}
         return {rank: text.stat().st_mtime for rank, text in texts.items() if rank != self.rank}
 
-    def tell(self, place: dict[str, Any]) -> None:
+    def publish(self, place: dict[str, Any]) -> None:
         """Write where this rank stands: from now on every rank knows that the run is at an end."""
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
-    def told(self) -> dict[int, dict[str, Any]]:
+    def places(self) -> dict[int, dict[str, Any]]:
         """Return what ranks have told, by rank."""
         places = []
         with suppress(OSError):  # of a disk that is away: asked again in a second
@@ -132,7 +132,7 @@ class HangWatch(TrainerCallback):
 
     def _watch(self) -> None:
         last, since, woken, lost_since = None, time.monotonic(), time.monotonic(), None
-        said = 0.0
+        logged_at = 0.0
         while not self.over.wait(min(TICK_S, (self.timeout or 5 * TICK_S) / 5)):
             now, limit = time.monotonic(), self.limit()
             progress = (self.trainer.state.global_step, beats())
@@ -147,13 +147,13 @@ class HangWatch(TrainerCallback):
             lost_since = (lost_since or now) if gone else None
             silent = limit is not None and now - since > limit
             if limit is not None:
-                if since == now and now - said > limit / 10:
-                    said = now
+                if since == now and now - logged_at > limit / 10:
+                    logged_at = now
                     with suppress(OSError):
                         self.stacks.touch()
                 others_work = now - since > limit / 10 and self._others_work(now, within_s=limit / 2)
                 silent = silent and not (others_work and self._place()["waits"])
-            if silent or self.stacks.told() or (lost_since is not None and now - lost_since > LOST_S):
+            if silent or self.stacks.places() or (lost_since is not None and now - lost_since > LOST_S):
                 leave(self._verdict(silent_s=now - since, gone=gone))
 
     def _others_work(self, now: float, *, within_s: float) -> bool:
@@ -180,40 +180,43 @@ class HangWatch(TrainerCallback):
             self.file.flush()
             faulthandler.dump_traceback(self.file)
         with suppress(OSError):
-            self.stacks.tell(about)
+            self.stacks.publish(about)
         world, ends = len(self.ranks.processes), time.monotonic() + ANSWER_S
-        while len(told := {self.ranks.own: about} | self.stacks.told()) + len(gone) < world and time.monotonic() < ends:
+        while (
+            len(places := {self.ranks.own: about} | self.stacks.places()) + len(gone) < world
+            and time.monotonic() < ends
+        ):
             time.sleep(0.1)
-        lost = sorted({rank for other in told.values() for rank in other["gone"]})
+        lost = sorted({rank for other in places.values() for rank in other["gone"]})
         error = (
-            self.ranks.lost(lost, self.run, step=self.trainer.state.global_step) if lost else self._hang(told, world)
+            self.ranks.lost(lost, self.run, step=self.trainer.state.global_step) if lost else self._hang(places, world)
         )
-        error.of_all_ranks = self.ranks.own != min(told)  # one rank says it for all
+        error.of_all_ranks = self.ranks.own != min(places)  # one rank says it for all
         return error
 
-    def _hang(self, told: dict[int, dict[str, Any]], world: int) -> HangError:
+    def _hang(self, places: dict[int, dict[str, Any]], world: int) -> HangError:
         stacks = f"Every rank's stacks are in {self.stacks.folder}."
-        mute = [rank for rank in range(world) if rank not in told]
+        mute = [rank for rank in range(world) if rank not in places]
         if mute:
             behind = " and ".join(f"rank {rank}" for rank in mute)
             what = f"{behind} gave no answer within {ANSWER_S:.0f} s: stopped, cut off from the run directory, or stuck in foreign code"
         else:
-            what = "the run waits for " + " and ".join(map(place_text, behind_of(told)))
+            what = "the run waits for " + " and ".join(map(place_text, behind_of(places)))
         return HangError(
-            f"{self.run.path}: no progress for {max(place['silent_s'] for place in told.values()):.0f} s (run.hang_timeout: {self.timeout:g}): {what}. "
+            f"{self.run.path}: no progress for {max(place['silent_s'] for place in places.values()):.0f} s (run.hang_timeout: {self.timeout:g}): {what}. "
             f"{stacks} Run the same command again to go on from the last checkpoint."
         )
 
 
-def behind_of(told: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def behind_of(places: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the places of the ranks that the others wait for; of all when every one waits in a collective."""
-    working = [place for place in told.values() if not place["waits"]]
+    working = [place for place in places.values() if not place["waits"]]
 
     def progress(place: dict[str, Any]) -> tuple[int, int]:
         return place["step"], ORDER.index(place["stage"])
 
     first = min(map(progress, working)) if working else None
-    return [place for place in working if progress(place) == first] or list(told.values())
+    return [place for place in working if progress(place) == first] or list(places.values())
 
 
 def place_text(place: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ class Console(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "train/loss" in logs:
-            self.say(step_line(logs, step=state.global_step - 1, max_steps=state.max_steps))
+            self.print_line(step_line(logs, step=state.global_step - 1, max_steps=state.max_steps))
         scores = " | ".join(
             f"{name}: {value:.6f}"
             for name, value in logs.items()
@@ -42,9 +42,9 @@ class Console(TrainerCallback):
             and ((metric := metric_of(name)) is None or metric.console)
         )
         if scores:
-            self.say(f"step {state.global_step:05d} | {scores}")
+            self.print_line(f"step {state.global_step:05d} | {scores}")
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         print(line, flush=True)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(line + "\n")

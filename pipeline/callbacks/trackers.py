@@ -254,7 +254,7 @@ class TrackioRun(TrainerCallback):
                 start_new_session=True,  # a signal for the training, or its death, is no reason to lose rows
             )
         except OSError as error:
-            self._tell(str(error))
+            self._warn(str(error))
 
     def on_log(self, args, state, control, **kwargs):
         if self.process is not None and self.process.poll() is not None:
@@ -268,14 +268,14 @@ class TrackioRun(TrainerCallback):
         process: Any = self.process
         self.process = None
         try:
-            _, said = process.communicate(timeout=wait_s)  # which closes its input
+            _, stderr = process.communicate(timeout=wait_s)  # which closes its input
         except subprocess.TimeoutExpired:
             print(f"Trackio did not take everything within {wait_s:.0f} s; process {process.pid} goes on.", flush=True)
             return
         if process.returncode:
-            self._tell(said.decode(errors="replace").strip().split("\n")[-1] or f"status {process.returncode}")
+            self._warn(stderr.decode(errors="replace").strip().split("\n")[-1] or f"status {process.returncode}")
 
-    def _tell(self, reason: str) -> None:
+    def _warn(self, reason: str) -> None:
         print(
             f"Trackio stopped taking numbers ({reason}); the run goes on without it. metrics.jsonl has every number; "
             f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}",

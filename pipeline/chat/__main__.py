@@ -17,7 +17,9 @@ class Terminal:
 
     def __init__(self, speaker: Speaker, *, system: str | None, sampling: Sampling):
         self.sampling = sampling
-        self.conversation = Conversation(speaker, system=system, tell=lambda what: print(f"({what})", file=sys.stderr))
+        self.conversation = Conversation(
+            speaker, system=system, notify=lambda what: print(f"({what})", file=sys.stderr)
+        )
         if not speaker.chats:
             print(
                 f"{speaker.name} is a base model: it was not trained to chat and continues your text.", file=sys.stderr

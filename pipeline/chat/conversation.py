@@ -119,8 +119,8 @@ class Conversation:
     conversation is no longer read.
     """
 
-    def __init__(self, speaker: Speaker, *, system: str | None = None, tell: Callable[[str], None] = print):
-        self.speaker, self.system, self.tell = speaker, system, tell
+    def __init__(self, speaker: Speaker, *, system: str | None = None, notify: Callable[[str], None] = print):
+        self.speaker, self.system, self.notify = speaker, system, notify
         self.messages: list[dict] = []
         self.answers = 0
 
@@ -157,7 +157,7 @@ class Conversation:
         room = limit - min(max_new_tokens, limit // 4)
         ids = self._prompt(text, room) if self.speaker.chats else document_ids(self.speaker.tokenizer, text)
         if len(ids) > room:
-            self.tell(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
+            self.notify(f"only the last {room} of {len(ids)} tokens are read: the model takes {limit}")
             ids = ids[:1] + ids[len(ids) - room + 1 :]
         return ids
 
@@ -171,6 +171,6 @@ class Conversation:
             if len(turns) == 1:
                 break
             del messages[: turns[1]]
-            self.tell("the oldest turn was left out: the model reads no more")
+            self.notify("the oldest turn was left out: the model reads no more")
         self.messages = messages
         return ids

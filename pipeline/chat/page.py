@@ -151,19 +151,19 @@ class Visit:
     def __init__(self, speakers: list[Speaker]):
         import gradio
 
-        self.conversations = [Conversation(speaker, tell=gradio.Info) for speaker in speakers]
-        self.said: list[list[dict[str, str]]] = [[] for _ in speakers]
+        self.conversations = [Conversation(speaker, notify=gradio.Info) for speaker in speakers]
+        self.transcripts: list[list[dict[str, str]]] = [[] for _ in speakers]
 
     def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
         """Let `said` grow by a piece of every speaker's answer at a time."""
-        for conversation, said in zip(self.conversations, self.said, strict=True):
+        for conversation, transcript in zip(self.conversations, self.transcripts, strict=True):
             conversation.system = system
-            said += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
+            transcript += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
         yield
         with ExitStack() as left:
             answers = [
-                (left.enter_context(closing(conversation.answer(text, sampling))), said[-1])
-                for conversation, said in zip(self.conversations, self.said, strict=True)
+                (left.enter_context(closing(conversation.answer(text, sampling))), transcript[-1])
+                for conversation, transcript in zip(self.conversations, self.transcripts, strict=True)
             ]
             while answers:
                 for answer in list(answers):
@@ -177,7 +177,10 @@ class Visit:
 
     def shown(self) -> list[list[dict[str, str]]]:
         """Return the value of each speaker's Chatbot."""
-        return [[message | {"content": escaped(message["content"])} for message in said] for said in self.said]
+        return [
+            [message | {"content": escaped(message["content"])} for message in transcript]
+            for transcript in self.transcripts
+        ]
 
 
 def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> Any:

@@ -125,15 +125,15 @@ class _Line:
     """Progress: one line that is rewritten on a terminal, else a line now and then."""
 
     def __init__(self, recipe):
-        self.row_tokens, self.started, self.said, self.rows = recipe.data.row_tokens, time.monotonic(), 0.0, 0
+        self.row_tokens, self.started, self.printed_at, self.rows = recipe.data.row_tokens, time.monotonic(), 0.0, 0
 
     def __call__(self, role: str, source: int, stream) -> None:
         seals = stream.sequences[source].seals
         self.rows += seals[-1]["rows"] if seals else 0
         now = time.monotonic()
-        if now - self.said < (LINE_EVERY_S if sys.stderr.isatty() else 10 * LINE_EVERY_S):
+        if now - self.printed_at < (LINE_EVERY_S if sys.stderr.isatty() else 10 * LINE_EVERY_S):
             return
-        self.said = now
+        self.printed_at = now
         name = stream.sequences[source].folder.name[:8]
         from pipeline.data.prepare import short_count
 

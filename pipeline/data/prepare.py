@@ -344,12 +344,12 @@ class Preparation:
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
         """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""
-        started = said = time.monotonic()
+        started = printed_at = time.monotonic()
         while not there():
             time.sleep(POLL_S)
             now = time.monotonic()
-            if now - said >= LINE_EVERY_S and int(os.environ.get("RANK", 0)) == 0:
-                said = now
+            if now - printed_at >= LINE_EVERY_S and int(os.environ.get("RANK", 0)) == 0:
+                printed_at = now
                 print(f"data: waited {now - started:.0f} s for {what}; {self.progress()}", file=sys.stderr, flush=True)
             if self.is_running():
                 beat()  # it may fetch a large file for long; this rank does not hang

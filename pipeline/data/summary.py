@@ -1,4 +1,4 @@
-"""What was prepared, for people: the table of sources, and warnings where much of them is lost."""
+"""Summary of prepared data: the table of sources, and warnings where much of them is lost."""
 
 from typing import Any
 
@@ -61,5 +61,5 @@ def warning_lines(
 
 
 def longest_row(recipe: Any) -> int | None:
-    """Positions of a model that is there already; one that is made now can have any."""
+    """Return the positions of a model that is there already; None for one that is made now, which can have any."""
     return recipe.model.n_positions if recipe.model.start_from else None

@@ -283,12 +283,12 @@ def _refuse_changed(run: RunDirectory, sources: list[Any], recorded: list[dict[s
 
 def _lines(name: str) -> Callable[..., None]:
     """A line now and then while text is read."""
-    said = time.monotonic()
+    printed_at = time.monotonic()
 
     def report(role: str, source: int, stream: Any) -> None:
-        nonlocal said
-        if time.monotonic() - said >= LINE_EVERY_S:
-            said = time.monotonic()
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= LINE_EVERY_S:
+            printed_at = time.monotonic()
             print(f"contamination: searching the text of {name}, source {source + 1}", file=sys.stderr, flush=True)
 
     return report

@@ -257,9 +257,9 @@ def bpb_text(card: Published) -> str:
     rows = [[s.name, TEXTS.get(s.name), f"{s.value:.6f}", s.protocol] for s in bpb_of_model(card)]
     if not rows:
         return ""
-    said = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
+    intro = f"{str(METRICS[VAL_BPB].better).capitalize()} is better. A protocol names what was scored and how: compare figures of equal protocol only.\n\n"
     shown = filled_table(["metric", "of held-out text", "value", "protocol"], rows)
-    return "\n".join(part for part in (said + shown, protocols_text(bpb_of_model(card))) if part)
+    return "\n".join(part for part in (intro + shown, protocols_text(bpb_of_model(card))) if part)
 
 
 # Benchmarks of the published model on its card, for readers and for the Hub's index.
@@ -528,9 +528,9 @@ def samples_text(card: Published) -> str:
     rule = _rule(rows[0])
     rows = [row for row in rows if _rule(row) == rule]
     at = "" if step == card.step else f", written at step {number(step)}"
-    said = f"The run's fixed prompts in their order, not selected{at}; long lines are wrapped. {rule}\n"
+    intro = f"The run's fixed prompts in their order, not selected{at}; long lines are wrapped. {rule}\n"
     asked = "Asked" if card.is_chat else "Prompt"
-    return "\n".join([said, *(_sample(asked, row) for row in rows[:SHOWN])])
+    return "\n".join([intro, *(_sample(asked, row) for row in rows[:SHOWN])])
 
 
 def _newest(card: Published) -> tuple[int | None, list[dict[str, Any]]]:

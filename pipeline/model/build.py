@@ -162,6 +162,8 @@ def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         where = Path(path) if Path(path).exists() else path
-        told = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names)
-        raise ModelOptionsError(f"{where}: its weights are not those of its config ({told}). Save the model again.")
+        listed = "; ".join(
+            f"{kind.replace('_', ' ')}: {', '.join(names[:5])}" for kind, names in wrong.items() if names
+        )
+        raise ModelOptionsError(f"{where}: its weights are not those of its config ({listed}). Save the model again.")
     return model

@@ -30,7 +30,7 @@ def write_samples(output: TextIO, *, hz: float, samples: int | None) -> None:
             table.write(pace.mark(), gpus.sample(), {k: v for k, v in host.sample().items() if k in HOST_COLUMNS})
     finally:
         table.close()
-        print(f"{gpus}: {pace.told()}", file=sys.stderr)
+        print(f"{gpus}: {pace.summary()}", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

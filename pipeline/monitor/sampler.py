@@ -82,9 +82,9 @@ class TotalsReader:
         _READING.pack_into(self.memory, 0, self.reading)
         before, self.before = self.before, now
         numbers = {
-            f"gpu/{name}": (now[name] - before[name]) / told
+            f"gpu/{name}": (now[name] - before[name]) / count
             for name in MEANS
-            if (told := now[f"{name} n"] - before[f"{name} n"])
+            if (count := now[f"{name} n"] - before[f"{name} n"])
         }
         if judged := now["throttled n"] - before["throttled n"]:
             numbers["gpu/throttled_pct"] = 100 * (now["throttled"] - before["throttled"]) / judged
@@ -140,7 +140,7 @@ class Pace:
         self.samples += 1
         return now + self._offset_s
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """For people: how many samples at which rate."""
         seconds = self._last_s - self._first_s
         rate = f" at {(self.samples - 1) / seconds:.2f} Hz" if self.samples > 1 and seconds > 0 else ""
@@ -182,7 +182,7 @@ class RunEnergy:
         parts = [self.earlier_j, *(meter.best_j() for meter in self.meters.values())]
         return None if None in parts else sum(part for part in parts if part is not None)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         joules = self.joules()
         if joules is None:
             return "energy not known"
@@ -202,7 +202,7 @@ def sample_until_told(gpus: GpuSampler, *, output: Path, attempt: int, hz: float
         totals.add(rows, energy_j=energy.joules())
         table.write(time_s, rows, host.sample())
     table.close()
-    return f"{output.name}: {gpus}, {pace.told()}, {energy.told()}"
+    return f"{output.name}: {gpus}, {pace.summary()}, {energy.summary()}"
 
 
 def main(arguments: list[str]) -> int:

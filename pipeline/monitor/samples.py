@@ -121,7 +121,7 @@ class GpuSeries:
     numbers: dict[str, array] = field(default_factory=lambda: {name: array("d") for name in NUMBERS})
     reasons: Counter[str] = field(default_factory=Counter)
 
-    def told(self, name: str) -> list[float]:
+    def values(self, name: str) -> list[float]:
         return [value for value in self.numbers[name] if not isnan(value)]
 
 

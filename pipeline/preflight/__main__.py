@@ -122,8 +122,8 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     if not planned:
         from pipeline.preflight.inputs import service_findings
 
-        refused, said = service_findings(recipe)
-        problems, notes = problems + refused, notes + said
+        refused, of_services = service_findings(recipe)
+        problems, notes = problems + refused, notes + of_services
     for more_problems, more_notes in (_code(recipe), _data(recipe)):
         problems, notes = problems + more_problems, notes + more_notes
     for reason in why_unknown(plan):

@@ -50,15 +50,15 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
     where, problems = recipe.where("train.fp8"), list[TandemError]()
     if not recipe.train.get("fp8"):
         if os.environ.get("ACCELERATE_MIXED_PRECISION") == "fp8":
-            told = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
-            problems.append(RecipeError(f"{where}: {told}"))
+            message = "accelerate's config file has mixed_precision: fp8 and the recipe does not, whose choice it is. Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there."
+            problems.append(RecipeError(f"{where}: {message}"))
         return problems
     if not _has_float8(device):
-        told = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
-        problems.append(RecipeError(f"{where}: {told}"))
+        message = f"float8 is for NVIDIA GPUs of compute capability 8.9 (Ada, Hopper) or later, and this is {device.name}. Remove the key; bf16 stays."
+        problems.append(RecipeError(f"{where}: {message}"))
     if importlib.util.find_spec("torchao") is None:
-        told = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
-        problems.append(InputMissingError(f"{where}: {told}"))
+        message = "float8 needs the package torchao, which is not installed. Install it (pip install 'torchao>=0.18'), or remove the key."
+        problems.append(InputMissingError(f"{where}: {message}"))
     started = recipe.model.start_config
     if recipe.model.start_from is not None and started is None:
         return problems  # of such a model it is told when its weights are here (training/build.py)
@@ -69,8 +69,8 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
         )
     elif (options_of(recipe) if started is None else started).get("use_bias", has_bias):
         cure = "Remove the key" if started else "Remove the key, or set model.options.use_bias: false"
-        told = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
-        problems.append(RecipeError(f"{where}: {told}"))
+        message = f"this model's matrices have biases, as GPT-2's, and such are not converted. {cure}."
+        problems.append(RecipeError(f"{where}: {message}"))
     return problems
 
 
@@ -129,8 +129,8 @@ def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
             )
         ]
     if package is not None and isolates_documents(recipe) and decide_compile(recipe.train.get("torch_compile")):
-        told = f"{asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
-        return [RecipeError(f"{where}: {told}")]
+        message = f"{asked} must read from the device where documents begin, which ends one compiled graph in every layer. Remove the key: flex_attention skips what other documents hold inside the graph. Or write train.torch_compile: false."
+        return [RecipeError(f"{where}: {message}")]
     return []
 
 

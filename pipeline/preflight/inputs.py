@@ -233,14 +233,14 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 def _packages(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """A tracker whose package is missing."""
     missing = [name for name in recipe.monitor.trackers if importlib.util.find_spec(name) is None]
-    told = [
+    messages = [
         f"{recipe.where('monitor.trackers')}: {name} is asked for and its package is not installed, so it would get no numbers. "
         f"Install it (pip install '{PACKAGES.get(name, name)}'), or remove it from the list."
         for name in missing
     ]
     if _run(recipe).has_trained():
-        return [], [f"{text} The run has trained and goes on." for text in told]
-    return [InputMissingError(text) for text in told], []
+        return [], [f"{text} The run has trained and goes on." for text in messages]
+    return [InputMissingError(text) for text in messages], []
 
 
 def _wandb(recipe: Recipe) -> list[str]:

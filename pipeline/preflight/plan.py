@@ -164,8 +164,8 @@ def _benchmarks(plan: "Plan", scored_token: Span, steps: int) -> Span:
     """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes."""
     core, chat, seconds = plan.recipe.evals.core, plan.recipe.evals.chat, Span(0, 0, 0)
     if core.every_steps is not None:
-        items = min(CORE_TASKS * (core.max_per_task or CORE_ITEMS), CORE_ITEMS)
-        once = Span(*CORE_ITEM_TOKENS) * items * scored_token
+        of_core = min(CORE_TASKS * (core.max_per_task or CORE_ITEMS), CORE_ITEMS)
+        once = Span(*CORE_ITEM_TOKENS) * of_core * scored_token
         seconds += once.at_most(core.max_s) * math.ceil(steps / core.every_steps)
     if chat.every_steps is not None:
         items = Span(*CHAT_ITEMS) if chat.max_per_task is None else Span.around(chat.max_per_task, 1)

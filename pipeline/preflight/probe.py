@@ -78,7 +78,7 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
         start_new_session=True,
     )
     try:
-        out, told = child.communicate(timeout=limit)
+        out, stderr = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         raise NotMeasured(f"three steps took more than {limit:.0f} s (--probe SECONDS gives them more)") from None
     finally:
@@ -87,7 +87,7 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
         child.wait()
     results = [line for line in out.splitlines() if line.startswith('{"step_s"')]
     if not results:
-        lines = (told.strip() or out.strip() or f"status {child.returncode}").splitlines()
+        lines = (stderr.strip() or out.strip() or f"status {child.returncode}").splitlines()
         raise NotMeasured(f"its process ended with: {lines[-1]}")
     return Probe(**json.loads(results[-1]))
 

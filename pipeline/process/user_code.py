@@ -107,7 +107,7 @@ def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: Co
         )
     names = ", ".join(map(str, classes.values())) if isinstance(classes, dict) else str(classes)
     sums = {file.name: _sha256(file) for file in sorted(Path(path).glob("*.py"))} if Path(path).is_dir() else {}
-    _say(path, f"{names} from {path}" + "".join(f", {name} (sha256 {s[:12]})" for name, s in sums.items()))
+    _print_code(f"{names} from {path}" + "".join(f", {name} (sha256 {s[:12]})" for name, s in sums.items()))
     _ran[path] = {"name": names, "file": path, "sha256": next(iter(sums.values())) if len(sums) == 1 else None}
     return True
 
@@ -122,7 +122,7 @@ def allow_task_folder(folder: str, *, code: CodeFolder, where: str) -> None:
             f"{where} {folder}: the task files of lm_eval are code (`!function`, templates), and code of a folder is not run unasked. "
             f"Read them, then trust them with {code.trust_with}."
         )
-    _say(folder, f"tasks of lm_eval from {folder}")
+    _print_code(f"tasks of lm_eval from {folder}")
     _ran[folder] = {"name": "lm_eval tasks", "file": folder, "sha256": None}
 
 
@@ -257,12 +257,13 @@ def _announce(name: str, file: Path | None) -> None:
     sha256 = _sha256(file) if file is not None and is_file else None
     _ran[name] = {"name": name, "file": str(file), "sha256": sha256}
     if file is None:
-        _say(name, f"{name}, an installed module")
+        _print_code(f"{name}, an installed module")
     else:
-        _say(name, f"{file.name}:{attribute} from {file.parent}" + (f" (sha256 {sha256[:12]})" if sha256 else ""))
+        digest = f" (sha256 {sha256[:12]})" if sha256 else ""
+        _print_code(f"{file.name}:{attribute} from {file.parent}{digest}")
 
 
-def _say(name: str, text: str) -> None:
+def _print_code(text: str) -> None:
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         print(f"running your code: {text}", file=sys.stderr, flush=True)
 

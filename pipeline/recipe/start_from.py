@@ -134,10 +134,10 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
 def check_sizes(recipe: Recipe, config: Any) -> None:
     """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
     have = config.get_text_config()
-    said = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
+    given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
     wrong = [
         f"model.{name} is {value}, theirs {theirs}"
-        for name, value in said.items()
+        for name, value in given.items()
         if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
     ]
     options = options_of(recipe) if recipe.model.preset != "gpt2" else recipe.model.options

@@ -75,7 +75,7 @@ def flops_per_token(data: RunData) -> float | None:
 
 def legends(runs: Sequence[RunData]) -> list[str]:
     """Name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
-    return [f"{data.name} ({told})" if (told := trained_on(data)) else data.name for data in runs]
+    return [f"{data.name} ({trained})" if (trained := trained_on(data)) else data.name for data in runs]
 
 
 def trained_on(data: RunData) -> str | None:

@@ -169,8 +169,8 @@ def partial_lines(benchmark: Benchmark) -> list[str]:
     for mean in benchmark.means:
         tasks = benchmark.tasks_of(mean)
         if mean["name"].startswith("core_partial/"):
-            told = [(task_name(t), t.get("items", 0), t.get("of", 0), t.get("published", True)) for t in tasks]
-            why = "; ".join(why_partial(mean.get("missing") or [], told)) or "the reason was not recorded"
+            listed = [(task_name(t), t.get("items", 0), t.get("of", 0), t.get("published", True)) for t in tasks]
+            why = "; ".join(why_partial(mean.get("missing") or [], listed)) or "the reason was not recorded"
             lines.append(f"This is not CORE: {why}.")
         elif mean["name"].endswith("_part"):
             cut = [f"{task_name(t)} ({_items(t) or 'some'} items)" for t in tasks if not t.get("complete")]
@@ -323,6 +323,6 @@ SPENT = {
 
 
 def _failures(data: RunData) -> str:
-    told = [(row.get("step"), row.get("name"), row.get("reason")) for row in data.events("evaluation_failed")]
-    rows = [list(row) for row in dict.fromkeys(told)]  # several ranks may have met the same
+    failures = [(row.get("step"), row.get("name"), row.get("reason")) for row in data.events("evaluation_failed")]
+    rows = [list(row) for row in dict.fromkeys(failures)]  # several ranks may have met the same
     return "Not scored, and the training went on:\n\n" + table(["step", "benchmark", "reason"], rows) if rows else ""

@@ -116,12 +116,12 @@ NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_
 
 def differences_text(runs: Sequence[RunData]) -> str:
     """Return what the figures show where one major variable differs or none, and a table for each group in which something does."""
-    told = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
+    of_runs = [{**settings_of(data), **facts_of(data), **code_of(data)} for data in runs]
     parts = [*_verdict(runs), *_unknown(runs)]
-    names = dict.fromkeys(name for values in told for name in values)
+    names = dict.fromkeys(name for values in of_runs for name in values)
     groups: dict[str, list[list[Any]]] = {}
     for name in names:
-        values = [values.get(name) for values in told]
+        values = [values.get(name) for values in of_runs]
         known = [v for v, data in zip(values, runs, strict=True) if v is not None or not is_imported(data)]
         if len({repr(value) for value in known}) > 1:
             groups.setdefault(group_of(name), []).append([name.removeprefix("fact: "), *map(_short, values)])
@@ -141,8 +141,8 @@ def differing_majors(one: RunData, other: RunData) -> list[str]:
     for name in settings[0].keys() | settings[1].keys():
         if any(fnmatch(name, pattern) for pattern in decided):
             continue
-        told = [name in values or not is_imported(data) for values, data in zip(settings, (one, other), strict=True)]
-        if all(told) and settings[0].get(name) != settings[1].get(name):
+        known = [name in values or not is_imported(data) for values, data in zip(settings, (one, other), strict=True)]
+        if all(known) and settings[0].get(name) != settings[1].get(name):
             found.add(group_of(name))
     if {"seed", "tokenizer"} <= found and "data" not in found and _same_tokenizer_settings(*settings):
         found.remove("tokenizer")  # it was trained on the same text in the order of another seed
@@ -212,9 +212,9 @@ def warning(runs: Sequence[RunData]) -> str:
     several = {name: majors for name, majors in _majors(runs).items() if len(majors) > 1}
     if not several:
         return ""
-    told = "; ".join(f"{cell(name)}: {', '.join(majors)}" for name, majors in several.items())
+    listed = "; ".join(f"{cell(name)}: {', '.join(majors)}" for name, majors in several.items())
     return (
-        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({told}). What the figures show cannot be "
+        f"**Warning: more than one major variable differs from {cell(runs[0].name)}** ({listed}). What the figures show cannot be "
         "laid to any one of them. Change one at a time, and say in run.note which question the run is to answer.\n"
     )
 
@@ -249,8 +249,8 @@ def _verdict(runs: Sequence[RunData]) -> list[str]:
         ]
     shown = {name: majors[0] for name, majors in by_run.items() if majors}
     shown = {name: major for name, major in shown.items() if major != "seed"} or shown
-    told = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
-    line = f"One major variable differs from {cell(runs[0].name)} ({told})"
+    listed = "; ".join(f"{cell(name)}: {major}" for name, major in shown.items())
+    line = f"One major variable differs from {cell(runs[0].name)} ({listed})"
     if not any(set(majors) - {"seed"} for majors in by_run.values()):
         return [f"{line}: how far the figures lie apart is what another seed does.\n"]
     if all(len(group) > 1 for group in repeats(runs)):
@@ -341,9 +341,9 @@ def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int 
     difference named is the one that would just have been called; a true one of that size is called about every other time.
     """
     difference = mean(other) - mean(first)
-    said = f"{difference:+.6f}"
+    text = f"{difference:+.6f}"
     if len(first) < 2 and len(other) < 2:
-        return f"{said}; one run each: cannot be told from seed noise"
+        return f"{text}; one run each: cannot be told from seed noise"
     if len(first) > 1 and len(other) > 1:
         parts = [stdev(values) ** 2 / len(values) for values in (first, other)]
         error = math.sqrt(sum(parts))
@@ -355,13 +355,13 @@ def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int 
         error, freedom = stdev(many) * math.sqrt(1 + 1 / len(many)), len(many) - 1
         test = "one run against the spread of the other's repeats"
     if error == 0:
-        return f"{said}; the repeats do not differ at all, so there is no noise to judge it by"
+        return f"{text}; the repeats do not differ at all, so there is no noise to judge it by"
     t = difference / error
     chance = two_sided(t, freedom)
     least = student_t(CHANCE / comparisons, freedom) * error
-    told = "more than seed noise" if chance < CHANCE / comparisons else "cannot be told from seed noise"
+    verdict = "more than seed noise" if chance < CHANCE / comparisons else "cannot be told from seed noise"
     return (
-        f"{said}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {told}; "
+        f"{text}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {verdict}; "
         f"so many repeats tell differences from {least:.2g} on"
     )
 
@@ -466,11 +466,11 @@ def _thousands(most: float) -> int:
 def _note(runs: Sequence[RunData], name: str | None) -> str:
     """Whose number is another one by that name, and who has none."""
     names = {data.name: _name(data, name) for data in runs}
-    told = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
-    told += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
+    sentences = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
+    sentences += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
     without = [data.name for data in runs if not len(finite(data, names[data.name])[0])]
-    told += [f"Not told by {', '.join(without)}."] if without else []
-    return " ".join(told)
+    sentences += [f"Not told by {', '.join(without)}."] if without else []
+    return " ".join(sentences)
 
 
 PICTURE = "curves.png"

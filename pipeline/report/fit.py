@@ -240,9 +240,9 @@ def _refuse_unfinished(runs: list[RunData]) -> None:
     if len(runs) < LEAST:
         lines.append(f"{len(runs)} runs are given, and a line with an interval takes {LEAST}")
     if lines:
-        told = "\n  ".join(lines)
+        listed = "\n  ".join(lines)
         raise InputMissingError(
-            f"--fit: nothing can be fitted:\n  {told}\nGive at least {LEAST} finished runs of one family that differ in size (make ladder trains them)."
+            f"--fit: nothing can be fitted:\n  {listed}\nGive at least {LEAST} finished runs of one family that differ in size (make ladder trains them)."
         )
 
 
@@ -256,9 +256,9 @@ def _refuse_unlike(runs: list[RunData]) -> None:
             found.append(f"protocol of {VAL_BPB}: {first.protocol(VAL_BPB)} -> {data.protocol(VAL_BPB)}, {why}")
         lines += [f"{data.name} against {first.name}: {line}" for line in found]
     if lines:
-        told = "\n  ".join(lines)
+        listed = "\n  ".join(lines)
         raise RecipeError(
-            f"--fit: the runs are not of one family, and a line through them would mix two causes:\n  {told}\n"
+            f"--fit: the runs are not of one family, and a line through them would mix two causes:\n  {listed}\n"
             "Give runs that differ in size (model.depth, or layers, width and heads) and seed alone."
         )
 
@@ -289,9 +289,9 @@ def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
         values = [point[name] for point in points]
         if None not in values and max(values) <= (1 + SAME_RULE) * min(values):
             return {name: sum(values) / len(values)}
-    told = "\n  ".join(f"{p['run']}: {p['tokens']:,} tokens" + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "") for p in points)  # fmt: skip
+    listed = "\n  ".join(f"{p['run']}: {p['tokens']:,} tokens" + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "") for p in points)  # fmt: skip
     raise RecipeError(
-        f"--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  {told}\n"
+        f"--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  {listed}\n"
         "Give runs of equal run.tokens_per_param, or of equal tokens."
     )
 

@@ -377,14 +377,14 @@ def _log(table: list[tuple[int, Cells]]) -> Log | None:
     log = Log(program=program)
     log.meanings = {ours: a.meaning for name, (ours, a) in known.items() if name in lower and a.meaning}
     for number, cells in table:
-        told = {name.lower(): value for name, value in cells.items() if value not in (None, "")}
-        numbers = {known[name][0]: _number(value, known[name][1]) for name, value in told.items() if name in known}
-        step = _number(next((told[name] for name in STEPS if name in told), None))
+        given = {name.lower(): value for name, value in cells.items() if value not in (None, "")}
+        numbers = {known[name][0]: _number(value, known[name][1]) for name, value in given.items() if name in known}
+        step = _number(next((given[name] for name in STEPS if name in given), None))
         if TORN in cells or (numbers and (step is None or None in numbers.values())):
             log.lost.append((number, json.dumps(cells, default=str)))
         elif numbers:
             finite = {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
-            log.rows.append({"step": int(step or 0), **_stamps(told, program), **finite})
+            log.rows.append({"step": int(step or 0), **_stamps(given, program), **finite})
     _count_steps(log)
     return log if log.rows or log.lost else None
 
@@ -398,12 +398,12 @@ def _number(text: Any, alias: Alias | None = None) -> float | None:
     return value * alias.factor if alias else value
 
 
-def _stamps(told: Cells, program: str) -> dict[str, Any]:
+def _stamps(given: Cells, program: str) -> dict[str, Any]:
     """When the row was made, and of ours the tokens and the attempt."""
     stamps: dict[str, Any] = {"attempt": 1}
     own = {"time": "time", "tokens": "tokens", "attempt": "attempt"} if program == "tandem" else {}
     for ours, theirs in ({"time": "_timestamp"} | own).items():
-        value = _number(told.get(theirs))
+        value = _number(given.get(theirs))
         if value is not None:
             stamps[ours] = value if ours == "time" else int(value)
     return stamps

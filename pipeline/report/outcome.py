@@ -60,26 +60,26 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
 
 def _how(data: RunData, plan: dict[str, Any]) -> str:
     """Return what the plan's hours and BPB stand on, and what the comparison leaves out."""
-    said = []
+    sentences = []
     if probe := plan.get("probe"):
-        said.append(
+        sentences.append(
             f"Hours and memory were planned from a probe of {probe['steps']} steps on this machine ({probe['low_s']:.3f} to {probe['high_s']:.3f} s each)."
         )
     elif "duration_source" in plan:
-        said.append(f"Hours were planned {plan['duration_source']}.")
+        sentences.append(f"Hours were planned {plan['duration_source']}.")
     elif "assumed_mfu" in plan:
-        said.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
+        sentences.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
     if span := (plan.get("duration_s") or {}).get("total"):
-        said.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
+        sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
     if bpb := plan.get("val_bpb"):
-        said.append(
+        sentences.append(
             f"By earlier runs ({bpb['fit']}) val/bpb was to lie from {bpb['low']:.4f} to {bpb['high']:.4f} (95 %)."
         )
     if data.step() < (plan.get("steps") or 0):
-        said.append("The run is not at its end: time and totals are those so far.")
+        sentences.append("The run is not at its end: time and totals are those so far.")
     if (shape := data.manifest.get("shape") or {}) and shape.get("device", plan.get("device")) != plan.get("device"):
-        said.append(f"It was planned for {plan.get('device')} and last ran on {shape['device']}.")
-    return " ".join(said) + "\n\n" if said else ""
+        sentences.append(f"It was planned for {plan.get('device')} and last ran on {shape['device']}.")
+    return " ".join(sentences) + "\n\n" if sentences else ""
 
 
 def wall_s(data: RunData) -> float | None:

@@ -55,7 +55,7 @@ def page(
 
 
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
-    told = "; ".join(
+    listed = "; ".join(
         f"{curve.name} from {curve.y[0]:.4g} to {curve.y[-1]:.4g}, lowest {curve.y.min():.4g}, highest {curve.y.max():.4g}"
         for curve in panel.curves
         if curve.style != "level"
@@ -66,7 +66,7 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
         "place": place,
         "note": panel.note,
         "curves": _legend(panel.curves),
-        "told": told,
+        "told": listed,
     }
 
 

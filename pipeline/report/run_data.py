@@ -339,8 +339,8 @@ def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
     if "-crop" in row["protocol"]:
         found["long_prompts"] = "crop"
     for part, pattern in (("items", r"(?:-|, )first ?(\d+)"), ("max_new_tokens", r"-(\d+)tokens")):
-        if told := re.search(pattern, row["protocol"]):
-            found[part] = int(told[1])
+        if match := re.search(pattern, row["protocol"]):
+            found[part] = int(match[1])
     return found
 
 

@@ -444,17 +444,17 @@ def total_kwh(data: RunData) -> float | None:
 
 
 def _of_gpu(attempts: list[GpuSeries]) -> list[Any]:
-    told = {name: [v for gpu in attempts for v in gpu.told(name)] for name in attempts[0].numbers}
+    of_gpus = {name: [v for gpu in attempts for v in gpu.values(name)] for name in attempts[0].numbers}
     reasons = sum((gpu.reasons for gpu in attempts), Counter[str]())
     held = Counter({words: count for words, count in reasons.items() if is_throttled(words)})
     return [
         attempts[-1].name,
-        _mean_and_highest(told["power_w"]),
-        _mean(told["power_pct"], " %"),
-        _mean_and_highest(told["temp_c"]),
-        _mean(told["util_pct"], " %"),
-        number(max(told["mem_used_gib"], default=None)),
-        _mean(told["sm_clock_mhz"]),
+        _mean_and_highest(of_gpus["power_w"]),
+        _mean(of_gpus["power_pct"], " %"),
+        _mean_and_highest(of_gpus["temp_c"]),
+        _mean(of_gpus["util_pct"], " %"),
+        number(max(of_gpus["mem_used_gib"], default=None)),
+        _mean(of_gpus["sm_clock_mhz"]),
         percent(held.total() / reasons.total()) if reasons else None,
         ", ".join(f"{words} {percent(count / reasons.total())}" for words, count in held.most_common()) or None,
     ]
@@ -496,8 +496,8 @@ def _energy(data: RunData, meters: list[EnergyMeter], joules: float) -> list[lis
     facts: list[list[Any]] = [["energy of the GPUs, all attempts", f"{kwh(joules):.4g} kWh, from {how}"]]
     both = [(meter.joules, meter.counted_j) for meter in meters if meter.counted_j and meter.covered_s]
     if both:
-        integral, told = (sum(column) for column in zip(*both, strict=True))
-        difference = f"{100 * (integral / told - 1):+.2f} %"
+        integral, of_counters = (sum(column) for column in zip(*both, strict=True))
+        difference = f"{100 * (integral / of_counters - 1):+.2f} %"
         facts.append(["trapezoids over the sampled power, against the counters", difference])
     gaps = sum(meter.gaps for meter in meters)
     if gaps:

@@ -113,12 +113,12 @@ def open_rows(
         refuse_without_steps(recipe, run.step)
     validation = ValidationRows.open(preparation)
 
-    def say() -> None:
+    def print_notes() -> None:
         notes = [f"note: {note}" for note in cadence_notes(recipe, recipe.train["max_steps"])]
         warnings = warning_lines(recipe, rows, validation, sources=sources[0], tokenizer=tokenizer)
         print(*horizon_lines(recipe, rows, sources[0]), *notes, *warnings, sep="\n", flush=True)
 
-    on_rank_0(say)
+    on_rank_0(print_notes)
     return recipe, rows, validation
 
 

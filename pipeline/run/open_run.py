@@ -258,10 +258,10 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             raise DataError(
                 f"{wanted}: the checkpoint is damaged ({'; '.join(found)}). Use run.resume: auto for the newest whole one."
             )
-        _say(directory.set_aside_after(back_to))
+        _print_notes(directory.set_aside_after(back_to))
         return wanted
     checkpoint, notes = directory.newest_checkpoint()
-    _say(notes)
+    _print_notes(notes)
     if checkpoint is None and directory.has_saved():
         if recipe.run.resume != "never":
             raise _all_checkpoints_lost(recipe, directory)
@@ -272,7 +272,9 @@ def _choose_checkpoint(recipe: Recipe, directory: RunDirectory) -> Path | None:
             "To go back once more, start with another key changed, or move the later checkpoints away.",
             flush=True,
         )
-    _say(directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0))  # a model of a lost checkpoint
+    _print_notes(
+        directory.set_aside_after((step_of(checkpoint) or 0) if checkpoint else 0)
+    )  # a model of a lost checkpoint
     return checkpoint
 
 
@@ -288,7 +290,7 @@ def _all_checkpoints_lost(recipe: Recipe, directory: RunDirectory) -> DataError:
     )
 
 
-def _say(notes: list[str]) -> None:
+def _print_notes(notes: list[str]) -> None:
     for note in notes:
         print(note, file=sys.stderr, flush=True)
 

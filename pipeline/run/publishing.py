@@ -36,7 +36,7 @@ class Publishing:
             self.queue.add_model(str(self.hub.id))
             if self.queue.items():
                 self._wait()
-            self._tell()
+            self._notify()
         except OSError as error:
             print(f"the model was not published: {error}. {self._later()}", flush=True)
 
@@ -69,7 +69,7 @@ class Publishing:
                 self.process.kill()  # what it was sending becomes no commit, and the queue keeps the item
                 self.process.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         last = self.queue.last_published(str(self.hub.id))
         if last and last["item"] == MODEL:
             self.run.update_manifest(hub={"id": last["repo_id"], "commit": last["commit"], "time": last["time"]})

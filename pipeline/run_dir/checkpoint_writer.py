@@ -97,15 +97,15 @@ class NotRotatedError(OSError):
     """The new checkpoint is whole; old ones could not be deleted."""
 
 
-def last_words(told: bytes) -> dict[str, Any]:
+def last_words(stderr: bytes) -> dict[str, Any]:
     """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand before it."""
-    return parse_json(told.strip().rpartition(b"\n")[2])
+    return parse_json(stderr.strip().rpartition(b"\n")[2])
 
 
-def not_rotated(told: bytes) -> str | None:
+def not_rotated(stderr: bytes) -> str | None:
     """Return what kept the writer from deleting old checkpoints, from its own words; None when it failed at something else."""
     with suppress(ValueError):
-        error = last_words(told)
+        error = last_words(stderr)
         if error["rotating"]:
             return f"{error['filename']}: {error['strerror']}"
     return None
@@ -139,8 +139,8 @@ def main() -> int:
     try:
         write(job)
     except OSError as error:
-        told = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
-        print(json.dumps(told | {"rotating": isinstance(error, NotRotatedError)}), file=sys.stderr)
+        facts = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+        print(json.dumps(facts | {"rotating": isinstance(error, NotRotatedError)}), file=sys.stderr)
         return 1
     return 0
 

@@ -133,7 +133,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
         reported = _report_status(status, message, first_rank_only=agreed)
     with suppress(Exception):
         if isinstance(outcome, BaseException):
-            _tell(outcome, status, message)
+            _print_error(outcome, status, message)
         release_output()
     # Not sys.exit: threads of trackers or a process group that lost a peer must not hold the status back. Several ranks
     # that agreed to stop leave with 0, since torch's launcher takes any other status for a crash; the script reads the file.
@@ -173,7 +173,7 @@ def _classify(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {error}"
 
 
-def _tell(error: BaseException, status: int, message: str) -> None:
+def _print_error(error: BaseException, status: int, message: str) -> None:
     """On stderr, and in failure.json."""
     if isinstance(error, SystemExit):
         return
@@ -199,8 +199,8 @@ def _as_tandem_error(error: BaseException) -> BaseException:
         return panic
     # safetensors and tokenizers have the system's error in their words only.
     from_rust = type(error).__name__ == "SafetensorError" or type(error) is Exception
-    said = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
-    number = int(said[1]) if said else error.errno if isinstance(error, OSError) else None
+    match = re.search(r"\(os error (\d+)\)", str(error)) if from_rust else None
+    number = int(match[1]) if match else error.errno if isinstance(error, OSError) else None
     where = getattr(error, "filename2", None) or getattr(error, "filename", None)
     where = where or (_current_run.path if _current_run else "disk")
     if number in (errno.ENOSPC, errno.EDQUOT):

@@ -95,7 +95,7 @@ class Signals:
             return
         self._first = now
         self._take(number)
-        self._tell("received", number)
+        self._print_signal("received", number)
         if not (self.training or is_leaving()):
             self._leave_at_once()
 
@@ -104,7 +104,7 @@ class Signals:
             self.received, self._since = number, time.monotonic()
 
     def _leave_at_once(self) -> None:
-        self._tell("leaving", self.received)
+        self._print_signal("leaving", self.received)
         leave(self._outcome(self.where), all_stop=lambda: self._meet("left"))
 
     def _outcome(self, where: str) -> TandemError:
@@ -115,7 +115,7 @@ class Signals:
 
     # ---- between ranks; the store's server may have died with the first of them ----
 
-    def _tell(self, word: str, number: int) -> None:
+    def _print_signal(self, word: str, number: int) -> None:
         if self.store is not None:
             try:
                 self.store.set(word, str(number))

@@ -180,8 +180,8 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
         if len(several) > 1:
             columns = [name for name in types if name in {usable[small] for small in several}]
             named = {"prompt": usable[prompts[0]], "response": usable[responses[0]], role: columns[0]}
-            said = ", ".join(f"{key}: {column}" for key, column in named.items())
-            return _ambiguous(f"could each be the {role}", columns, f"{{{said}}}")
+            listed = ", ".join(f"{key}: {column}" for key, column in named.items())
+            return _ambiguous(f"could each be the {role}", columns, f"{{{listed}}}")
     prompt, response = usable[prompts[0]], usable[responses[0]]
     contexts = [name for name in ("input", "context") if name != prompts[0]]
     contexts = [lower.get(name, name) for name in contexts]

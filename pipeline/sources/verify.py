@@ -456,21 +456,21 @@ def column_problem(form: Format, found: list[str], column_key: str) -> str | Non
     missing = [column for column in form.required_columns if column not in found]
     if not missing:
         return None
-    said = f"has no column {missing[0]!r}; found: {', '.join(found) or 'none'}."
+    text = f"has no column {missing[0]!r}; found: {', '.join(found) or 'none'}."
     if form.recognised:
         return (
-            f"{said} The files of a source are read alike, as its first one shows: give this file a source of its own."
+            f"{text} The files of a source are read alike, as its first one shows: give this file a source of its own."
         )
     near = get_close_matches(missing[0], found, n=1)
     if form.columns:
-        return f"{said} Correct columns{f': did you mean {near[0]}?' if near else '.'}"
+        return f"{text} Correct columns{f': did you mean {near[0]}?' if near else '.'}"
     usual = TEXT_COLUMNS if form.kind == "text" else CHAT_COLUMNS
     meant = near or [name for name in found if name.lower() in usual]
     if meant:
-        return f"{said} Set {column_key}: {meant[0]}."
+        return f"{text} Set {column_key}: {meant[0]}."
     if form.kind == "text":
-        return f"{said} Set {column_key} to the one that holds the text."
-    return f"{said} Leave {column_key} out, and the columns are recognised by looking; or name them: columns: {{prompt: COLUMN, response: COLUMN}}."
+        return f"{text} Set {column_key} to the one that holds the text."
+    return f"{text} Leave {column_key} out, and the columns are recognised by looking; or name them: columns: {{prompt: COLUMN, response: COLUMN}}."
 
 
 def _verify_csv(path: Path, form: Format, column_key: str, findings: Findings) -> str | None:

@@ -589,17 +589,17 @@ class CheckpointSaver:
     def _end(self) -> float:
         assert self.process is not None
         assert self.job is not None
-        told, target = self._wait_for_writer(self.process), Path(self.job.target)
+        stderr, target = self._wait_for_writer(self.process), Path(self.job.target)
         status = self.process.returncode
         if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
             self.process = self._start()
-            told = self._wait_for_writer(self.process)
+            stderr = self._wait_for_writer(self.process)
             status = self.process.returncode
         self.process = None
-        if status > 0 and (not_deleted := checkpoint_writer.not_rotated(told)):  # that fills the disk in time
+        if status > 0 and (not_deleted := checkpoint_writer.not_rotated(stderr)):  # that fills the disk in time
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
         elif status > 0 or not target.exists():
-            raise failure(self.job, status, told)
+            raise failure(self.job, status, stderr)
         self.note_good(target)
         return time.perf_counter() - self.started
 
@@ -618,13 +618,13 @@ class CheckpointSaver:
                         beat()
 
 
-def failure(job: checkpoint_writer.Job, status: int, told: bytes) -> Exception:
+def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:
     """Return what the writer says of its end, as the exception that it would have been here."""
     shutil.rmtree(job.temporary, ignore_errors=True)
     try:
-        error = checkpoint_writer.last_words(told)
+        error = checkpoint_writer.last_words(stderr)
     except ValueError:
-        text = told.decode(errors="replace").strip().rpartition("\n")[2]
+        text = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         return CannotWriteError(
             f"{job.target}: the process that was to write it ended with status {status} ({text or 'without a word'}), so it does not exist. "
             "The checkpoints before it are whole: run the same command again."

@@ -100,9 +100,9 @@ def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
     hosts = {host: reason for host, _, reason in seen if reason}
     blind = sorted({host for host, sees, _ in seen if not sees})
     if hosts:
-        told = "; ".join(f"{host} ({reason})" for host, reason in sorted(hosts.items()))
+        listed = "; ".join(f"{host} ({reason})" for host, reason in sorted(hosts.items()))
         raise CannotWriteError(
-            f"{folder}: cannot be written by {told}, and every machine of a run writes there. Set {key} to a folder that all of them can write."
+            f"{folder}: cannot be written by {listed}, and every machine of a run writes there. Set {key} to a folder that all of them can write."
         )
     if blind:
         raise CannotWriteError(

@@ -87,16 +87,16 @@ def find_cause(trainer: "TandemTrainer", model: Any, losses: list[Tensor], norm:
     losses: of this rank's micro-steps. The host waits for the device here: nothing hurries any more.
     """
     step = trainer.state.global_step
-    said = from_every_rank((first_nonfinite(trainer.model.state_dict()), [loss.item() for loss in losses]))
-    bad_parameters = {rank: name for rank, (name, _) in enumerate(said) if name}
+    of_ranks = from_every_rank((first_nonfinite(trainer.model.state_dict()), [loss.item() for loss in losses]))
+    bad_parameters = {rank: name for rank, (name, _) in enumerate(of_ranks) if name}
     if bad_parameters:
         name = next(iter(bad_parameters.values()))
         since = f"since the update of step {step - 1}" if step else "before the first step"
         before = rows_of(trainer, step - 1) if step else []
         tensor = f"the parameter {name} is not finite {since}"
-        finite = all(math.isfinite(loss) for _, of_rank in said for loss in of_rank)
+        finite = all(math.isfinite(loss) for _, of_rank in of_ranks for loss in of_rank)
         return Cause(tensor=tensor, is_parameter=True, ranks=[*bad_parameters], rows=before, loss_is_finite=finite)
-    for micro_step, of_micro_step in enumerate(zip(*(of_rank for _, of_rank in said), strict=True)):
+    for micro_step, of_micro_step in enumerate(zip(*(of_rank for _, of_rank in of_ranks), strict=True)):
         bad = {rank: loss for rank, loss in enumerate(of_micro_step) if not math.isfinite(loss)}
         if bad:
             rows = [row for rank in bad for row in rows_of(trainer, step, rank, micro_step)]
@@ -251,7 +251,7 @@ class StepGuard:
                 f"rates in a new run with run.fork_from={self.run.name}@STEP."
             )
         self._leave_out(
-            trainer, model, "nonfinite", said=cause.text(), advice=advice, skip=skip, events=[cause.facts()]
+            trainer, model, "nonfinite", reason=cause.text(), advice=advice, skip=skip, events=[cause.facts()]
         )
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
@@ -265,12 +265,18 @@ class StepGuard:
         if not spikes:
             return
         rows = rows_of(trainer, trainer.state.global_step)
-        said = " and ".join(
+        reason = " and ".join(
             f"{s['name']} is {s['value']:.4g}, above {s['highest_usual']:.4g}, the highest usual" for s in spikes
         )
         advice = f"Lower the learning rates in a new run with run.fork_from={self.run.name}@STEP, or set monitor.on_spike: warn to go on."
         self._leave_out(
-            trainer, model, "spike", said=said, advice=advice, skip=True, events=[s | {"rows": rows} for s in spikes]
+            trainer,
+            model,
+            "spike",
+            reason=reason,
+            advice=advice,
+            skip=True,
+            events=[s | {"rows": rows} for s in spikes],
         )
 
     def _leave_out(
@@ -279,7 +285,7 @@ class StepGuard:
         model: torch.nn.Module,
         event: str,
         *,
-        said: str,
+        reason: str,
         advice: str,
         skip: bool,
         events: list[dict[str, Any]],
@@ -290,17 +296,17 @@ class StepGuard:
             self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]
             if len(self.skips) > self.monitor.max_skips:
                 skip = False
-                said += f", after {len(self.skips) - 1} steps left out of the last {AMONG_STEPS}, and monitor.max_skips is {self.monitor.max_skips}"
+                reason += f", after {len(self.skips) - 1} steps left out of the last {AMONG_STEPS}, and monitor.max_skips is {self.monitor.max_skips}"
         for facts in events:
             self._record(trainer, event, step=step + 1, action="skip" if skip else "stop", **facts)
         if not skip:
             error = DivergedError(
-                f"step {step}: {said}; the update was not made, and the checkpoints before it are good. {advice}"
+                f"step {step}: {reason}; the update was not made, and the checkpoints before it are good. {advice}"
             )
             error.facts = {"step": step, **events[0]}
             raise error
         if trainer.is_world_process_zero():
-            print(f"{event}: step {step} is left out: {said}", flush=True)
+            print(f"{event}: step {step} is left out: {reason}", flush=True)
         self.skipped_steps += 1
         model.zero_grad()  # optimizers leave a parameter without a gradient as it is
 

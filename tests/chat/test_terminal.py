@@ -69,7 +69,7 @@ def test_a_tool_call_is_answered_shown_and_remembered(run, monkeypatch, capsys):
 
 def test_a_turn_with_a_tool_call_is_left_out_as_a_whole(run):
     told = []
-    talking = Conversation(open_speaker(str(run)), system="S", tell=told.append)
+    talking = Conversation(open_speaker(str(run)), system="S", notify=told.append)
     talking.messages = SUM[:4]
     text = "ping pong " * 10
     next(talking.answer(text, Sampling(max_new_tokens=20)))

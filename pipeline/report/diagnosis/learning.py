@@ -355,14 +355,14 @@ def everything_finite(figures: Figures) -> Verdict | None:
     wild = figures.wild("train/loss") + figures.wild("train/loss_ema") + figures.wild("optim/grad_norm")
     steps = sorted({int(row["step"]) for row in events} | set(wild))
     skipped = max(figures.last("optim/skipped_steps") or 0, figures.last("optim/nonfinite_steps") or 0)
-    told = [f"first at step {steps[0]}"] if steps else []
+    parts = [f"first at step {steps[0]}"] if steps else []
     if not_skipped or wild or (failure.get("status") == 76 and not figures.data.events("spike")):
-        told += [str(row["tensor"]) for row in not_skipped[:1] if row.get("tensor")]
-        if not told:
-            told = [str(failure.get("message", ""))]
-        return Verdict("trouble", "a number is NaN or infinite", ", ".join(told))
+        parts += [str(row["tensor"]) for row in not_skipped[:1] if row.get("tensor")]
+        if not parts:
+            parts = [str(failure.get("message", ""))]
+        return Verdict("trouble", "a number is NaN or infinite", ", ".join(parts))
     if skipped:
-        evidence = ", ".join([f"{skipped:.0f} of {made:,} steps", *told])
+        evidence = ", ".join([f"{skipped:.0f} of {made:,} steps", *parts])
         share = skipped / max(made, 1)
         return graded(share, note=0, trouble=SKIPPED_SHARE, titles=("", "steps were left out"), evidence=evidence)
     if not len(figures.loss()):

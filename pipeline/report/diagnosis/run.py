@@ -135,8 +135,8 @@ def rows_hold_text(figures: Figures) -> Verdict | None:
     if padded is None and cropped is None:
         return None
     known = {"padded": padded, "cropped": cropped}
-    told = [f"{name} {share:.1%}" for name, share in known.items() if share is not None]
-    evidence, lost = ", ".join(told) + " (of the worst source)" * (len(shares) > 1), (padded or 0, cropped or 0)
+    parts = [f"{name} {share:.1%}" for name, share in known.items() if share is not None]
+    evidence, lost = ", ".join(parts) + " (of the worst source)" * (len(shares) > 1), (padded or 0, cropped or 0)
     if lost[0] >= PADDED_TROUBLE or lost[1] >= CROPPED_TROUBLE:
         return Verdict("trouble", "much of the rows is padding, or much text is cropped", evidence)
     if lost[0] >= PADDED_NOTE or lost[1] >= CROPPED_NOTE:

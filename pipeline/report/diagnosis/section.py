@@ -38,8 +38,8 @@ MEMORY = (
 def reading_text(data: RunData) -> str:
     """Return a list in Markdown, "" when the run has none of these numbers."""
     figures = Figures(data)
-    told = [_samples(figures), _memory(figures), _mfu(figures), _utilisation(figures), _memory_busy(figures)]
-    return "".join(f"- {line}\n" for line in told if line)
+    lines = [_samples(figures), _memory(figures), _mfu(figures), _utilisation(figures), _memory_busy(figures)]
+    return "".join(f"- {line}\n" for line in lines if line)
 
 
 def _samples(figures: Figures) -> str | None:

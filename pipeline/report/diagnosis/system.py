@@ -54,14 +54,14 @@ def step_time_stays(figures: Figures) -> Verdict | None:
     fast = [float(np.quantile(part, 0.1)) for part in np.array_split(times, 3)]
     growth = min(last / first, fast[2] / fast[0]) - 1
     grows_on = bool((np.diff(windows(times, DRIFT_WINDOWS)) > 0).all())
-    told = f"medians of the thirds {first:.3g}, {middle:.3g}, {last:.3g} s ({last / first - 1:+.0%}), of the fast steps {fast[2] / fast[0] - 1:+.0%}"
+    evidence = f"medians of the thirds {first:.3g}, {middle:.3g}, {last:.3g} s ({last / first - 1:+.0%}), of the fast steps {fast[2] / fast[0] - 1:+.0%}"
     certain = first < middle < last and last - first > 3 * error_of_difference(times, times.size // 3)
     return graded(
         growth if certain else 0.0,
         note=DRIFT_NOTE,
         trouble=DRIFT_TROUBLE if grows_on else np.inf,
         titles=("the step time does not drift", "the step time drifts upward"),
-        evidence=told,
+        evidence=evidence,
     )
 
 
@@ -105,7 +105,7 @@ def accelerator_is_used(figures: Figures) -> Verdict | None:
         verdicts.append((median(mfu), MFU_NOTE, MFU_TROUBLE, f"median {name} {median(mfu):.1f} %"))
     if not verdicts:
         return None
-    evidence = ", ".join(told for *_, told in verdicts)
+    evidence = ", ".join(text for *_, text in verdicts)
     if any(value < trouble for value, _, trouble, _ in verdicts):
         return Verdict("trouble", "the accelerator is mostly idle or badly used", evidence)
     if any(value < note for value, note, _, _ in verdicts):
@@ -247,7 +247,7 @@ def memory_does_not_grow(figures: Figures) -> Verdict | None:
         note=GROWTH_NOTE,
         trouble=GROWTH_TROUBLE,
         titles=("memory does not grow", "memory grows steadily"),
-        evidence=", ".join(told for _, told in verdicts),
+        evidence=", ".join(text for _, text in verdicts),
     )
 
 

@@ -66,8 +66,8 @@ def is_validated(figures: Figures) -> Verdict | None:
     measured = {name: count for name, count in after.items() if count}
     later = len(figures.data.scores()) - sum(len(figures.series(name)) for name in VALIDATION[1:])
     if measured or later > 0:
-        told = [f"{name} {count} times" for name, count in measured.items()]
-        return Verdict("healthy", "validation was measured", ", ".join(told + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
+        parts = [f"{name} {count} times" for name, count in measured.items()]
+        return Verdict("healthy", "validation was measured", ", ".join(parts + ([f"{later} later scores"] if later > 0 else [])))  # fmt: skip
     return Verdict("trouble", "no validation at all", f"0 evaluations in {figures.step():,} steps")
 
 
@@ -182,7 +182,7 @@ def is_no_leak(figures: Figures) -> Verdict | None:
     return Verdict(
         "trouble" if is_trouble else "note",
         "validation text seems to be trained on" if is_trouble else "validation is suspiciously near to training",
-        "; ".join(told for _, told in suspicions),
+        "; ".join(text for _, text in suspicions),
     )
 
 
@@ -212,21 +212,21 @@ def _no_gap_after_passes(figures: Figures, pairs: Pairs) -> list[tuple[str, str]
     if pairs.training[-1] > 0.9 * median(second_pass[: beside(loss)]):
         return []  # nothing was learnt in the repeated passes, by heart or otherwise
     tokens, parameters = figures.data.tokens() / passes, figures.manifest("plan.parameters")
-    told = f"val/loss {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of train/loss {pairs.training[-1]:.4g} after {passes:.0f} passes"
+    text = f"val/loss {pairs.validation[-1]:.4g} is within {NO_GAP:.0%} of train/loss {pairs.training[-1]:.4g} after {passes:.0f} passes"
     if isinstance(parameters, (int, float)) and parameters > tokens:
-        return [("trouble", f"{told} of {tokens:,.0f} tokens by {parameters:,.0f} parameters")]
-    return [("note", told)]
+        return [("trouble", f"{text} of {tokens:,.0f} tokens by {parameters:,.0f} parameters")]
+    return [("note", text)]
 
 
 def _beside(bpb: float | None, pairs: Pairs, looked: int | None) -> str:
-    told = [f"lowest val/bpb {bpb:.4g}"] if bpb is not None else []
+    parts = [f"lowest val/bpb {bpb:.4g}"] if bpb is not None else []
     if pairs.steps.size:
-        told.append(f"val/loss {pairs.validation[-1]:.4g} beside train/loss {pairs.training[-1]:.4g}")
+        parts.append(f"val/loss {pairs.validation[-1]:.4g} beside train/loss {pairs.training[-1]:.4g}")
     if looked:
-        told.append(
+        parts.append(
             f"none of the first {looked:,} validation documents found in the training text that was looked through"
         )
-    return ", ".join(told)
+    return ", ".join(parts)
 
 
 RULES: list[Rule] = [is_validated, is_large_enough, validation_falls, gap_stays, is_no_leak]
