@@ -1,4 +1,4 @@
-"""What the terminal and the page share: a model that is ready to talk, and a conversation with it."""
+"""Models that are ready to talk and conversations with them, for the terminal and the page."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -54,7 +54,7 @@ TOOL_SIGNS = ("[", "]", "[= ", "] ")  # What is shown for the marks around a too
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How an answer is drawn; temperature 0 takes the likeliest token."""
+    """Sampling of an answer; temperature 0 takes the likeliest token."""
 
     temperature: float = 0.8
     top_k: int | None = 50
@@ -113,7 +113,7 @@ def _published_stage(path: str, revision: str | None) -> str | None:
 
 
 class Conversation:
-    """What was said to a speaker and what it answered, as the messages that it reads.
+    """Messages of a conversation with a speaker, as it reads them.
 
     system: the system message; it may be changed between answers. tell: is called with a sentence when a part of the
     conversation is no longer read.

@@ -146,7 +146,7 @@ def escaped(text: str) -> str:
 
 
 class Visit:
-    """What one browser tab talks about: a conversation with each speaker, and all that was said in it."""
+    """One browser tab: a conversation with each speaker, and its transcript."""
 
     def __init__(self, speakers: list[Speaker]):
         import gradio

@@ -366,7 +366,7 @@ class Seen:
 
     @classmethod
     def by_run(cls, plan: dict, watchlist_id: str) -> "Seen":
-        """Of all shards that the run reads, as far as they are sealed."""
+        """Return the matches in all shards that the run reads, as far as they are sealed."""
         stream = open_stream(plan, "train")
         assert stream is not None
         shards = [
@@ -389,7 +389,7 @@ class Seen:
 
     @classmethod
     def together(cls, parts: list["Seen"]) -> "Seen":
-        """Of several runs' text, looked through for the same watch-list."""
+        """Return the matches in several runs' text, searched for the same watch-list."""
         ngrams = sorted_once([seen.ngrams for seen in parts])
         return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
 

@@ -1,4 +1,4 @@
-"""What is prepared for a run: one sequence of shards per source and use, each under its cache key.
+"""Plan of the data of a run: one sequence of shards per source and use, each under its cache key.
 
 A plan is JSON, so that one process makes it and hands it to the other ranks and to the preparing child.
 """

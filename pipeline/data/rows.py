@@ -109,7 +109,7 @@ def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: in
 
 @dataclass(frozen=True)
 class Consumed:
-    """Of one source, over its epochs.
+    """Text of one source that was trained on, over its epochs.
 
     samples: rows. tokens: trained targets. padded: positions behind the text of a row. documents: as documents_begun counts,
     None where shards were sealed before they counted them. bad_rows: unreadable ones in what was read, each counted once.
@@ -130,7 +130,7 @@ class ConsumedCounter:
         self._current: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # source -> (epoch, shard), its running sums
 
     def consumed(self, rows: int) -> list[Consumed | None]:
-        """Of the first `rows` rows, which must be sealed; None for a source whose current shard is deleted (data.keep_shards)."""
+        """Return it for the first `rows` rows, which must be sealed; None for a source whose current shard is deleted (data.keep_shards)."""
         return [self._of(source, k) for source, k in enumerate(self.stream.mixture.used(rows))]
 
     def _of(self, source: int, k: int) -> Consumed | None:

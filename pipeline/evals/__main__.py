@@ -64,7 +64,7 @@ def join_ranks(*, on_cpu: bool) -> dict[str, Any]:
 
 
 class Asked:
-    """What the command line asks for, with the run's own recipe for what it leaves open."""
+    """Options of the command line, with the run's own recipe for what they leave open."""
 
     def __init__(self, arguments: argparse.Namespace, subject: Subject):
         self.arguments, self.subject, self.tasks = arguments, subject, arguments.tasks

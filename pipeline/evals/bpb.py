@@ -28,7 +28,7 @@ TARGETS_AT_ONCE = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class BpbResult:
-    """What was scored, summed over all ranks.
+    """Sums of what was scored, over all ranks.
 
     bpb: nats / (ln 2 x bytes). loss: mean nats of all targets that are not ignored, special ones included.
     nats, bytes: the two sums of bpb, special targets in neither. tokens: targets of the loss. of_sources: the bpb of each

@@ -1,4 +1,4 @@
-"""What RUN_OR_MODEL means: a run, one of its checkpoints, a local folder or a Hub id."""
+"""RUN_OR_MODEL of the command line: a run, one of its checkpoints, a local folder or a Hub id."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace

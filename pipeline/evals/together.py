@@ -1,4 +1,4 @@
-"""What the ranks of an evaluation tell each other: once a share, when each has done its own."""
+"""Communication between the ranks of an evaluation: once a share, when each has done its own."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sized

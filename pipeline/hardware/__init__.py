@@ -1,1 +1,1 @@
-"""What the machine is: devices with their peaks and their sources, cores, memory, and what `auto` means on it."""
+"""The machine: devices with their peaks and their sources, cores, memory, and what `auto` means on it."""

@@ -266,7 +266,7 @@ def bpb_text(card: Published) -> str:
 
 
 def benchmarks_of_model(card: Published) -> list[Benchmark]:
-    """Of each series of equal measurements the newest of this model; of the published files themselves where those were scored."""
+    """Return the newest of each series of equal measurements of this model; of the published files themselves where those were scored."""
     found = [b for b in card.data.benchmarks() if card.is_scored(subject=b.subject, step=b.step)]
     own = [replace(b, means=_numbers(b.means), tasks=_numbers(b.tasks)) for b in found]
     own.sort(key=lambda benchmark: (benchmark.subject == "model/", *benchmark.age))
@@ -598,7 +598,7 @@ def training_text(card: Published) -> str:
 
 
 def _sampled_energy(card: Published) -> str | None:
-    """Of a run on several hosts, which logs none; while it goes on, the samples are already those of later steps."""
+    """Return that of a run on several hosts, which logs none; while it goes on, the samples are already those of later steps."""
     logged = card.data.last("perf/energy_kwh")
     return number(total_kwh(card.data)) if logged is None and card.finished else None
 

@@ -1,4 +1,4 @@
-"""What somebody without this package gets from a published folder: run as `python -P stranger.py FOLDER OUTPUT`.
+"""Load and run a published folder without this package: `python -P isolated_load_test.py FOLDER OUTPUT`.
 
 It imports nothing of ours. OUTPUT becomes safetensors: the ids of the text and the model's logits over them, fp32 on the CPU.
 """

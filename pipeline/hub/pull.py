@@ -77,7 +77,7 @@ def download(repo_id: str, commit: str | None, folder: Path, *, only: list[str] 
 
 
 def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> str:
-    """Of the run that was pushed; DataError when it was none of ours, or cannot be a folder's name here."""
+    """Return the name of the run that was pushed. Raises DataError when it was none of ours, or cannot be a folder's name here."""
     missing = [name for name in ("run_manifest.json", "recipe.yaml", *needs) if not (snapshot / name).exists()]
     if missing:
         raise DataError(

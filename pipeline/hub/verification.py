@@ -1,4 +1,4 @@
-"""What stands on the Hub is what was sent: by the hashes that it states, or downloaded, loaded and run by a stranger."""
+"""Verification that the Hub has what was sent: by the hashes that it states, or downloaded, loaded and run without this package."""
 
 import hashlib
 import subprocess

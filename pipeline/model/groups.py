@@ -1,4 +1,4 @@
-"""What a parameter is for: the optimizer group that it belongs to, and whether it may be stored in another dtype."""
+"""Roles of parameters: the optimizer group that it belongs to, and whether it may be stored in another dtype."""
 
 from typing import Any, Literal
 

@@ -221,7 +221,7 @@ def integrate(samples: Iterable[tuple[float, float]], *, longest_s: float) -> En
 
 
 def energy_of(gpu: GpuSeries) -> EnergyMeter:
-    """Of the recorded samples of one GPU in one attempt."""
+    """Return the energy of the recorded samples of one GPU in one attempt."""
     meter = EnergyMeter(longest_s=longest_bridged_s(usual_period_s(gpu.times) or 0.0))
     for time_s, watts, counter_j in zip(gpu.times, gpu.numbers["power_w"], gpu.numbers["energy_j"], strict=True):
         meter.add(time_s, None if isnan(watts) else watts, None if isnan(counter_j) else counter_j)

@@ -1,4 +1,4 @@
-"""Which attention a run trains with: tried on its device against attention spelt out, before it is believed.
+"""Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
 
 Shapes: B rows, T token, H heads, K width of a head.
 """

@@ -1,4 +1,4 @@
-"""What can be known before step 1 to be wrong or wasteful, from the recipe, its plan and this machine."""
+"""Checks before step 1 for what is wrong or wasteful, from the recipe, its plan and this machine."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What a run reads and reaches, checked before it starts: files, user code, services."""
+"""Checks of what a run reads and reaches, before it starts: files, user code, services."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""How much memory and disk a run takes, by arithmetic from its sizes. Bytes everywhere."""
+"""Memory and disk that a run takes, by arithmetic from its sizes. Bytes everywhere."""
 
 import math
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit"
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one process with all weights replicated (DDP). process and activations are estimates; the rest is exact up to padding.
+    """Memory of one process with all weights replicated (DDP). process and activations are estimates; the rest is exact up to padding.
 
     process, saved: on a CPU, whose memory holds Python, the libraries and the copy of a checkpoint that is being written too.
     """

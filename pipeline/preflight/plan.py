@@ -1,4 +1,4 @@
-"""What a run will be, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
+"""Plan of a run, from its recipe alone: parameters, tokens, steps, FLOPs, memory, disk, hours, cost, energy.
 
 Plain arithmetic without network, GPU or weights; without torch too, unless model.type is one of transformers. What is not known
 is None, and printed as n/a.
@@ -110,7 +110,7 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """What a run took on this machine: seconds, and flops, the exact-causal FLOPs of a step in one process."""
+    """A run's cost on this machine: seconds, and flops, the exact-causal FLOPs of a step in one process."""
 
     run: str
     time: float  # when it ended, since 1970
@@ -325,7 +325,7 @@ class Plan:
 
     @property
     def flops(self) -> float | None:
-        """Of the whole training, by nanochat's formula."""
+        """Return those of the whole training, by nanochat's formula."""
         flops = None if self.sizes is None else self.sizes.flops_per_token("nanochat")
         return None if flops is None or self.tokens is None else flops * self.tokens
 
@@ -346,7 +346,7 @@ class Plan:
 
     @cached_property
     def duration(self) -> Duration | None:
-        """Of the whole run but the preparation of its data."""
+        """Return that of the whole run but the preparation of its data."""
         return expected_duration(self)
 
     @property
@@ -371,7 +371,7 @@ class Plan:
 
     @property
     def device_hours(self) -> Span | None:
-        """Of all devices, for the whole duration."""
+        """Return those of all devices, for the whole duration."""
         return None if self.duration is None else self.duration.total * (self.processes / 3600)
 
     @property
@@ -381,7 +381,7 @@ class Plan:
 
     @property
     def energy_kwh(self) -> Span | None:
-        """Of the accelerators alone, at their rated power."""
+        """Return that of the accelerators alone, at their rated power."""
         watts = self.device.power_w
         return None if self.device_hours is None or watts is None else self.device_hours * (watts / 1000)
 

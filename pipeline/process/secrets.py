@@ -1,4 +1,4 @@
-"""What a secret looks like, which ones this machine holds, and text without them."""
+"""Patterns of secrets, those that this machine holds, and text without them."""
 
 import atexit
 import errno

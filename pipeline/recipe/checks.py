@@ -1,4 +1,4 @@
-"""What single keys cannot show: values that contradict each other."""
+"""Checks of keys against each other: values that contradict one another."""
 
 from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.located_yaml import Problems

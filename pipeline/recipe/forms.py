@@ -1,4 +1,4 @@
-"""What a value must look like where its type says too little: names of folders and repositories, module:attr, shares."""
+"""Formats of values whose type says too little: names of folders and repositories, module:attr, shares."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What makes a run this run: the keys that must match when it is continued, and its default name."""
+"""Identity of a run: the keys that must match when it is continued, and its default name."""
 
 import hashlib
 import json

@@ -122,7 +122,7 @@ class _RecipeLoader(_BoundedComposer, yaml.BaseLoader):
 
 
 class _PlainLoader(_BoundedComposer, yaml.SafeLoader):
-    """What PyYAML's safe loader makes of a file."""
+    """PyYAML's safe loader."""
 
 
 def load_yaml(path: str | Path, *, most_values: int = MOST_VALUES) -> Any:

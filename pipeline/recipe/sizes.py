@@ -350,7 +350,7 @@ class Sizes:
 
     @property
     def table_parameters(self) -> int:
-        """Of the token and the value embeddings, which are looked up and never multiplied; positions are not among them."""
+        """Return those of the token and the value embeddings, which are looked up and never multiplied; positions are not among them."""
         return self.vocab_rows * (self.n_embd + self.value_embedding_layers * self.n_kv_head * self.head_dim)
 
     @property

@@ -154,7 +154,7 @@ def check_sizes(recipe: Recipe, config: Any) -> None:
 
 
 def _forget_inherited(recipe: Recipe) -> None:
-    """What an extended recipe says of the architecture, when the weights are on the Hub."""
+    """Drop what an extended recipe says of the architecture, when the weights are on the Hub."""
     start, model = recipe.model.start_from, recipe.model
     if start is None or start.startswith("latest:") or _run(recipe, start) is not None:
         return

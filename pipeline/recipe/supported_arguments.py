@@ -1,4 +1,4 @@
-"""What becomes of every field of transformers.TrainingArguments under `train:`, in one table.
+"""Support table of transformers.TrainingArguments: what becomes of every field under `train:`.
 
 passed: given to the Trainer unchanged; default is transformers' own. default: passed, with our default instead of
 transformers'. ours: set by another key of the recipe, which the message names. refused: would break a promise of this

@@ -1,4 +1,4 @@
-"""Which curves a run has, thinned for drawing: panels of the sections, and one x axis by step, tokens or time."""
+"""Curves of a run, thinned for drawing: panels of the sections, and one x axis by step, tokens or time."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -259,7 +259,7 @@ def _add(log: Log, line: Line, attempt: int) -> None:
 
 
 def _finish(log: Log) -> None:
-    """What only the whole log can tell: whose it is, and the tokens of a step."""
+    """Set what only the whole log can tell: whose it is, and the tokens of a step."""
     if log.program == "tandem":
         log.meanings = {}
     last = max(row["step"] for row in log.rows)

@@ -12,7 +12,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 @dataclass(kw_only=True)
 class Log:
-    """What an importer read.
+    """Result of an importer.
 
     meanings: of our names whose number is another one, what it is. lost: line number and text of what looks like a
     measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as told.

@@ -277,7 +277,7 @@ def is_benchmark(row: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """What one entry of evals.json holds of one suite: means over tasks, and tasks (of lm_eval: task and metric)."""
+    """One suite of an entry of evals.json: means over tasks, and tasks (of lm_eval: task and metric)."""
 
     suite: str
     entry: dict[str, Any]

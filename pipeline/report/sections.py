@@ -437,7 +437,7 @@ def energy_text(data: RunData) -> str:
 
 
 def total_kwh(data: RunData) -> float | None:
-    """Of all GPUs, hosts and attempts; None where nobody sampled, or one of them told no energy."""
+    """Return the energy of all GPUs, hosts and attempts; None where nobody sampled, or one of them has none."""
     joules = [energy_of(gpu).best_j() for path in data.run.all_gpu_samples() for gpu in read_gpus(path)]
     known = [value for value in joules if value is not None]
     return kwh(sum(known)) if known and len(known) == len(joules) else None

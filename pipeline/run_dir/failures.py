@@ -1,4 +1,4 @@
-"""How an entry ends: its exit status, its one sentence, and failure.json."""
+"""The end of an entry: its exit status, its one sentence, and failure.json."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What a run has still to publish, as files: an item outlives every process around it.
+"""Queue of what a run has still to publish, as files: an item outlives every process around it.
 
 hub_queue/<item>.json      one item: checkpoint-<step> or model, and why it was not published yet
 hub_queue/checkpoint-<n>/  the checkpoint's model, hard-linked: rotation may remove the checkpoint meanwhile

@@ -273,7 +273,7 @@ def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
 
 
 def name_of_model(folder: Path) -> str:
-    """Of <run>/model and <run>/checkpoints/checkpoint-<step> the run's name, of another folder its own."""
+    """Return the run's name for <run>/model and <run>/checkpoints/checkpoint-<step>, for another folder its own."""
     steps = 2 if folder.parent.name == "checkpoints" else 1 if folder.name == "model" else 0
     return folder.parts[-1 - steps] if len(folder.parts) > steps else str(folder)
 

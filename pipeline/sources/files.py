@@ -1,4 +1,4 @@
-"""Which files a source has: globs resolved to a sorted list, with labels that do not depend on where the folder lies."""
+"""Files of a source: globs resolved to a sorted list, with labels that do not depend on where the folder lies."""
 
 import glob
 import logging

@@ -83,7 +83,7 @@ def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None
 
 
 def period_of(rows: int) -> int:
-    """Of how many consecutive rows one is held out; 0 when the file has too few rows to part with one."""
+    """Return of how many consecutive rows one is held out; 0 when the file has too few rows to part with one."""
     return 0 if rows < 2 else max(2, min(MAX_PERIOD, rows // MIN_ROWS))
 
 

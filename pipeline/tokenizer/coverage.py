@@ -1,4 +1,4 @@
-"""How much of a text a tokenizer's ids keep: what they do not spell, no model that predicts them has predicted.
+"""Share of a text that a tokenizer's ids keep: what they do not spell, no model that predicts them has predicted.
 
 A word-level tokenizer writes [UNK] for words that it does not know, and a model that has learnt to write [UNK] reads next to
 nothing in bits per byte of a script that nobody trained it on. One that writes everything in lower case leaves capitals out,

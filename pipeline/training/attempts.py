@@ -1,4 +1,4 @@
-"""What the attempts of a run cost beside its steps, from the rows that they left."""
+"""Cost of the attempts of a run beside its steps, from the rows that they left."""
 
 from collections.abc import Iterable
 from typing import Any

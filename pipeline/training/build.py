@@ -163,7 +163,7 @@ def _check_planned(recipe: Recipe, model: Any, tokenizer: Any) -> None:
 
 
 def _check_foreign(recipe: Recipe, model: Any, tokenizer: Any) -> None:
-    """What another model class may do differently, and nobody would notice."""
+    """Check what another model class may do differently, and nobody would notice."""
     where, kind = recipe.where("model.type"), type(model).__name__
     if not divides_by_num_items(model):
         raise RecipeError(

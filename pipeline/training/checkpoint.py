@@ -325,7 +325,7 @@ def rng_file(rank: int) -> str:
 
 
 class ModelFiles:
-    """What from_pretrained loads, but for the weights: config, code, tokenizer. Made once: it never changes in a run."""
+    """Files that from_pretrained loads beside the weights: config, code, tokenizer. Made once: it never changes in a run."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer

@@ -317,7 +317,7 @@ class StepGuard:
             trainer.text.undo()
 
     def read(self, *, max_norm: float) -> dict[str, float]:
-        """Of the steps since the last reading the share whose norm was above max_norm (inf: nothing is clipped), and the counts
+        """Return, of the steps since the last reading, the share whose norm was above max_norm (inf: nothing is clipped), and the counts
         of the whole run."""
         numbers: dict[str, float] = {
             "optim/nonfinite_steps": self.nonfinite_steps,

@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 class DeviceMemory:
-    """What PyTorch's allocator and the driver say, at the moments of logging; nothing where the device is not CUDA.
+    """Memory by PyTorch's allocator and the driver, at the moments of logging; nothing where the device is not CUDA.
 
     run_peak: bytes allocated at most, over all attempts; start_peak: in this process. cuda: torch.cuda, or what stands in for
     it in a test.
@@ -123,7 +123,7 @@ class LossSum:
         self._before = self.total.clone()
 
     def add(self, loss: Tensor) -> None:
-        """Of each micro-step."""
+        """Add the loss of a micro-step."""
         self.total += loss
 
     def undo(self) -> None:
@@ -168,7 +168,7 @@ class OwnTime:
             self._begun, self._ended = self._now(), None
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Of every micro-batch; the last one's end counts."""
+        """Watch the backward pass of a micro-batch; the end of the last one counts."""
         beat()
         self.waits = False
         if self.world_size > 1:

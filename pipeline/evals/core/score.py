@@ -198,7 +198,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each row: summed nats of its targets, and whether each target is the likeliest token.
+    """Summed nats of each row's targets, and whether each target is the likeliest token.
 
     forwarded: token positions that went through the model, padding included, over all ranks; given: tokens of all rows.
     """

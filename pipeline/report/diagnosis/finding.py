@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""Rules of the diagnosis and their findings."""
 
 import math
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Series:
 
 
 class Figures:
-    """What rules may read of a run: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
+    """A run as rules read it: series, recipe and manifest by dotted path. Imported runs may lack any of it."""
 
     def __init__(self, data: RunData):
         self.data = data
@@ -181,7 +181,7 @@ Level = Literal["healthy", "note", "trouble", "contradiction", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one rule says of one run.
+    """Result of one rule for one run.
 
     level: contradiction: two numbers cannot both be right; trouble asks for an investigation, a note is worth knowing,
     unknown: the numbers that the rule needs are not there. evidence: numbers and steps, "" when unknown.

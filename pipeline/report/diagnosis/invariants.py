@@ -49,7 +49,7 @@ CONTRADICTION = "Look at who wrote or changed these files, and at the code of th
 
 
 class Audit:
-    """What was compared, and what did not agree."""
+    """Numbers that were compared, and those that did not agree."""
 
     def __init__(self) -> None:
         self.compared: list[str] = []

@@ -36,7 +36,7 @@ HELD_OUT_EVERY = 3  # of the facts and words
 
 
 class Turn(NamedTuple):
-    """What is told, what is asked then, and the right answer."""
+    """A piece of text, the question after it, and the right answer."""
 
     text: str
     question: str
@@ -65,7 +65,7 @@ class Draw:
 
 
 class Cast(NamedTuple):
-    """What a story may name."""
+    """Names that a story may use."""
 
     people: Sequence[str]
     places: Sequence[str]
