@@ -8,8 +8,8 @@
 # MAX_RESTARTS=n starts a run that crashed again, at most n times and only when it has made progress. Several machines:
 # NNODES, NODE_RANK and MASTER_ADDR, on each of them (docs/cluster.md).
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/accelerate_configs/launch.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/pipeline/launch/environment.sh"
 
 case ${1:-} in -h | --help) show_usage "${BASH_SOURCE[0]}" ;; esac
 prepare_environment
-exec "$PYTHON" "$ROOT/accelerate_configs/launch.py" "$ROOT/pipeline/pretrain.py" "$ROOT/recipes/quickstart_pretrain.yaml" "$@"
+exec "$PYTHON" "$ROOT/pipeline/launch/launch.py" "$ROOT/pipeline/pretrain.py" "$ROOT/recipes/quickstart_pretrain.yaml" "$@"

@@ -8,7 +8,7 @@
 # The first two use as many processes as there are cores (at most 8), one thread each.
 # An active virtual or conda environment is used instead of .venv.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/accelerate_configs/launch.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/pipeline/launch/environment.sh"
 
 case ${1:-} in -h | --help) show_usage "${BASH_SOURCE[0]}" ;; esac
 prepare_environment dev

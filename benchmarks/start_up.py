@@ -22,7 +22,7 @@ from common import DEVICE, ROOT, TRAIN_ONLY, arguments, compared, show
 ENTRY = str(ROOT / "pipeline" / "pretrain.py")
 CONFIG = "cpu" if DEVICE == "cpu" else "single_gpu"
 WAYS = {
-    "ours": [str(ROOT / "accelerate_configs" / "launch.py"), ENTRY, ""],
+    "ours": [str(ROOT / "pipeline" / "launch" / "launch.py"), ENTRY, ""],
     "other": [
         *("-m", "accelerate.commands.launch"),
         *("--config_file", str(ROOT / "accelerate_configs" / f"{CONFIG}.yaml"), ENTRY),

@@ -14,16 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.decontamination import Watchlist, look_again, seen_path
 from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream, sequence_folder
 from pipeline.data.shard_writer import SequenceWriter
-from pipeline.data.shards import damaged_seals, is_damaged, shard_path
+from pipeline.data.shards import damaged_seals, is_damaged, seen_path, shard_path
 from pipeline.data.stream import Stream
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in, retries_in
 from pipeline.process.storage import file_lock, folder_bytes, is_stand_in, lock, read_json, remove_file, write_json
+from pipeline.process.user_code import import_built_in
 
 # The order in which shards are made: what the run reads first is made first.
 
@@ -53,7 +53,7 @@ class Workshop:
         self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
-        self.watchlist = Watchlist.load(plan["watchlist"]) if plan["watchlist"] else None
+        self.watchlist = import_built_in("evals.Watchlist").load(plan["watchlist"]) if plan["watchlist"] else None
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
         about = self.plan[role]["sequences"][source]
@@ -98,7 +98,7 @@ class Workshop:
         stream = self.streams["train"]
         for source, number in unchecked_shards(stream, self.watchlist.id):
             folder, read_from = stream.sequences[source].folder, self.sources["train"][source]
-            look_again(folder, number, source=read_from, watchlist=self.watchlist)
+            self.watchlist.look_again(folder, number, source=read_from)
             yield "train", source, stream
 
     def make_again(self, role: str, source: int, number: int) -> None:

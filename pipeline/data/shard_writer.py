@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.decontamination import Lookout, Watchlist
 from pipeline.data.packing import (
     PACKERS,
     BytesPacker,
@@ -56,12 +55,12 @@ class SequenceWriter:
         settings: dict,
         num_proc: int | None = None,
         from_shard: int | None = None,
-        watchlist: Watchlist | None = None,
+        watchlist: Any | None = None,
     ):
         """Stands after the last sealed shard, or at or before `from_shard` to make that one again."""
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc = num_proc
-        self.lookout = Lookout(self.folder, watchlist) if watchlist is not None else None
+        self.lookout = watchlist.lookout(self.folder) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
         for torn in self.folder.glob(".*.safetensors.*"):
             remove_file(torn)  # left by a process that was killed while it wrote

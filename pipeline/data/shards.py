@@ -33,6 +33,11 @@ def seal_path(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}.json"
 
 
+def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
+    """Return where the matches of a watch-list (evals/decontamination.py) in a shard's text lie, once it was searched."""
+    return folder / f"seen-{number:05d}-{watchlist_id}.safetensors"
+
+
 def end_path(folder: Path) -> Path:
     return folder / "end.json"
 

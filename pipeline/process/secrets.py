@@ -19,16 +19,16 @@ from pipeline.process.errors import UNREADABLE, readable
 # What access tokens look like, by who gives them out: what each begins with, and the whole. A 40-digit hex key (older W&B)
 # looks like a git commit: those are found by their value, taken from the environment and the login files.
 PATTERNS: dict[str, tuple[tuple[bytes, ...], bytes]] = {
-    "Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{30,}"),
+    "Hugging Face token": ((b"hf_",), rb"\bhf_[A-Za-z0-9]{20,}"),
     "Hugging Face organization token": ((b"api_org_",), rb"\bapi_org_[A-Za-z0-9]{30,}"),
-    "W&B key": ((b"wandb_v1_",), rb"\bwandb_v1_[A-Za-z0-9_]{30,}"),
+    "W&B key": ((b"wandb_v",), rb"\bwandb_v[0-9]_[A-Za-z0-9_]{20,}"),
     "GitHub token": (
         (b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
-        rb"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
+        rb"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
     ),
     "AWS access key": ((b"AKIA", b"ASIA"), rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
     "Google API key": ((b"AIza",), rb"\bAIza[0-9A-Za-z_\-]{35}\b"),
-    "OpenAI-style key": ((b"sk-",), rb"\bsk-[A-Za-z0-9_\-]{32,}"),
+    "OpenAI-style key": ((b"sk-",), rb"\bsk-(?:[A-Za-z0-9]{20,}|[A-Za-z0-9_\-]{32,})"),
     "Slack token": ((b"xoxa-", b"xoxb-", b"xoxp-", b"xoxr-", b"xoxs-"), rb"\bxox[abprs]-[A-Za-z0-9\-]{20,}"),
     "private key": (
         (b"-----BEGIN ",),
@@ -54,6 +54,11 @@ _INSIDE = (
 def kinds_in(block: bytes) -> set[str]:
     """Whose tokens stand in these bytes."""
     return {kind for kind, (begins, pattern) in _COMPILED.items() if any(_holds(block, b, pattern) for b in begins)}
+
+
+def looks_secret(text: str) -> bool:
+    """Return whether something in the text looks like an access token or holds a password, whosever it is."""
+    return bool(kinds_in(text.encode(errors="replace")))
 
 
 def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:

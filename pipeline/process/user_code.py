@@ -34,6 +34,7 @@ RECIPE_TRUST = "run.trust_code=true on the command line"
 BUILT_IN = {
     "evals.core": "pipeline.evals.benchmarks:CoreBenchmark",
     "evals.chat": "pipeline.evals.benchmarks:ChatBenchmark",
+    "evals.Watchlist": "pipeline.evals.decontamination:Watchlist",
     "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
     "evals.record_findings": "pipeline.evals.contamination:record_findings",
     "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import get_origin
 
 from pipeline.process.errors import InputMissingError, RecipeError
-from pipeline.recipe.located_yaml import SECRET_NAME, SECRET_VALUE, Item, Problems, compose, not_text, read_file, show
+from pipeline.process.secrets import looks_secret
+from pipeline.recipe.located_yaml import SECRET_NAME, Item, Problems, compose, not_text, read_file, show
 from pipeline.recipe.values import RENAMED, all_keys, alternatives, annotation_of
 
 # The command line of a recipe: which file its first word means, and the overrides after it.
@@ -310,7 +311,7 @@ def _override_value(name: str, text: str, problems: Problems) -> Item:
     """Return the value of an override. Where the key holds text it is what was typed, but for quotes around the whole and null; elsewhere
     it is read as YAML, of which no part may become a comment."""
     where = COMMAND_LINE
-    if SECRET_VALUE.search(text):
+    if looks_secret(text):
         problems.add(
             where,
             "a token or password is given. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
@@ -362,7 +363,7 @@ def _without_secrets(item: Item, problems: Problems) -> Item:
         return replace(item, value=values)
     if isinstance(item.value, list):
         return replace(item, value=[_without_secrets(child, problems) for child in item.value])
-    if isinstance(item.value, str) and SECRET_VALUE.search(item.value):
+    if isinstance(item.value, str) and looks_secret(item.value):
         problems.add(
             item.where,
             "holds a token or password. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",

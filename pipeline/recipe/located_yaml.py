@@ -14,14 +14,11 @@ from typing import Any
 import yaml
 
 from pipeline.process.errors import DamagedFileError, InputMissingError, RecipeError
+from pipeline.process.secrets import looks_secret
 from pipeline.process.storage import open_regular
 
 # Mistakes of a recipe, collected so that the user reads all of them at once.
 
-# Values that are secrets by their shape: tokens of the Hub, GitHub, W&B, model providers, and a password inside a URL.
-SECRET_VALUE = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bgh[opsu]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}|\bsk-[A-Za-z0-9_-]{20,}|\bwandb_v\d_\w{16,}|://[^/\s:@]+:[^/\s@]+@"
-)
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
 
 
@@ -58,7 +55,7 @@ def _by_place(line: str) -> tuple[str, int]:
 def show(value: Any) -> str:
     """Return a value as a message may print it: short, and never a secret."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    if SECRET_VALUE.search(text):
+    if looks_secret(text):
         return "(a secret)"
     text = text if len(text) <= 60 else text[:57] + "..."
     return repr(text) if isinstance(value, str) else text

@@ -8,8 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.data import decontamination as ngrams
-from pipeline.data.decontamination import (
+from pipeline.data.plan import make_plan, open_stream, sequence_folder
+from pipeline.data.prepare import prepare_now, start_preparation
+from pipeline.data.shard_writer import SequenceWriter
+from pipeline.evals import decontamination as ngrams
+from pipeline.evals.decontamination import (
     NumberSet,
     Seen,
     Watchlist,
@@ -19,9 +22,6 @@ from pipeline.data.decontamination import (
     ngram_hashes,
     without_contaminated,
 )
-from pipeline.data.plan import make_plan, open_stream, sequence_folder
-from pipeline.data.prepare import prepare_now, start_preparation
-from pipeline.data.shard_writer import SequenceWriter
 from pipeline.process.errors import DataError
 
 THIRTEEN = "the quick brown fox jumps over the lazy dog while nobody looks 42"

@@ -14,6 +14,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from pipeline.evals import bpb
 from pipeline.evals.bpb import bits_per_byte, compiled_nll
+from pipeline.evals.core.bundle import TASKS
+from pipeline.evals.intervals import share_interval
+from pipeline.evals.metric import BitsPerByte, CentredAccuracy
 from tests.model.tiny_models import tiny
 
 V, T, BOS = 97, 24, 0
@@ -267,3 +270,28 @@ def test_the_compiled_model_gives_the_eager_one_s_value_with_one_graph_for_each_
 
 def test_another_model_than_ours_is_scored_by_its_logits_whatever_is_compiled(model):
     assert compiled_nll(model, backend="aot_eager") is bpb.per_token_nll
+
+
+def test_the_evaluate_metrics_give_the_figures_of_the_evaluations(model, rows):
+    batch, byte_lengths = rows
+    nats, lengths = [], []
+    with torch.no_grad():
+        log_p_BTV = model(input_ids=batch["input_ids"]).logits.log_softmax(-1)
+    for row, column in (batch["shift_labels"] != -100).nonzero().tolist():
+        label = batch["shift_labels"][row, column].item()
+        nats.append(-log_p_BTV[row, column, label].item())
+        lengths.append(int(byte_lengths[label]) or -1)
+    metric = BitsPerByte()
+    for part in (slice(0, 50), slice(50, None)):
+        metric.add_batch(predictions=nats[part], references=lengths[part])
+    expected = bits_per_byte(model, cut(batch, 4), byte_lengths.numpy(), device="cpu")
+    assert metric.compute()["bits_per_byte"] == pytest.approx(expected.bpb, rel=1e-6)
+    with pytest.raises(ValueError, match="no byte of text"):
+        BitsPerByte().compute(predictions=[1.0], references=[-1])
+
+    boolq = next(task for task in TASKS if task.name == "boolq")
+    right = [1] * 70 + [0] * 30
+    got = CentredAccuracy().compute(predictions=right, references=[1] * 100, baseline=0.62)
+    assert got["accuracy"] == 0.7
+    assert got["centred_accuracy"] == pytest.approx(boolq.centred(0.7, "v1"))
+    assert (got["low"], got["high"]) == share_interval(70, 100)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from pipeline.data.__main__ import main as prepare
-from pipeline.data.decontamination import Watchlist, items_digest
 from pipeline.evals.__main__ import main as evaluate
 from pipeline.evals.chat.score import CHAT_CORE, chat_results
 from pipeline.evals.chat.score import TaskScore as ChatTaskScore
@@ -25,6 +24,7 @@ from pipeline.evals.contamination import (
 )
 from pipeline.evals.core.bundle import TASKS, open_bundle
 from pipeline.evals.core.score import CoreScore, TaskScore, core_results, in_order
+from pipeline.evals.decontamination import Watchlist, items_digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.run_dir.protocol import Protocol
 from pipeline.run_dir.run_directory import RunDirectory

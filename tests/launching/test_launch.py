@@ -17,7 +17,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_simple_launcher_cmd_env
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = ROOT / "accelerate_configs" / "launch.py"
+LAUNCH = ROOT / "pipeline" / "launch" / "launch.py"
 
 
 def loaded(path):
@@ -181,12 +181,12 @@ def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monk
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(command))
     program, environ = prepare_simple_launcher_cmd_env(arguments)
     assert program == [sys.executable, "pipeline/pretrain.py", "RECIPE"]
-    variables = launcher.alone(yaml.safe_load(LAUNCH.with_name(f"{name}.yaml").read_text()), "1")
+    variables = launcher.alone(yaml.safe_load((ROOT / "accelerate_configs" / f"{name}.yaml").read_text()), "1")
     assert variables == {name: value for name, value in environ.items() if os.environ.get(name) != value}
 
 
 def test_a_config_with_a_line_of_its_own_is_left_to_accelerate():
-    config = yaml.safe_load(LAUNCH.with_name("single_gpu.yaml").read_text())
+    config = yaml.safe_load((ROOT / "accelerate_configs" / "single_gpu.yaml").read_text())
     assert launcher.alone(config, "1")["ACCELERATE_USE_CPU"] == "False"
     assert launcher.alone({**config, "gpu_ids": "1"}, "1") is None
     assert launcher.alone({**config, "mixed_precision": "bf16"}, "1") is None

@@ -42,7 +42,7 @@ leave(int(end))
 """
 LAUNCH = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "accelerate_configs")!r})
+sys.path.insert(0, {str(ROOT / "pipeline" / "launch")!r})
 import launch
 sys.exit(launch.run([sys.executable, *sys.argv[2:]], dict(launch.os.environ), processes=1, restarts=int(sys.argv[1])))
 """
@@ -114,7 +114,7 @@ def test_a_signal_between_two_starts_is_answered(tmp_path):
 
 @pytest.mark.parametrize("restarts", ["many", "-1", ""])
 def test_an_impossible_number_of_restarts_is_refused_in_a_sentence(restarts):
-    command = [sys.executable, str(ROOT / "accelerate_configs" / "launch.py"), "entry.py", "recipe.yaml"]
+    command = [sys.executable, str(ROOT / "pipeline" / "launch" / "launch.py"), "entry.py", "recipe.yaml"]
     done = subprocess.run(command, env={**os.environ, "MAX_RESTARTS": restarts}, capture_output=True, text=True)
     assert done.returncode == 64
     assert done.stderr.startswith(f"MAX_RESTARTS is {restarts!r}; it must be a whole number, 0 or more.")
@@ -124,7 +124,7 @@ def test_an_impossible_number_of_restarts_is_refused_in_a_sentence(restarts):
 def test_a_machine_that_does_not_know_its_place_is_told_so(lacking):
     nodes = {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "here"}
     del nodes[lacking]
-    command = [sys.executable, str(ROOT / "accelerate_configs" / "launch.py"), "entry.py", "recipe.yaml"]
+    command = [sys.executable, str(ROOT / "pipeline" / "launch" / "launch.py"), "entry.py", "recipe.yaml"]
     done = subprocess.run(command, env={**os.environ, **nodes}, capture_output=True, text=True)
     assert done.returncode == 64
     assert "Set NODE_RANK (0 to 1) and MASTER_ADDR" in done.stderr

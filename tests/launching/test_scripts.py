@@ -28,6 +28,7 @@ def clone(tmp_path):
     """A clone's files that set up and start, with an entry that tells what it was given."""
     folder = tmp_path / "clone"
     shutil.copytree(ROOT / "accelerate_configs", folder / "accelerate_configs")
+    shutil.copytree(ROOT / "pipeline" / "launch", folder / "pipeline" / "launch")
     for name in ("run_pretrain.sh", "run_sft.sh", "run_tests.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     for room in ("artifacts", "hardware"):
@@ -106,7 +107,7 @@ def test_only_what_the_active_environment_lacks_is_installed_and_pinned(clone):
         .replace('"psutil>=6"', '"psutil>=6", "Surely_Not.There>=3", "pyyaml>=99"')
     )
     (clone / "pyproject.toml").write_text(text)
-    command = f'. "{clone}/accelerate_configs/launch.sh"; missing_requirements "{sys.executable}" ""'
+    command = f'. "{clone}/pipeline/launch/environment.sh"; missing_requirements "{sys.executable}" ""'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     pinned = next(line for line in (clone / "constraints.txt").read_text().split() if line.startswith("pyyaml=="))
     assert done.stdout.split() == ["surely-not-there==3.1", pinned]

@@ -92,6 +92,7 @@ WRONG = {
     "an unknown option": (changed("n_head: 4", "n_head: 4\n  options: {final_logit_softcap: 15}"), ["14: model.options.final_logit_softcap: unknown key. Did you mean model.options.final_logit_softcapping?"]),
     "a size among the options": (changed("n_head: 4", "n_head: 4\n  options: {n_inner: 64}"), ["14: model.options.n_inner: is no option. It is set by model.n_inner."]),
     "a token": (GOOD + "hub:\n  id: hf_abcdefghijklmnopqrstuv\n", ["19: holds a token or password. Remove it, and set HF_TOKEN"]),
+    "a key of AWS": (in_run("note: AKIA" + "ABCDEFGHIJKLMNOP"), ["3: holds a token or password."]),
     "a key for a token": (GOOD + "  hub_token: secret-value\n", ["18: hub_token: a secret never stands in a recipe."]),
     "an API key": (GOOD + "monitor:\n  api_key: secret-value\n", ["19: api_key: a secret never stands in a recipe."]),
     "two horizons": (GOOD + "  num_train_epochs: 1\n", ["17: train.max_steps: is a second horizon beside train.num_train_epochs", ":18). Keep exactly one."]),

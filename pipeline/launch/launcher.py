@@ -29,10 +29,10 @@ LEFT_BEHIND = (1, LOST, 75)
 
 
 def report(rank: int, number: int) -> None:
-    """The killed rank's word in the place of what the others said."""
+    """Write which rank was killed in place of what the others wrote."""
     file = Path(os.environ["TANDEM_STATUS"])
-    told = file.read_text().split() if file.exists() else []  # nothing of a rank that found its disk full
-    if told and int(told[0]) not in LEFT_BEHIND:
+    words = file.read_text().split() if file.exists() else []  # nothing of a rank that found its disk full
+    if words and int(words[0]) not in LEFT_BEHIND:
         return
     reasons = " (on Linux often the kernel, when memory ran out)" if number == signal.SIGKILL else ""
     file.write_text(
@@ -85,7 +85,7 @@ def main() -> int:
     if killed and "TANDEM_STATUS" in os.environ:
         report(*min(killed.items()))
         return LOST
-    return int(any(statuses.values()))  # told by the rank itself: no traceback of the launcher
+    return int(any(statuses.values()))  # the rank has said why: no traceback of the launcher
 
 
 if __name__ == "__main__":

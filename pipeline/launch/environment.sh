@@ -2,7 +2,7 @@
 # pyproject.toml asks for. An active environment is used as it is, and only what it lacks is installed into it;
 # without one, .venv is made beside this folder and filled once, then again when pyproject.toml or constraints.txt change.
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 fail() {
   echo "$1" >&2

@@ -1,6 +1,6 @@
 """Start an entry through `accelerate launch` as this machine allows, pass signals on, and leave with the run's status.
 
-    python accelerate_configs/launch.py ENTRY DEFAULT_RECIPE [RECIPE] [section.key=value ...]
+    python pipeline/launch/launch.py ENTRY DEFAULT_RECIPE [RECIPE] [section.key=value ...]
 
 `accelerate launch` hands on neither signals nor exit statuses: a signal for the launcher would kill it or the ranks
 before they have saved. Here the launcher lives in a session of its own, signals go to the ranks alone, and the status
@@ -21,8 +21,9 @@ from pathlib import Path
 
 import psutil
 
-CONFIGS = Path(__file__).parent
-sys.path[0] = str(CONFIGS.parent)
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "accelerate_configs"
+sys.path[0] = str(ROOT)
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
@@ -87,7 +88,7 @@ def machines(environ: Mapping[str, str]) -> list[str]:
 
 def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, nodes: list[str]) -> list[str]:
     """processes: those of all machines; nodes: what `machines` gives."""
-    launcher = [sys.executable, str(CONFIGS / "launcher.py")]
+    launcher = [sys.executable, str(Path(__file__).with_name("launcher.py"))]
     launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes), *nodes]
     launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
     return [*launcher, entry, *arguments]
@@ -145,10 +146,12 @@ def report(message: str) -> None:
 
 
 def final_status(status_file: Path, launcher_status: int, signals: list[int]) -> tuple[int, str]:
-    """Return the run's exit status and message: the ranks' own word, else what the launcher and the signals tell."""
-    if status_file.exists() and (told := status_file.read_text()):  # empty on a full disk, with the word on the screen
-        status, _, message = told.partition("\n")
-        return int(status), message.strip()
+    """Return the run's exit status and message: what the ranks wrote, else what the launcher and the signals say."""
+    if status_file.exists() and (
+        text := status_file.read_text()
+    ):  # empty on a full disk; the message is on the screen then
+        number, _, message = text.partition("\n")
+        return int(number), message.strip()
     if signals:
         name = signal.Signals(signals[-1]).name
         if len(signals) > 1:
@@ -166,10 +169,10 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
 
 def progress(status_file: Path) -> tuple[int, int] | None:
     """(step at which the run began this time, step of its newest checkpoint), None when it never came to begin."""
-    told = Path(f"{status_file}.run")
-    if not told.exists():
+    named = Path(f"{status_file}.run")
+    if not named.exists():
         return None
-    run = RunDirectory(told.read_text())
+    run = RunDirectory(named.read_text())
     with suppress(OSError):  # a killed run's last checkpoint may still be on its way to the disk
         take_lock(run.checkpoints, wait_s=WRITER_WAIT_S).close()
     begun = [row["step"] for row in read_rows(run.metrics) if row.get("event") == "attempt"]

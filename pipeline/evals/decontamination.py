@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.plan import open_stream
-from pipeline.data.shards import read_seal, safetensors_bytes
+from pipeline.data.shards import read_seal, safetensors_bytes, seen_path
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 
@@ -246,6 +246,23 @@ class Watchlist:
         hashes = [ngram_hashes(words, n=n)[0] for n in range(SHORTEST_WORDS, NGRAM_WORDS + 1)]
         return sorted_once([some[self.ngrams.places_in(some)] for some in hashes])
 
+    def lookout(self, folder: Path) -> "Lookout":
+        """Return what looks at the blocks of a sequence while its shards are written into the folder."""
+        return Lookout(folder, self)
+
+    def look_again(self, folder: Path, number: int, *, source: Any) -> None:
+        """Look at the text of a sealed shard, read once more from its source; nothing is tokenized."""
+        begin = {"file": 0, "block": 0, "finishing": False}
+        if number:
+            begin = read_seal(folder, number - 1)["cursor"]
+        end = read_seal(folder, number)["cursor"]
+        found = []
+        for block in source.read(file=begin["file"], block=begin["block"]) if not begin["finishing"] else ():
+            found.append(self.found(texts_of(block.items)))
+            if (block.file, block.index) == (end["file"], end["block"]):
+                break
+        write_seen(folder, number, self.id, found)
+
     def _suspects(self, chunk: list[bytes]) -> list[bytes]:
         """Return the pieces of folded text around runs of words that pass the sieve."""
         words = Words.of(chunk)
@@ -293,10 +310,6 @@ def _differs(values: np.ndarray) -> np.ndarray:
 # Looks for a watch-list in the text of a sequence of shards, while it is tokenized or afterwards.
 
 
-def seen_path(folder: Path, number: int, watchlist_id: str) -> Path:
-    return folder / f"seen-{number:05d}-{watchlist_id}.safetensors"
-
-
 def read_seen(folder: Path, number: int, watchlist_id: str) -> np.ndarray | None:
     """Return the watched n-grams in a shard's text, or None when nobody looked."""
     from safetensors.numpy import load_file
@@ -335,20 +348,6 @@ class Lookout:
         """Keep what was found for a shard, before its seal is written: a sealed shard was looked at whole or not at all."""
         write_seen(self.folder, number, self.watchlist.id, [found.result() for found in self.found])
         self.found = self.found[-1:]
-
-
-def look_again(folder: Path, number: int, *, source: Any, watchlist: Watchlist) -> None:
-    """Look at the text of a sealed shard, read once more from its source; nothing is tokenized."""
-    begin = {"file": 0, "block": 0, "finishing": False}
-    if number:
-        begin = read_seal(folder, number - 1)["cursor"]
-    end = read_seal(folder, number)["cursor"]
-    found = []
-    for block in source.read(file=begin["file"], block=begin["block"]) if not begin["finishing"] else ():
-        found.append(watchlist.found(texts_of(block.items)))
-        if (block.file, block.index) == (end["file"], end["block"]):
-            break
-    write_seen(folder, number, watchlist.id, found)
 
 
 # Which evaluation items stand in the text that a run trains on, and the score without them.
