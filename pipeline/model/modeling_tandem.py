@@ -26,7 +26,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, slice_logits_to_keep
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.generic import can_return_tuple, is_flash_attention_requested
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
@@ -433,6 +433,21 @@ def eager_attention(module, query, key, value, attention_mask, scaling, dropout=
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+def positions_to_keep(hidden_BTD, logits_to_keep):
+    """Return the positions of which logits are wanted: the last n, or all of them for 0; those of a (N,) tensor; of each row
+    those of a (B, N) one; flat (N, D) where a (B, T) mask is true.
+
+    As transformers' slice_logits_to_keep, which 5.19 does not have.
+    """
+    if isinstance(logits_to_keep, int):
+        return hidden_BTD[:, -logits_to_keep:]
+    if logits_to_keep.ndim == 1:
+        return hidden_BTD[:, logits_to_keep]
+    if logits_to_keep.dtype == torch.bool:
+        return hidden_BTD[logits_to_keep]
+    return torch.take_along_dim(hidden_BTD, logits_to_keep[..., None], dim=1)
+
+
 class TandemAttention(nn.Module):
     def __init__(self, config, layer_idx: int):
         super().__init__()
@@ -479,27 +494,32 @@ class TandemAttention(nn.Module):
         query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        output, weights = self.attend(
+        implementation = self.implementation(value, attention_mask)
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        # vLLM reads this one call out of the source of `forward`. A `scaling` that it does not find spelt out becomes
+        # head_dim**-0.5 there, without a word.
+        output, weights = attention_interface(
+            self,
             query,
             key,
             value,
             attention_mask,
             dropout=self.config.attn_pdrop if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.sliding_window,
             **kwargs,
         )
         # An engine with attention of its own may give (T, H * K), as vLLM does.
         return self.resid_dropout(self.c_proj(output.reshape(*x_BTD.shape[:-1], -1))), weights
 
-    def attend(self, query, key, value, attention_mask, **kwargs):
-        """The attention function that the config names on (B, H, T, K): (B, T, H, K), and weights or None."""
+    def implementation(self, value, attention_mask):
+        """Return the name of the attention function: the config's, or sdpa where that one cannot compute this or is slower."""
         implementation = self.config._attn_implementation
         # Full causality, which sdpa computes faster, or a mask that was made for sdpa.
         skips_nothing = implementation == "flex_attention" and not isinstance(attention_mask, BlockMask)
         if skips_nothing or (value.dtype == torch.float32 and is_flash_attention_requested(self.config)):
-            implementation = "sdpa"
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        given = {"scaling": self.scaling, "sliding_window": self.sliding_window}
-        return attention(self, query, key, value, attention_mask, **given, **kwargs)
+            return "sdpa"
+        return implementation
 
 
 class TandemMLP(nn.Module):
@@ -752,7 +772,7 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         if shift_labels is not None:
             loss, nats_BT = self._loss(hidden_BTD, shift_labels, num_items_in_batch, per_token_loss)
         if loss is None or not (self.training or per_token_loss):
-            logits = self._logits(slice_logits_to_keep(hidden_BTD, logits_to_keep))
+            logits = self._logits(positions_to_keep(hidden_BTD, logits_to_keep))
         return TandemOutput(
             loss=loss,
             logits=logits,

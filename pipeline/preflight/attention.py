@@ -245,9 +245,10 @@ def _layer(
 ) -> Callable:
     """Return the attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
     import torch
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     from pipeline.model.configuration_tandem import TandemConfig
-    from pipeline.model.modeling_tandem import TandemModel, attention_masks, flash_documents
+    from pipeline.model.modeling_tandem import TandemModel, attention_masks, eager_attention, flash_documents
 
     config = TandemConfig(
         vocab_size=8,
@@ -268,6 +269,8 @@ def _layer(
         states = query.transpose(1, 2).flatten(2)
         mask = attention_masks(config, states, position_ids=positions)[kind]
         documents = {} if positions is None else flash_documents(config, states, positions)
-        return layer.attend(query, key, value, mask, **documents)[0]
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(layer.implementation(value, mask), eager_attention)
+        options = {"scaling": layer.scaling, "sliding_window": layer.sliding_window, **documents}
+        return attention(layer, query, key, value, mask, **options)[0]
 
     return attend
