@@ -1,0 +1,29 @@
+"""CITATION.cff, the workflow and the hooks say what pyproject.toml and constraints.txt say."""
+
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_citation_has_the_project_s_version_and_license():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["authors"]
+
+
+def test_the_hooks_use_the_pinned_ruff():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["rev"] == f"v{pins['ruff']}"
+
+
+def test_the_workflow_runs_what_must_pass_on_the_oldest_python():
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    assert job["steps"][-1]["run"] == "bash .ci/run"
+    versions = [step["with"]["python-version"] for step in job["steps"] if "python-version" in step.get("with", {})]
+    assert [f">={version}" for version in versions] == [PROJECT["requires-python"]]
