@@ -9,13 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .configuration_tandem import TandemConfig
 from .export import native_class, tandem_config, to_native_name
-from .modeling_tandem import TandemForCausalLM, TandemModel
+from .modeling_tandem import (
+    TandemForCausalLM,
+    TandemForSequenceClassification,
+    TandemForTokenClassification,
+    TandemModel,
+)
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
 
@@ -53,6 +66,8 @@ def first_nonfinite_of_files(folder: Path) -> str | None:
 AutoConfig.register("tandem", TandemConfig, exist_ok=True)
 AutoModel.register(TandemConfig, TandemModel, exist_ok=True)
 AutoModelForCausalLM.register(TandemConfig, TandemForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(TandemConfig, TandemForSequenceClassification, exist_ok=True)
+AutoModelForTokenClassification.register(TandemConfig, TandemForTokenClassification, exist_ok=True)
 
 
 class ModelOptionsError(ValueError):

@@ -1,6 +1,6 @@
 """The configuration of a Tandem model: GPT-2's, plus options that are all off by default."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import GPT2Config
@@ -36,6 +36,9 @@ class TandemConfig(GPT2Config):
 
     model_type = "tandem"
     attribute_map = GPT2Config.attribute_map | {"num_key_value_heads": "n_kv_head"}
+
+    # Tables and blocks are gathered one by one; the rest, and with it the head whose weight the loss reads, with the model.
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = {"wte": "free_full_weight", "h.*": "free_full_weight"}
 
     n_kv_head: int | None = None
     normalization: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -141,6 +144,17 @@ class TandemConfig(GPT2Config):
         if self.smear:
             types[0] = "hybrid" if types[0] == "full_attention" else "hybrid_sliding"
         return types
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
+        """Return how ranks split the blocks by heads, or None where they cannot and transformers and vLLM refuse.
+
+        Query, key and value in one matrix (use_bias) would be split across the three; a value embedding is looked up whole.
+        """
+        if self.use_bias or self.value_embeddings:
+            return None
+        split = {f"h.*.attn.{name}": "colwise" for name in ("c_q", "c_k", "c_v")}
+        return split | {"h.*.attn.c_proj": "rowwise", "h.*.mlp.c_fc": "colwise", "h.*.mlp.c_proj": "rowwise"}
 
     @property
     def why_not_in_vllm(self) -> list[str]:

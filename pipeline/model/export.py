@@ -111,6 +111,8 @@ AUTO_MAP = {
     "AutoConfig": "configuration_tandem.TandemConfig",
     "AutoModel": "modeling_tandem.TandemModel",
     "AutoModelForCausalLM": "modeling_tandem.TandemForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_tandem.TandemForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_tandem.TandemForTokenClassification",
 }
 CODE_FILES = sorted(Path(__file__).parent.glob("*_tandem.py"))
 
@@ -128,17 +130,23 @@ def save_model(
     A Tandem whose options are those of transformers' gpt2 or nanochat is written as that and loads anywhere; another
     one carries its code and loads with trust_remote_code=True. dtype: of the weights written, default as they are.
     state_dict: the whole weights, where the model holds only a shard. max_shard_size: of one file of weights, as
-    transformers writes and names it. The model itself is not changed.
+    transformers writes and names it. The rows that vocab_multiple adds are left out: other programs' losses and kernels take
+    every row of a head for an id. The model itself is not changed.
     """
     form = saved_form(model, Path(folder))
     _assign(form, model, model.state_dict() if state_dict is None else state_dict, dtype=dtype)
     form.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
-def saved_form(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return the model as the class and config that are written, without weights; its code files go into the folder."""
+def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) -> PreTrainedModel:
+    """Return the model as the class and config that are written, without weights; its code files go into the folder.
+
+    padded: keep the rows that vocab_multiple adds, which an exact resume needs.
+    """
     config, model_class = copy.deepcopy(model.config), type(model)
     if isinstance(config, TandemConfig):
+        if not padded:
+            config.vocab_multiple = 1
         if (native := native_config(config)) is not None:
             config, model_class = native, native_class(native)
         else:
@@ -169,6 +177,9 @@ def _assign(form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype
         state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
     if isinstance(model.config, TandemConfig) and not isinstance(form.config, TandemConfig):
         state = {to_native_name(name, form.config.model_type): value for name, value in state.items()}
+    if isinstance(model.config, TandemConfig):  # only rows of padding can be more than the form has
+        rows = {name: len(value) for name, value in form.state_dict().items()}
+        state = {name: value[: rows.get(name)] for name, value in state.items()}
     form.load_state_dict(state, assign=True)
     form.tie_weights()
 

@@ -24,7 +24,11 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
     sliding_window_causal_mask_function,
 )
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -817,3 +821,27 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
     ) -> dict:
         """Masks of a static cache; transformers' own gives a smearing first layer a mask without its window."""
         return attention_masks(config, inputs_embeds, attention_mask, position_ids, past_key_values)
+
+
+class _Classifier:
+    """The constructor of both: the generic classes' own makes the base by AutoModel, which does not know this file."""
+
+    base_model_prefix = "transformer"
+
+    def __init__(self, config: TandemConfig):
+        TandemPreTrainedModel.__init__(self, config)
+        self.num_labels = config.num_labels or 2  # transformers' default
+        self.transformer = TandemModel(config)
+        dropout = getattr(config, "classifier_dropout", None)
+        self.dropout = nn.Dropout(config.resid_pdrop if dropout is None else dropout)
+        each_token = isinstance(self, GenericForTokenClassification)
+        self.score = with_role(nn.Linear(config.n_embd, self.num_labels, bias=each_token), "head")
+        self.post_init()
+
+
+class TandemForSequenceClassification(_Classifier, GenericForSequenceClassification, TandemPreTrainedModel):
+    """A score of each label for a row, from its last token: a classifier, or with one label a reward model."""
+
+
+class TandemForTokenClassification(_Classifier, GenericForTokenClassification, TandemPreTrainedModel):
+    """A score of each label for every token."""

@@ -29,6 +29,8 @@ SIZES = (
     )
     | {"num_labels": 10**6}
 )
+# Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained with.
+NO_ARCHITECTURE = {"vocab_multiple"}
 
 
 def resolve_start(recipe: Recipe) -> Recipe:
@@ -123,6 +125,8 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
             if value is not None:
                 fill(f"model.{name}", value, "model.start_from")
     for name, value in options_of(recipe).items():
+        if name in NO_ARCHITECTURE:
+            continue
         key = f"model.options.{name}" if name in model.options else "model.preset"
         if config.get(name, value) != value:
             says_itself(recipe, key, config[name], found, what=f"{name}: {value}")
@@ -144,7 +148,7 @@ def check_sizes(recipe: Recipe, config: Any) -> None:
     wrong += [
         f"{name} is {value}, theirs {theirs}"
         for name, value in options.items()
-        if value != (theirs := getattr(have, name, value))
+        if name not in NO_ARCHITECTURE and value != (theirs := getattr(have, name, value))
     ]
     if wrong:
         raise RecipeError(

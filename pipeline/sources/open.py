@@ -22,6 +22,7 @@ from pipeline.process.errors import (
 )
 from pipeline.process.retries import wait_or_raise
 from pipeline.process.storage import cache_dir
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
@@ -378,9 +379,7 @@ class _Opening:
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split)
         if spec.id.startswith("tandem:"):
-            from pipeline.sources.quickstart.built_in import built_in_files
-
-            return built_in_files(spec, kind=self.kind, where=where, cache=self.cache)
+            return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
         from pipeline.sources.hub_files import dataset_files
 
         source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)

@@ -335,7 +335,7 @@ class ModelFiles:
     def write(self, model: Any, folder: Path) -> dict[str, torch.Tensor]:
         """Write the files into the empty folder, and give the weights for model.safetensors."""
         if self.form is None:
-            self.form = saved_form(model, folder)
+            self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})
             self.tokenizer.save_pretrained(folder)
             self.contents = {path.name: path.read_bytes() for path in folder.iterdir()}

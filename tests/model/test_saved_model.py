@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, tiny
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeline.model.build import build_model
+from pipeline.model.build import build_model, load_model
 from pipeline.model.export import save_model
 from pipeline.training.checkpoint import FileImage, ModelFiles
 
@@ -90,7 +90,7 @@ def test_tied_heads_are_written_once(tmp_path, change):
 
 
 # Fields of a Tandem, or None for a type that is transformers' own.
-TYPES = {"gpt2": GPT2, "modern": MODERN, "nanochat": NANOCHAT, "llama": None, "mixtral": None}
+TYPES = {"gpt2": GPT2, "modern": MODERN | {"vocab_multiple": 1}, "nanochat": NANOCHAT, "llama": None, "mixtral": None}
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -105,6 +105,32 @@ def test_weights_that_are_written_apart_are_those_of_save_pretrained(name, tmp_p
     (tmp_path / "two" / "model.safetensors").write_bytes(image.memory[:])
     one, two = ({p.name: p.read_bytes() for p in (tmp_path / at).iterdir()} for at in ("one", "two"))
     assert one == two
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"vocab_size": 128}])
+def test_the_finished_model_has_a_row_for_each_id_and_the_checkpoint_those_that_training_has(tmp_path, change):
+    model = tiny("modern", **change)
+    ids = model.config.vocab_size
+    save_model(model, tmp_path / "model")
+    assert model.lm_head.weight.shape[0] == 128
+    (tmp_path / "checkpoint").mkdir()
+    weights = ModelFiles(NoTokenizer()).write(model, tmp_path / "checkpoint")
+    assert len(weights["transformer.wte.weight"]) == 128
+    assert json.loads((tmp_path / "checkpoint" / "config.json").read_text())["vocab_multiple"] == 64
+    finished = load_model(tmp_path / "model")
+    rows = [len(w) for n, w in finished.state_dict().items() if "wte" in n or "value_embedding" in n or "lm_head" in n]
+    assert rows == [ids] * 4
+    assert finished.config.vocab_multiple == 1
+    assert torch.equal(finished(random_ids(2, 40)).logits, model(random_ids(2, 40)).logits)
+
+
+def test_the_loss_that_trl_takes_of_every_row_of_the_head_is_the_finished_models_own(tmp_path):
+    utils = pytest.importorskip("trl.trainer.utils")
+    save_model(tiny("modern"), tmp_path)
+    model, batch = load_model(tmp_path), {"input_ids": random_ids(2, 40), "labels": random_ids(2, 40)}
+    own = model(**batch).loss.item()
+    utils.add_fused_lm_head(model)
+    assert model(**batch, fused_lm_head=True).loss.item() == pytest.approx(own, rel=1e-6)
 
 
 class NoTokenizer:

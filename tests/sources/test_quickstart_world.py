@@ -19,11 +19,11 @@ from pipeline.tokenizer.load import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PINNED = {
-    "quickstart_chat-test.jsonl": "3fe5aac7ca0afeab",
-    "quickstart_chat-train.jsonl": "1963239dbe9e67be",
-    "quickstart_chat-validation.jsonl": "760b21ae3d88fa37",
-    "quickstart_text-train.jsonl": "21c95d35185d8c39",
-    "quickstart_text-validation.jsonl": "a4bfd89204f9ecba",
+    "quickstart_chat-test.jsonl": "a94fa20f930bc00d",
+    "quickstart_chat-train.jsonl": "ed8e264b37b37660",
+    "quickstart_chat-validation.jsonl": "8f25656b6b1e6202",
+    "quickstart_text-train.jsonl": "d24a1c90b506543b",
+    "quickstart_text-validation.jsonl": "fc96e2973bf15615",
     "spelling-train.jsonl": "a048aff8eed5fe18",
     "spelling-validation.jsonl": "71eb96b933ef82f5",
 }
@@ -90,7 +90,7 @@ def right_answer(told: str, question: str) -> str:
         )
     if m := re.fullmatch(r"Who is (older|younger), (\w+) or (\w+)\?", question):
         first = (ages[m[2]] > ages[m[3]]) == (m[1] == "older")
-        return f"{m[2]} is {ages[m[2]]} and {m[3]} is {ages[m[3]]}. {m[2] if first else m[3]} is {m[1]}."
+        return f"{' and '.join(f'{name} is {age}' for name, age in ages.items())}. {m[2] if first else m[3]} is {m[1]}."
     return fact(question)
 
 

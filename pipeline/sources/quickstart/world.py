@@ -205,12 +205,15 @@ def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = No
 def compare(cast: Cast, draw: Draw) -> Turn:
     """Return two people's ages, and a question about them."""
     people = draw.some(cast.people, 2)
-    ages = dict(zip(people, draw.some(range(1, 13), 2), strict=True))
+    ages = dict(zip(people, draw.some(range(1, 8), 2), strict=True))
     a, b = draw.some(people, 2)
     word = draw.one(("older", "younger"))
     right = max(a, b, key=ages.__getitem__) if word == "older" else min(a, b, key=ages.__getitem__)
     text = " ".join(f"{person} is {age} years old." for person, age in ages.items())
-    return Turn(text, f"Who is {word}, {a} or {b}?", f"{a} is {ages[a]} and {b} is {ages[b]}. {right} is {word}.")
+    restated = " and ".join(
+        f"{person} is {age}" for person, age in ages.items()
+    )  # in the text's order, which is learnt soonest
+    return Turn(text, f"Who is {word}, {a} or {b}?", f"{restated}. {right} is {word}.")
 
 
 def look_up(cast: Cast, draw: Draw) -> list[Turn]:
@@ -223,7 +226,7 @@ def look_up(cast: Cast, draw: Draw) -> list[Turn]:
         things = draw.some(cast.things, 4)
         facts = [(f"Who has the {t}?", f"{p} has the {t}.") for p, t in zip(people, things, strict=True)]
     else:
-        facts = [(f"How old is {p}?", f"{p} is {1 + draw.below(12)} years old.") for p in people]
+        facts = [(f"How old is {p}?", f"{p} is {1 + draw.below(7)} years old.") for p in people]
     turns = [Turn(answer, "", "") for _, answer in facts]
     return turns + [Turn("", *fact) for _ in range(2) for fact in draw.some(facts, 4)]
 
