@@ -236,7 +236,7 @@ RUNS_CODE = {
     "eval": set(),
     "exec": {"evals/sandbox/child.py"},  # behind the walls of its process
     "run_path": set(),
-    "run_module": set(),
+    "run_module": {"launch/console.py"},  # modules of ours, from a table
     "get_class_from_dynamic_module": {"evals/subject.py"},  # allow_model_code decides
     "load_dataset": set(),
     "load_dataset_builder": {"sources/splits.py"},  # of a folder without its Python files: datasets 4 runs none

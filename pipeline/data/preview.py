@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import groupby, islice
 from pathlib import Path
 from statistics import median
@@ -86,17 +86,20 @@ def is_recipe(argument: str) -> bool:
     return True
 
 
-def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool) -> Iterator[str]:
-    """Yield lines for a terminal of 80 columns. settings: keys of a source, `split=test`.
+def preview(
+    target: str, settings: list[str], *, tokenizer: str | None, rows: int, colour: bool, recipe: bool = True
+) -> Generator[str, None, tuple[dict[str, Any], str]]:
+    """Yield lines for a terminal of 80 columns; return the source's keys and the stage that it is for. settings: keys of a
+    source, `split=test`; recipe: whether the lines end with a recipe.
 
     Raises what a recipe with that source would raise: InputMissingError, RecipeError, DataError, ServiceError.
     """
-    recipe = Recipe()
-    recipe.data.sources = [source_of(target, settings)]
-    recipe.data.validation = []  # Nothing is held out: all of it is looked at.
-    spec = recipe.data.sources[0]
+    whole = Recipe()
+    whole.data.sources = [source_of(target, settings)]
+    whole.data.validation = []  # Nothing is held out: all of it is looked at.
+    spec = whole.data.sources[0]
     kinds = _kinds(spec)
-    planned = planned_sources(recipe, kind=kinds[0])[0]
+    planned = planned_sources(whole, kind=kinds[0])[0]
     planned.files.sort(key=lambda file: file.label)
     sample = looked_at_rows(planned.files)
     found = {} if _says_itself(spec) else {kind: recognise(sample, kind=kind) for kind in kinds}
@@ -108,7 +111,7 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
         raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
 
     kind = usable[0] if usable else kinds[0]
-    source = open_sources(recipe, kind=kind)[0][0]
+    source = open_sources(whole, kind=kind)[0][0]
     source.files.sort(key=lambda file: file.label)
     items = list(islice((item for block in source.read() for item in block.items), COUNTED))
     if not items:
@@ -120,15 +123,19 @@ def preview(target: str, settings: list[str], *, tokenizer: str | None, rows: in
     if any(kind_of(file.label) != "txt" for file in source.files):  # A text file has no columns.
         yield from _columns(sample, source.format)
         yield ""
-    named = _named_tokenizer(recipe, tokenizer) if tokenizer else None
+    named = _named_tokenizer(whole, tokenizer) if tokenizer else None
     yield from _rows(items[:rows], source, named or _bytes_tokenizer(), colour=colour)
     if kind == "chat":
         yield from _conversations(source, items, named)
-    yield from _recipe_lines(spec, kind)
+    given, stage = _given(spec), "sft" if kind == "chat" else "pretrain"
+    if not recipe:
+        return given, stage
+    yield from _recipe_lines(given, stage)
     text = found.get("text")
     if usable == ["chat", "text"] and text and text.format:
         yield ""
         yield from _wrapped(f"Its column {text.format.column} is text: run_pretrain.sh trains on that alone.")
+    return given, stage
 
 
 def source_of(target: str, settings: list[str]) -> Source:
@@ -283,20 +290,25 @@ def _conversations(source: OpenSource, items: list[Any], tokenizer: Any) -> Iter
     yield ""
 
 
-def _recipe_lines(spec: Source, kind: str) -> Iterator[str]:
-    given = {
+def _given(spec: Source) -> dict[str, Any]:
+    return {
         name: value
         for name, value in vars(spec).items()
         if value != Source.__dataclass_fields__[name].default and value
     }
-    stage, script = ("sft", "run_sft.sh") if kind == "chat" else ("pretrain", "run_pretrain.sh")
+
+
+def _recipe_lines(given: dict[str, Any], stage: str) -> Iterator[str]:
+    script = f"run_{stage}.sh"
     yield "A recipe:"
     tree = {"extends": f"quickstart_{stage}", "data": {"sources": [given]}}
     for line in yaml.safe_dump(tree, sort_keys=False, width=70, allow_unicode=True).splitlines():
         yield f"  {line}"
     yield ""
     yield "Or on the command line:"
-    yield f"  bash {shlex.quote(os.path.relpath(REPOSITORY / script))} quickstart_{stage} \\"
+    there = (REPOSITORY / script).is_file()  # else this is an installed wheel
+    command = f"bash {shlex.quote(os.path.relpath(REPOSITORY / script))}" if there else f"tandem {stage}"
+    yield f"  {command} quickstart_{stage} \\"
     yield f"      {shlex.quote(f'data.sources=[{_flow(given)}]')}"
 
 

@@ -18,12 +18,16 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "accelerate_configs"
-sys.path[0] = str(ROOT)
+CONFIGS = next(
+    place for place in (ROOT / "pipeline" / "accelerate_configs", ROOT / "accelerate_configs") if place.is_dir()
+)  # in the installed wheel; in the repository
+if not __package__:  # started as a file
+    sys.path[0] = str(ROOT)
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
@@ -237,9 +241,13 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     return run(command, environ, processes=processes, restarts=restarts)
 
 
-if __name__ == "__main__":
-    outcome = main(sys.argv[1], sys.argv[2], sys.argv[3:])
+def start(entry: str, default_recipe: str, arguments: list[str]) -> NoReturn:
+    outcome = main(entry, default_recipe, arguments)
     with suppress(OSError):  # a terminal that was closed: at its own end Python would make 120 of the status
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(outcome)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], sys.argv[2], sys.argv[3:])

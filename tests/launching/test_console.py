@@ -1,0 +1,97 @@
+"""The console command `tandem`, in the repository and installed from a wheel."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.launch.console import MODULES, STAGES
+from pipeline.recipe import read_recipe
+
+ROOT = Path(__file__).parents[2]
+CONSOLE = ROOT / "pipeline" / "launch" / "console.py"
+TINY = ["model.n_embd=32", "model.n_head=1", "model.n_layer=2", "train.max_steps=4", "train.eval_steps=4", "train.save_steps=4", "train.torch_compile=false", "evals.bpb.tokens=2048"]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A user's folder: texts, conversations, and a `pipeline.py` of their own."""
+    (tmp_path / "pipeline.py").write_text("raise SystemExit('the user\\'s own pipeline.py was imported')\n")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "log.txt").write_text((ROOT / "docs" / "reliability.md").read_text())
+    talk = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]}
+    (tmp_path / "talks.jsonl").write_text(f"{json.dumps(talk)}\n" * 40)
+    return tmp_path
+
+
+def tandem(folder, *arguments, command=(sys.executable, str(CONSOLE)), timeout=120):
+    environ = {k: v for k, v in os.environ.items() if k not in ("NPROC", "PYTHONSAFEPATH", "PYTHONPATH")}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "TANDEM_CACHE": str(folder / "cache")}
+    return subprocess.run(
+        [*command, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout
+    )
+
+
+def test_help_names_every_command_and_imports_neither_torch_nor_numpy(folder):
+    code = "import sys; sys.argv = ['tandem', '--help']; from pipeline.launch.console import main; main(); print({'torch', 'numpy', 'yaml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("set()\n")
+    assert all(f"\n  {name} " in done.stdout for name in [*STAGES, *MODULES])
+
+
+def test_an_unknown_command_ends_as_a_wrong_recipe_does(folder):
+    done = tandem(folder, "pretrian")
+    assert done.returncode == 64
+    assert "pretrian is no command of tandem" in done.stderr
+
+
+def test_a_command_runs_where_a_users_own_pipeline_lies(folder):
+    done = tandem(folder, "plan", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+@pytest.mark.parametrize(("data", "stage"), [("texts", "pretrain"), ("talks.jsonl", "sft")])
+def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folder, data, stage, monkeypatch):
+    done = tandem(folder, "init", data)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(folder)
+    recipe = f"{data.removesuffix('.jsonl')}.yaml"
+    assert f"tandem {stage} {recipe}" in done.stdout
+    assert read_recipe([recipe], stage=stage).data.sources[0].files == data
+    again = tandem(folder, "init", data)
+    assert again.returncode != 0
+    assert "is not written over" in again.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_and_answers_in_a_folder_with_a_users_own_pipeline(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("installed")
+    python, tool = place / "env" / "bin" / "python", (str(place / "env" / "bin" / "tandem"),)
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-q", "-w", place, ROOT], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "env"], check=True)
+    (wheel,) = place.glob("*.whl")
+    subprocess.run([*pip, "--python", python, "install", "-q", "--no-deps", wheel], check=True)
+    site = subprocess.run([python, "-c", "import site; print(site.getsitepackages()[0])"], capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # after the wheel's own files
+
+    began = time.monotonic()
+    assert tandem(folder, "--help", command=tool).returncode == 0
+    assert time.monotonic() - began < 2
+    for command in (
+        ["init", "texts"],
+        ["pretrain", "texts.yaml", "run.name=own", "tokenizer.vocab_size=300", *TINY],
+        ["chat", "runs/own", "-p", "Who", "--max-new-tokens", "4"],
+        ["pretrain", "quickstart_pretrain", "run.name=shipped", *TINY],
+    ):
+        done = tandem(folder, *command, command=tool, timeout=400)
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    for name in ("own", "shipped"):
+        assert (folder / "runs" / name / "model" / "model.safetensors").is_file()
+        assert (folder / "runs" / name / "report" / "report.html").is_file()
