@@ -16,9 +16,7 @@ from pipeline.recipe.values import RENAMED, all_keys, alternatives, annotation_o
 # The command line of a recipe: which file its first word means, and the overrides after it.
 
 COMMAND_LINE = "command line"
-SHIPPED = next(
-    p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2
-)  # wheel, repository
+SHIPPED = next(p for n in (1, 2) if (p := Path(__file__).parents[n] / "recipes").is_dir() or n == 2)
 SUFFIXES = ("", ".yaml", ".yml")
 # What other programs call the option that names the recipe.
 RECIPE_OPTIONS = ("config", "config_file", "config_path", "recipe", "c")

@@ -23,7 +23,8 @@ def folder(tmp_path):
     """A user's folder: texts, conversations, and a `pipeline.py` of their own."""
     (tmp_path / "pipeline.py").write_text("raise SystemExit('the user\\'s own pipeline.py was imported')\n")
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "log.txt").write_text((ROOT / "docs" / "reliability.md").read_text())
+    for number, paragraph in enumerate((ROOT / "docs" / "reliability.md").read_text().split("\n\n")):
+        (tmp_path / "texts" / f"{number}.txt").write_text(paragraph)
     talk = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Good day."}]}
     (tmp_path / "talks.jsonl").write_text(f"{json.dumps(talk)}\n" * 40)
     return tmp_path
