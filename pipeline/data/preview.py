@@ -69,6 +69,7 @@ def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool)
 # recipe.
 
 REPOSITORY = Path(__file__).parents[2]
+OWN_RECIPES = {"pretrain": "own_text", "sft": "own_chat"}  # of the shipped, those for data of one's own
 SHOWN_LINES = 12  # of a row
 COUNTED = 2_000  # Conversations whose turns and lengths are counted.
 LENGTHS = (512, 1024, 2048)
@@ -299,16 +300,16 @@ def _given(spec: Source) -> dict[str, Any]:
 
 
 def _recipe_lines(given: dict[str, Any], stage: str) -> Iterator[str]:
-    script = f"run_{stage}.sh"
+    script, recipe = f"run_{stage}.sh", OWN_RECIPES[stage]
     yield "A recipe:"
-    tree = {"extends": f"quickstart_{stage}", "data": {"sources": [given]}}
+    tree = {"extends": recipe, "data": {"sources": [given]}}
     for line in yaml.safe_dump(tree, sort_keys=False, width=70, allow_unicode=True).splitlines():
         yield f"  {line}"
     yield ""
     yield "Or on the command line:"
     there = (REPOSITORY / script).is_file()  # else this is an installed wheel
     command = f"bash {shlex.quote(os.path.relpath(REPOSITORY / script))}" if there else f"tandem {stage}"
-    yield f"  {command} quickstart_{stage} \\"
+    yield f"  {command} {recipe} \\"
     yield f"      {shlex.quote(f'data.sources=[{_flow(given)}]')}"
 
 

@@ -9,42 +9,37 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.preview import preview
+from pipeline.data.preview import OWN_RECIPES, preview
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import write_text
 from pipeline.run_dir.failures import exit_with_status
 
+# What is often changed beside the data; every key: docs/recipes.md.
 TEXT = """
-tokenizer:
-  vocab_size: 2048        # ids; trained on your text. Larger for much text: 8192 for 100 MB, 32768 for gigabytes
-
-# What else is often changed; every key: docs/recipes.md.
-# model: {n_layer: 6, n_embd: 256, n_head: 4}   # larger learns more and takes longer
-# train: {max_steps: 5000}                      # `tandem plan` says how long that is here
+# tokenizer: {vocab_size: 8192}   # ids, trained on your text: 4096 up to 10 MB, 8192 for 100 MB, 32768 for gigabytes
+# model: {depth: 6}               # larger learns more and takes longer: `tandem plan` says how long
+# train: {num_train_epochs: 8}    # passes over your text; 4 if not given
 samples:
-  prompts: ["The "]       # what the model continues after each evaluation
+  prompts: ["The "]               # what the model continues after each evaluation
 """
 CHAT = """
 model:
-  start_from: latest:quickstart_pretrain   # what learns to chat: a run of yours, latest:RECIPE_NAME, or a model of the Hub
-
-evals:
-  chat: null              # the quickstart's own questions are not asked
+  start_from: latest:own_text     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
 
 samples:
-  prompts: ["Who are you?"]   # asked after each evaluation
+  prompts: ["Who are you?"]       # asked after each evaluation
 """
 
 
 def recipe_text(source: dict[str, Any], *, stage: str, path: Path) -> str:
-    """Return a recipe of the quickstart's size over the source, with comments."""
+    """Return a recipe over the source, with comments."""
     source_lines = yaml.safe_dump({"data": {"sources": [source]}}, sort_keys=False, width=100, allow_unicode=True)
     return (
         f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by `tandem init`; change what you like.\n"
         f"# Look at the rows: tandem data {path} --show 3\n"
         f"# Time and memory:  tandem plan {path}\n"
         f"# Run:              tandem {stage} {path}\n\n"
-        f"extends: quickstart_{stage}   # everything that is not said here: a small model, minutes on a CPU\n\n"
+        f"extends: {OWN_RECIPES[stage]}   # everything that is not said here: a small model, minutes on a CPU\n\n"
         f"{source_lines}{CHAT if stage == 'sft' else TEXT}"
     )
 

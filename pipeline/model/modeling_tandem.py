@@ -829,14 +829,14 @@ class _Classifier:
     base_model_prefix = "transformer"
 
     def __init__(self, config: TandemConfig):
-        TandemPreTrainedModel.__init__(self, config)
+        TandemPreTrainedModel.__init__(self, config)  # type: ignore[arg-type]
         self.num_labels = config.num_labels or 2  # transformers' default
         self.transformer = TandemModel(config)
         dropout = getattr(config, "classifier_dropout", None)
         self.dropout = nn.Dropout(config.resid_pdrop if dropout is None else dropout)
         each_token = isinstance(self, GenericForTokenClassification)
         self.score = with_role(nn.Linear(config.n_embd, self.num_labels, bias=each_token), "head")
-        self.post_init()
+        self.post_init()  # type: ignore[attr-defined]
 
 
 class TandemForSequenceClassification(_Classifier, GenericForSequenceClassification, TandemPreTrainedModel):

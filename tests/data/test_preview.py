@@ -72,7 +72,7 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_same_rows(folder):
     assert sum(len(block.items) for source in train + held_out for block in source.read()) == 18
     command = shlex.split(out[out.index("  bash ") :].replace("\\\n", ""))
     assert Path(command[1]).resolve() == ROOT / "run_pretrain.sh"
-    assert command[2:] == ["quickstart_pretrain", "data.sources=[{files: texts}]"]
+    assert command[2:] == ["own_text", "data.sources=[{files: texts}]"]
     assert read_recipe(command[2:], stage=None).data.sources[0].files.endswith("texts")
 
 

@@ -16,7 +16,8 @@ from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(p.name for p in (ROOT / "recipes").glob("*.yaml"))
-STAGES = {"quickstart_sft.yaml": "sft", "chat_sft_d24.yaml": "sft"}
+STAGES = {"quickstart_sft.yaml": "sft", "chat_sft_d24.yaml": "sft", "own_chat.yaml": "sft"}
+NEEDS = {name: ["data.sources=[{files: mine}]"] for name in ("own_text.yaml", "own_chat.yaml")}
 BASE = """\
 tokenizer: {vocab_size: 512}
 data:
@@ -214,7 +215,9 @@ def test_a_short_run_gets_a_short_warm_up_unless_one_is_given(folder):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_twenty_steps_of_any_shipped_recipe_are_a_smoke_test(name, folder):
     shutil.copytree(ROOT / "recipes", folder / "recipes")
-    recipe = read_recipe([f"recipes/{name}", "train.max_steps=20"], stage=STAGES.get(name, "pretrain"))
+    recipe = read_recipe(
+        [f"recipes/{name}", "train.max_steps=20", *NEEDS.get(name, [])], stage=STAGES.get(name, "pretrain")
+    )
     assert recipe.train["max_steps"] == 20
     schedule = recipe.optimizer.schedule
     warmup = recipe.train["warmup_steps"] if recipe.optimizer.type == "trainer" else schedule.warmup_steps
@@ -300,7 +303,7 @@ def test_files_beside_the_recipe_are_found_again_from_the_saved_one(folder):
 def test_a_shipped_recipe_resolves_and_its_saved_form_runs_and_says_the_same(name, folder):
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     stage = STAGES.get(name, "pretrain")
-    recipe = read_recipe([f"recipes/{name}"], stage=stage)
+    recipe = read_recipe([f"recipes/{name}", *NEEDS.get(name, [])], stage=stage)
     assert recipe.model.n_layer
     assert recipe.data.batch_tokens
     (folder / "runs").mkdir()
