@@ -34,7 +34,7 @@ from pipeline.report.run_data import (
     task_name,
     visible,
 )
-from pipeline.report.sections import DATA_HEAD, data_rows, parent_of, spent, tokenizer_text, total_kwh
+from pipeline.report.sections import DATA_HEAD, data_rows, spent, tokenizer_text, total_kwh
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.run_directory import forked_run, name_of_model
 
@@ -85,7 +85,7 @@ def _started(data: RunData) -> Parent | None:
     begun = (data.manifest.get("inputs") or {}).get("start_from") or {}
     if not (start := begun.get("from")):
         return None
-    if run := parent_of(data):
+    if run := data.parent:
         return _published(run)
     if set(begun) <= {"from", "commit"} and is_repo_id(start) and not Path(start).exists():
         return Parent(name=start, repo_id=start)  # of a folder the weights' hashes are recorded

@@ -27,6 +27,9 @@ POINTS_OF_ALL = 16_000  # of all curves together, so that the page stays small h
 CURVES_OF_A_PANEL = 8
 
 
+FIRST_SCREEN = ""  # stands for a section where a panel is drawn above all of them
+
+
 @dataclass(frozen=True)
 class Kind:
     """A panel that a run may have: its section and y axis. The registry says which metrics it draws.
@@ -42,10 +45,10 @@ class Kind:
 
 
 KINDS = (
-    Kind("Learning rate", "Learning rate", "", rather=("optim/lr/<group>",)),
-    Kind("Losses and validation", "Loss", "nats per token"),
-    Kind("Losses and validation", "Bits per byte", "bits per byte"),
-    Kind("Gradient norm", "Gradient norm before clipping", "L2 norm", log=True),
+    Kind(FIRST_SCREEN, "Loss", "nats per token"),
+    Kind("Curves", "Bits per byte", "bits per byte"),
+    Kind("Curves", "Learning rate", "", rather=("optim/lr/<group>",)),
+    Kind("Curves", "Gradient norm before clipping", "L2 norm", log=True),
     Kind("System", "Throughput", "tokens/s"),
     Kind("System", "Step time", "s"),
     Kind("System", "Share of the peak FLOP/s", "%"),
@@ -53,7 +56,7 @@ KINDS = (
     Kind("System", "Power", "W"),
     Kind("System", "Utilisation", "%"),
     Kind("System", "Temperature", "degrees Celsius"),
-    Kind("Benchmarks", "Benchmarks", "score", rather=MEANS),
+    Kind("Evaluations", "Benchmarks", "score", rather=MEANS),
 )
 SHOWN_POINTS = 60  # of an evaluation, which is measured now and then: where they are few, each point is shown
 
@@ -125,7 +128,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
             style = "light"
         curves.append(Curve(name, axes.of(steps), values, place, style))
     limit = (data.recipe.get("train") or {}).get("max_grad_norm")
-    if kind.section == "Gradient norm" and isinstance(limit, (int, float)) and limit > 0:
+    if kind.title == "Gradient norm before clipping" and isinstance(limit, (int, float)) and limit > 0:
         ends = {axis: x[[0, -1]] for axis, x in curves[0].x.items()}
         curves.append(Curve("train.max_grad_norm", ends, np.array([limit, limit]), len(curves), "level"))
     return kind.log and all((curve.y > 0).all() for curve in curves), curves

@@ -1,7 +1,8 @@
-"""report.html, comparison.html: the sections of the Markdown and the plots in one file that opens without a network and asks for nothing."""
+"""report.html, comparison.html: first screen, plots and folded sections in one file that opens without a network and asks for nothing."""
 
 import base64
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markupsafe import Markup
 
-from pipeline.report.curves import Curve, Panel, look
+from pipeline.report.curves import FIRST_SCREEN, Curve, Panel, look
 from pipeline.report.plots import MARKS, bokeh_script, plots_of
+from pipeline.report.summary import Summary
 
 PAGE_BYTES = 2_000_000
+MOST_PARTS = 8  # of a folded section, named beside its title
+RELOAD_S = 5  # that a served page stands at least
 CUT = "\n\nThe rest is left out here for its length; {} has it whole.\n"
 
 
@@ -23,23 +27,30 @@ def page(
     sections: dict[str, str],
     *,
     kind: str,
-    head: str,
     panels: list[Panel],
     axes: dict[str, str],
     picture: bytes | None,
+    summary: Summary | None = None,
+    head: str = "",
+    unfolded: tuple[str, ...] = (),
     one_legend: bool = False,
+    version: str | None = None,
 ) -> str:
     """Return the whole page, at most PAGE_BYTES in UTF-8: the longest sections are cut where all of them would be more.
 
-    kind: report or comparison, as the file beside it that holds the whole text is called. head: Markdown above all sections.
-    axes: labels of the x axes. one_legend: a name means the same curve in every panel, and is shown or hidden in all at once.
+    kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes. summary,
+    head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first. one_legend: a name means
+    the same curve in every panel, and is shown or hidden in all at once. version: of a page that is served (live.py).
     """
     plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
+    titles = [title for title in titles if title != FIRST_SCREEN]
     shown: dict[str, Any] = {
         "name": name,
         "kind": kind,
+        "summary": summary,
         "head": Markup(html_of(head)),
+        "unfolded": unfolded,
         "panels": [_panel(panel, place) for place, panel in enumerate(panels)],
         "legend": _legend([curve for panel in panels for curve in panel.curves]) if one_legend else [],
         "marks": {kind: colour for kind, colour in MARKS.items() if any(kind in panel.marks for panel in panels)},
@@ -47,11 +58,14 @@ def page(
         "document": Markup((plots.document if plots else "null").replace("<", "\\u003c")),
         "bokeh": bokeh_script() if plots else "",
         "picture": base64.b64encode(picture).decode() if picture else "",
+        "version": version,
+        "RELOAD_S": RELOAD_S,
     }
     template = _environment().get_template("page.html.jinja")
-    empty = template.render(shown, sections=[_section(title, "") for title in titles])
+    parts = {title: _parts(sections.get(title, ""), [p.title for p in panels if p.section == title]) for title in titles}
+    empty = template.render(shown, sections=[_section(title, "", parts[title]) for title in titles])
     htmls = _fitted(sections, PAGE_BYTES - len(empty.encode(errors="backslashreplace")), cut=CUT.format(f"{kind}.md"))
-    return template.render(shown, sections=[_section(title, htmls.get(title, "")) for title in titles])
+    return template.render(shown, sections=[_section(title, htmls.get(title, ""), parts[title]) for title in titles])
 
 
 def _panel(panel: Panel, place: int) -> dict[str, Any]:
@@ -80,8 +94,15 @@ def _legend(curves: list[Curve]) -> list[dict[str, str]]:
     return list(found.values())
 
 
-def _section(title: str, html: str) -> dict[str, Any]:
-    return {"title": title, "id": re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"), "html": Markup(html)}
+def _section(title: str, html: str, parts: Iterable[str] = ()) -> dict[str, Any]:
+    """parts: what stands beside the title while the section is folded."""
+    name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return {"title": title, "id": name, "html": Markup(html), "hint": ", ".join(dict.fromkeys(parts))}
+
+
+def _parts(text: str, panels: list[str]) -> list[str]:
+    """Return the titles of a section's plots and tables."""
+    return [*panels, *re.findall(r"^### (.+)$", text, re.MULTILINE)][:MOST_PARTS]
 
 
 def _fitted(sections: dict[str, str], room: int, *, cut: str) -> dict[str, str]:
@@ -138,6 +159,8 @@ def _line_break(state: StateInline, silent: bool) -> bool:
 
 @cache
 def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["markdown"] = lambda text: Markup(html_of(text))
+    return environment

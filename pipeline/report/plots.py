@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from bokeh.document import Document
@@ -17,7 +18,7 @@ from pipeline.report.curves import Panel, look
 
 INK = "#808080"  # axes and grid: the page's background is light or dark
 MARKS = {"restart": "#7f7f7f", "spike": "#d55e00", "not finite": "#d62728"}
-HEIGHT = 260
+HEIGHT, FIRST_HEIGHT = 260, 300
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
     return Plots(text, [root.id for root in roots], axes)
 
 
+@cache
 def bokeh_script() -> str:
     """BokehJS without widgets or tables, as base64 of its gzip: a third of its size."""
     (script,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
@@ -69,7 +71,7 @@ def _axes(panels: list[Panel], labels: dict[str, str]) -> list[dict]:
 
 def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Model:
     plot = figure(
-        height=HEIGHT,
+        height=HEIGHT if panel.section else FIRST_HEIGHT,
         sizing_mode="stretch_width",
         x_range=x_range,
         y_range=DataRange1d(only_visible=True),  # a curve that is switched off gives its room to the others

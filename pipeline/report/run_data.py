@@ -21,7 +21,7 @@ from pipeline.run_dir.columns import MOST_INTEGER, Columns, attempt_spans, read_
 from pipeline.run_dir.manifest import documented_part, manifest_problems
 from pipeline.run_dir.protocol import Protocol
 from pipeline.run_dir.rows import counts_beside, read_rows
-from pipeline.run_dir.run_directory import RunDirectory, find_run
+from pipeline.run_dir.run_directory import RunDirectory, base_run, find_run
 
 # Markdown tables, and numbers for people.
 
@@ -457,6 +457,12 @@ class RunData:
     def tokens(self) -> int:
         tokens = self.columns.column("tokens")[1]
         return tokens.max().item() if len(tokens) else 0
+
+    @cached_property
+    def parent(self) -> "RunData | None":
+        """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
+        base = base_run(self.run.path, self.manifest)
+        return None if base is None else read_run(str(base.path))
 
     @cached_property
     def running(self) -> list[tuple[int, float, float]]:

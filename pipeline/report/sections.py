@@ -16,10 +16,9 @@ from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, kwh, rea
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
 from pipeline.report.outcome import wall_s
-from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, read_run, spread, table
+from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
 from pipeline.run_dir.columns import Columns
 from pipeline.run_dir.manifest import unknown_keys
-from pipeline.run_dir.run_directory import base_run
 
 # Evaluations by command that are neither bits per byte nor benchmarks.
 
@@ -153,7 +152,7 @@ HYPERPARAMETERS = re.compile(
 
 
 def metadata_text(data: RunData) -> str:
-    """Three tables: the run and its hardware, its hyperparameters, its data."""
+    """Two tables: the run and its hardware, and its hyperparameters."""
     manifest = data.manifest
     rows: list[list[Any]] = [["run", data.name], ["stage", data.stage], ["note", manifest.get("note")]]
     rows += [[name, date(manifest[name])] for name in ("created", "ended") if manifest.get(name)]
@@ -166,13 +165,17 @@ def metadata_text(data: RunData) -> str:
     if start := (data.recipe.get("model") or {}).get("start_from"):
         rows.append(["weights started from", start])
     chosen = [[name, value] for name, value in flat(data.recipe) if HYPERPARAMETERS.match(name)]
-    texts = data_rows(data)
     parts = [
         table(["what", "value"], [row for row in rows if row[1] is not None]),
         table(["hyperparameter", "value"], chosen) if chosen else "",
-        table(DATA_HEAD, texts) if texts else "",
     ]
     return "\n".join(part for part in parts if part)
+
+
+def data_text(data: RunData) -> str:
+    """Return each source by identity, as a table."""
+    rows = data_rows(data)
+    return table(DATA_HEAD, rows) if rows else ""
 
 
 def data_rows(data: RunData) -> list[list[Any]]:
@@ -260,10 +263,10 @@ def learning_rate_text(data: RunData) -> str:
 
 
 def losses_text(data: RunData) -> str:
-    """Return what the loss began and ended with, its course, and the bits per byte."""
+    """Return what the loss began and ended with, and its course."""
     steps, losses = data.curve("train/loss")
     if not len(steps):
-        return "No step was logged.\n" + _bpb(data)
+        return "No step was logged.\n"
     of = f" of {number(data.max_steps())}" if data.max_steps() else ""
     facts: list[list[Any]] = [
         ["steps", f"{number(data.step())}{of}"],
@@ -279,7 +282,7 @@ def losses_text(data: RunData) -> str:
                     f"{values[0]:.4f}, {values.min():.4f} (step {at[values.argmin()]:,}), {values[-1]:.4f}",
                 ]
             )
-    return "\n".join(part for part in (table(["what", "value"], facts), _history(data), _bpb(data)) if part)
+    return "\n".join(part for part in (table(["what", "value"], facts), _history(data)) if part)
 
 
 def _history(data: RunData) -> str:
@@ -295,7 +298,8 @@ def _at(step: int, steps: np.ndarray, values: np.ndarray) -> float | None:
     return values[place].item() if place < len(steps) and steps[place] == step else None
 
 
-def _bpb(data: RunData) -> str:
+def bpb_text(data: RunData) -> str:
+    """Return bits per byte while training and by command, and what their protocols are made of."""
     scores = data.scores()
     if not scores:
         return ""
@@ -307,7 +311,7 @@ def _bpb(data: RunData) -> str:
         for group in by_name.values()
         for score in spread(group, ROWS_OF_A_TABLE)
     ]
-    note = "### Bits per byte\n\nTwo figures compare only when their protocol is the same: it names what was scored and how.\n\n"
+    note = "Two figures compare only when their protocol is the same: it names what was scored and how.\n\n"
     table_of_scores = filled_table(["metric", "step", "value", "protocol", "bytes", "of"], rows)
     return "\n".join(part for part in (note + table_of_scores, protocols_text(scores)) if part)
 
@@ -367,11 +371,9 @@ def _while_training(data: RunData) -> str:
     if not data.samples:
         return ""
     first, last = data.samples[0]["step"], data.samples[-1]["step"]
-    texts: dict[str, dict[int, str]] = {}
-    for row in data.samples:
-        texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
+    texts = texts_of(data.samples)
     steps = [first] if first == last else [first, last]
-    parent = parent_of(data)
+    parent = data.parent
     before = {} if parent is None else _last_texts(parent)
     head = f"{parent.name}, before this run" if parent else "before"
     rows = [
@@ -381,10 +383,12 @@ def _while_training(data: RunData) -> str:
     return filled_table(["prompt", head, *(f"step {step}" for step in steps)], rows)
 
 
-def parent_of(data: RunData) -> RunData | None:
-    """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
-    base = base_run(data.run.path, data.manifest)
-    return None if base is None else read_run(str(base.path))
+def texts_of(samples: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
+    """Return the text of each prompt by step, in the order of the rows."""
+    texts: dict[str, dict[int, str]] = {}
+    for row in samples:
+        texts.setdefault(row["prompt"], {})[row["step"]] = row["text"]
+    return texts
 
 
 def _last_texts(data: RunData) -> dict[str, str]:
@@ -547,11 +551,17 @@ def spent(data: RunData) -> list[list[Any]]:
     if running_s and (devices := data.manifest.get("world_size")):
         rows.append(["processes", number(devices)])
         rows.append(["device hours (time running x processes)", number(devices * running_s / 3600)])
-        if price := (data.recipe.get("run") or {}).get("gpu_hour_cost"):
-            rows.append(["cost (device hours x run.gpu_hour_cost)", number(price * devices * running_s / 3600)])
+        if (cost := paid(data)) is not None:
+            rows.append(["cost (device hours x run.gpu_hour_cost)", number(cost)])
     if (energy := data.last("perf/energy_kwh")) is not None:
         rows.append(["energy of the GPUs, kWh", number(energy)])
     return rows
+
+
+def paid(data: RunData) -> float | None:
+    """Return run.gpu_hour_cost times the device hours of all attempts; None where either is not known."""
+    price, devices, running_s = (data.recipe.get("run") or {}).get("gpu_hour_cost"), data.manifest.get("world_size"), wall_s(data)
+    return price * devices * running_s / 3600 if price and devices and running_s else None
 
 
 def _hours(seconds: float) -> str:

@@ -8,11 +8,13 @@ from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, panels_of
 from pipeline.report.diagnosis import diagnosis_text
 from pipeline.report.outcome import outcome_text
-from pipeline.report.run_data import RunData, cell
+from pipeline.report.run_data import RunData
 from pipeline.report.sections import (
     attempts_text,
+    bpb_text,
     checkpoints_text,
     data_shares_text,
+    data_text,
     energy_text,
     failure_text,
     gradient_norm_text,
@@ -29,67 +31,87 @@ from pipeline.report.sections import (
     versions_text,
     worth_text,
 )
+from pipeline.report.summary import summary_of, summary_text
 
-# In the order in which a run is best read: what it is, then the curves from cause to effect, then the rest.
-# Each function gives Markdown, "" when there is nothing to say.
-SECTIONS: list[tuple[str, Callable[[RunData], str]]] = [
-    ("Metadata", metadata_text),
-    ("Diagnosis", diagnosis_text),
-    ("Learning rate", learning_rate_text),
-    ("Losses and validation", losses_text),
-    ("Gradient norm", gradient_norm_text),
-    ("System", system_text),
-    ("GPUs and energy", energy_text),
-    ("Data shares", data_shares_text),
-    ("Tokenizer", tokenizer_text),
-    ("Benchmarks", benchmarks_text),
-    ("Other evaluations", other_results_text),
-    ("Samples", samples_text),
-    ("Checkpoints", checkpoints_text),
-    ("Attempts", attempts_text),
-    ("Plan against outcome", outcome_text),
-    ("Was it worth its cost", worth_text),
-    ("Failure", failure_text),
-    ("Manifest", manifest_text),
-    ("Links", links_text),
-    ("Recipe", recipe_text),
-    ("Versions", versions_text),
-]
+# In the order in which one asks. Each function gives Markdown, "" when there is nothing to say, under its own title if it has one.
+SECTIONS: dict[str, list[tuple[str, Callable[[RunData], str]]]] = {
+    "Failure": [("", failure_text)],
+    "Diagnosis": [("", diagnosis_text)],
+    "Curves": [
+        ("Losses", losses_text),
+        ("Learning rate", learning_rate_text),
+        ("Gradient norm", gradient_norm_text),
+    ],
+    "Evaluations": [("", benchmarks_text), ("Bits per byte", bpb_text), ("Other evaluations", other_results_text)],
+    "Samples": [("", samples_text)],
+    "Data": [("", data_text), ("Shares", data_shares_text), ("Tokenizer", tokenizer_text)],
+    "Time, cost and energy": [
+        ("", worth_text),
+        ("Plan against outcome", outcome_text),
+        ("GPUs and energy", energy_text),
+    ],
+    "System": [("", system_text), ("Checkpoints", checkpoints_text), ("Attempts", attempts_text)],
+    "Recipe": [("", recipe_text)],
+    "Manifest": [
+        ("", metadata_text),
+        ("Links", links_text),
+        ("Versions", versions_text),
+        ("Not as documented", manifest_text),
+    ],
+}
 
 
 def write_report(data: RunData) -> Path:
     """Write report.md, report.html and their picture into the run's report/; returns the page's path."""
-    from pipeline.report.page import page  # these two cost a second of imports, which a comparison need not pay
-    from pipeline.report.picture import picture
+    from pipeline.report.picture import picture  # these two cost a second of imports, which a comparison need not pay
 
     data.run.refuse_links(data.run.report)
-    run, sections, panels = data.run, sections_of(data), panels_of(data)
+    run, panels = data.run, panels_of(data)
     drawn = picture(panels, title=data.name) if panels else None
     if drawn:
         write_bytes(run.report / "curves.png", drawn)
     else:
         (run.report / "curves.png").unlink(missing_ok=True)
-    write_text(run.report / "report.md", markdown(data, sections, picture=drawn is not None))
-    status = f"Status: {cell(data.status())}.\n"
-    html = page(data.name, sections, kind="report", head=status, panels=panels, axes=AXES, picture=drawn)
-    write_text(run.report / "report.html", html)
+    write_text(run.report / "report.md", markdown(data, picture=drawn is not None))
+    write_text(run.report / "report.html", html_page(data, picture=drawn))
     return run.report / "report.html"
+
+
+def html_page(data: RunData, *, picture: bytes | None = None, version: str | None = None) -> str:
+    """Return report.html. picture: for print and for browsers without scripts. version: of a page that is served, which is
+    loaded anew when another one is there (live.py)."""
+    from pipeline.report.page import page
+
+    return page(
+        data.name,
+        sections_of(data),
+        kind="report",
+        summary=summary_of(data),
+        panels=panels_of(data),
+        axes=AXES,
+        picture=picture,
+        version=version,
+    )
 
 
 def report(data: RunData) -> str:
     """Return the whole report in Markdown. Only what the run directory holds is told; what is missing is left out, never guessed."""
-    return markdown(data, sections_of(data), picture=bool(panels_of(data)))
+    return markdown(data, picture=bool(panels_of(data)))
 
 
 def sections_of(data: RunData) -> dict[str, str]:
     """Title and Markdown of the sections that have something to say."""
-    texts = {title: text(data) for title, text in SECTIONS}
-    return {title: text for title, text in texts.items() if text}
+    found = {title: _section(data, parts) for title, parts in SECTIONS.items()}
+    return {title: text for title, text in found.items() if text}
 
 
-def markdown(data: RunData, sections: dict[str, str], *, picture: bool) -> str:
-    """Return the sections under one title; picture: whether curves.png stands beside the text."""
-    head = f"# {data.name}\n\nStatus: {data.status()}.\n"
-    if picture:
-        head += "\n![the run's curves over its steps](curves.png)\n"
-    return "\n".join([head, *(f"## {title}\n\n{text}" for title, text in sections.items())])
+def _section(data: RunData, parts: list[tuple[str, Callable[[RunData], str]]]) -> str:
+    texts = [(title, text(data)) for title, text in parts]
+    return "\n".join(f"### {title}\n\n{text}" if title else text for title, text in texts if text)
+
+
+def markdown(data: RunData, *, picture: bool) -> str:
+    """Return the summary and the sections under one title; picture: whether curves.png stands beside the text."""
+    curves = "![the run's curves over its steps](curves.png)\n" if picture else ""
+    head = f"# {data.name}\n\nStatus: {data.status()}.\n\n{summary_text(summary_of(data), picture=curves)}"
+    return "\n".join([head, *(f"## {title}\n\n{text}" for title, text in sections_of(data).items())])
