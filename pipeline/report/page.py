@@ -62,7 +62,9 @@ def page(
         "RELOAD_S": RELOAD_S,
     }
     template = _environment().get_template("page.html.jinja")
-    parts = {title: _parts(sections.get(title, ""), [p.title for p in panels if p.section == title]) for title in titles}
+    parts = {
+        title: _parts(sections.get(title, ""), [p.title for p in panels if p.section == title]) for title in titles
+    }
     empty = template.render(shown, sections=[_section(title, "", parts[title]) for title in titles])
     htmls = _fitted(sections, PAGE_BYTES - len(empty.encode(errors="backslashreplace")), cut=CUT.format(f"{kind}.md"))
     return template.render(shown, sections=[_section(title, htmls.get(title, ""), parts[title]) for title in titles])

@@ -560,7 +560,11 @@ def spent(data: RunData) -> list[list[Any]]:
 
 def paid(data: RunData) -> float | None:
     """Return run.gpu_hour_cost times the device hours of all attempts; None where either is not known."""
-    price, devices, running_s = (data.recipe.get("run") or {}).get("gpu_hour_cost"), data.manifest.get("world_size"), wall_s(data)
+    price, devices, running_s = (
+        (data.recipe.get("run") or {}).get("gpu_hour_cost"),
+        data.manifest.get("world_size"),
+        wall_s(data),
+    )
     return price * devices * running_s / 3600 if price and devices and running_s else None
 
 

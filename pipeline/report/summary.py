@@ -39,11 +39,12 @@ class Notice:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number; beside: what it is compared with."""
+    """One number; against: what it is compared with; detail: what it stands on."""
 
     label: str
     value: str
-    beside: str = ""
+    against: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,14 @@ def summary_of(data: RunData) -> Summary:
 
 def summary_text(summary: Summary, *, picture: str = "") -> str:
     """Return the same in Markdown. picture: what stands where the page has the loss curve."""
-    rows = [[figure.label, figure.value, figure.beside or None] for figure in summary.figures]
+    rows = [[figure.label, figure.value, figure.against or None, figure.detail or None] for figure in summary.figures]
     names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
     samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
     commands = "\n".join(f"{command.line}  # {command.purpose}" for command in summary.commands)
     parts = [
         f"{cell(summary.about)}\n" if summary.about else "",
         *(f"{notice.text}\n" for notice in summary.notices),
-        filled_table(["result", "value", "beside it"], rows),
+        filled_table(["result", "value", "against", "of"], rows),
         picture,
         table(["prompt", *names], samples) if samples else "",
         code(commands, "bash") if commands else "",
@@ -167,16 +168,17 @@ def _benchmark(data: RunData) -> Figure | None:
         return None
     newest, oldest = series[-1][-1], series[-1][0]
     earlier = next((r["value"] for r in [*oldest.means, *oldest.tasks] if r["name"] == row["name"]), None)
-    beside = []
+    against, of_base = "", _of_base(data, row, newest)
     if oldest is not newest and earlier is not None:
-        beside.append(f"{_model_at(data, oldest.step)} {share(row['name'], earlier)}")
-    elif (of_base := _of_base(data, row, newest)) is not None:
-        beside.append(f"base model {share(row['name'], of_base.value)}")
+        against = f"{_model_at(data, oldest.step)} {share(row['name'], earlier)}"
+    elif of_base is not None:
+        against = f"base model {share(row['name'], of_base.value)}"
+    detail = (
+        [f"{number(row['items'])} {'questions' if newest.suite == 'chat' else 'items'}"] if row.get("items") else []
+    )
     if row.get("low") is not None and row.get("high") is not None:
-        beside.append(f"95 % interval {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
-    if items := row.get("items"):
-        beside.append(f"{number(items)} questions" if newest.suite == "chat" else f"{number(items)} items")
-    return Figure(row["name"], share(row["name"], row["value"]), ", ".join(beside))
+        detail.append(f"95 % interval {share(row['name'], row['low'])} to {share(row['name'], row['high'])}")
+    return Figure(row["name"], share(row["name"], row["value"]), against, ", ".join(detail))
 
 
 def headline(benchmark: Benchmark) -> dict[str, Any] | None:
@@ -207,17 +209,15 @@ def _validation(data: RunData) -> Figure | None:
     steps, values = finite(data, name)
     if not len(steps):
         return None
-    beside = []
-    if len(steps) > 1:
-        beside.append(f"{_model_at(data, int(steps[0]))} {number(float(values[0]))}")
-        lowest = int(np.argmin(values))
-        if lowest == len(steps) - 1:
-            beside.append("its lowest")
-        else:
-            beside.append(f"lowest {number(float(values[lowest]))} at step {number(int(steps[lowest]))}")
+    against = f"{_model_at(data, int(steps[0]))} {number(float(values[0]))}" if len(steps) > 1 else ""
+    lowest = int(np.argmin(values))
     if name == data.loss_name():
-        beside.append("nothing was validated")
-    return Figure(name, number(float(values[-1])) or "", ", ".join(beside))
+        detail = "the training's: nothing was validated"
+    elif lowest < len(steps) - 1:
+        detail = f"lowest {number(float(values[lowest]))} at step {number(int(steps[lowest]))}"
+    else:
+        detail = f"its lowest, at step {number(int(steps[lowest]))}"
+    return Figure(name, number(float(values[-1])) or "", against, detail)
 
 
 def share(name: str, value: float) -> str:
@@ -235,7 +235,8 @@ def _time(data: RunData) -> Figure | None:
         return None
     tokens = f", {_short_count(data.tokens())} tokens" if data.tokens() else ""
     starts = f", {len(data.running)} starts" if len(data.running) > 1 else ""
-    return Figure("time so far" if is_training(data) else "time", duration(seconds), f"{number(data.step())} steps{tokens}{starts}")
+    label = "time so far" if is_training(data) else "time"
+    return Figure(label, duration(seconds), detail=f"{number(data.step())} steps{tokens}{starts}")
 
 
 def _cost(data: RunData) -> Figure | None:
@@ -245,7 +246,7 @@ def _cost(data: RunData) -> Figure | None:
         return None
     energy = data.last("perf/energy_kwh")
     hours = f"{number((data.manifest.get('world_size') or 1) * (wall_s(data) or 0) / 3600)} device hours"
-    return Figure("cost", f"{cost:,.2f}", hours + (f", {number(energy)} kWh" if energy is not None else ""))
+    return Figure("cost", f"{cost:,.2f}", detail=hours + (f", {number(energy)} kWh" if energy is not None else ""))
 
 
 def _speed(data: RunData) -> Figure | None:
@@ -254,7 +255,7 @@ def _speed(data: RunData) -> Figure | None:
     if not rates.size:
         return None
     beside = f", MFU {median(mfu):.1f} %" if mfu.size else ""
-    return Figure("speed", f"{median(rates):,.0f} tokens/s", f"median of the logged steps{beside}")
+    return Figure("speed", f"{median(rates):,.0f} tokens/s", detail=f"median of the logged steps{beside}")
 
 
 def duration(seconds: float) -> str:
@@ -281,7 +282,8 @@ def _samples(data: RunData) -> list[Sample]:
     steps = sorted({step for by_step in texts.values() for step in by_step})
     shown = steps[:1] + steps[-1:] if len(steps) > 1 else steps
     if shown:
-        names = {step: _model_at(data, step) if step == 0 else f"step {number(step)}" for step in shown}
+        trained = "after SFT" if data.stage == "sft" else "trained"
+        names = {step: f"{trained}, step {number(step)}" if step else _model_at(data, step) for step in shown}
         found = [(prompt, [(names[s], by[s]) for s in shown if s in by]) for prompt, by in texts.items()]
     else:
         entry = next((entry for entry in reversed(data.evals) if entry.get("samples")), {"samples": []})
@@ -306,10 +308,15 @@ def _commands(data: RunData) -> list[Command]:
     run = shlex.quote(_typed_path(data))
     chat = Command("talk to it", f"{_program('chat')} {run}{_prompt(data)}")
     if is_training(data):
-        return [Command("watch it: this page, made anew as it trains", f"{_program('report')} {run} --serve"), *([chat] if data.checkpoints else [])]
+        return [
+            Command("watch it: this page, made anew as it trains", f"{_program('report')} {run} --serve"),
+            *([chat] if data.checkpoints else []),
+        ]
     if data.manifest.get("status") != "finished" or data.failure:
         again = Command("go on from the newest checkpoint", " ".join([_program(_stage(data)), *_arguments(data)]))
-        read = Command("read what it printed", f"less {shlex.quote(os.path.join(_typed_path(data), data.run.console.name))}")
+        read = Command(
+            "read what it printed", f"less {shlex.quote(os.path.join(_typed_path(data), data.run.console.name))}"
+        )
         return [again, read, *([chat] if data.checkpoints else [])]
     if data.stage == "sft":
         score = Command("score it on public tasks (downloads them)", f"{_program('evals')} {run} chat")
@@ -318,7 +325,9 @@ def _commands(data: RunData) -> list[Command]:
     if data.manifest.get("recipe_name") == "quickstart_pretrain":
         teach = f"{_program('sft')} {_recipe('quickstart_sft')} model.start_from={run}"
     else:
-        teach = f"{_program('sft')} {_recipe('own_chat')} model.start_from={run} 'data.sources=[{{files: CHATS.jsonl}}]'"
+        teach = (
+            f"{_program('sft')} {_recipe('own_chat')} model.start_from={run} 'data.sources=[{{files: CHATS.jsonl}}]'"
+        )
     compare = Command("compare it with another run", f"{_program('report')} {run} OTHER_RUN --output compared")
     return [chat, compare, Command("stage 2: teach it to chat", teach)]
 

@@ -520,6 +520,21 @@ def test_the_finished_models_files_hold_the_parameters_that_were_trained(tmp_pat
     assert wrong.evidence == "model/ holds 7,050 numbers, the model that was trained had 14,100 parameters"
 
 
+def test_a_finished_model_without_the_rows_that_pad_its_vocabulary_has_the_parameters_that_were_trained(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.model.mkdir()
+    save_file(
+        {"wte": torch.zeros(500, 10), "head": torch.zeros(500, 10), "b": torch.zeros(50)},
+        run.model / "model.safetensors",
+    )
+    log = Log()
+    log.path = str(tmp_path)
+    log.manifest["inputs"] = {**log.manifest.get("inputs", {}), "tokenizer": {"size": 500}}
+    for built, wrong in ((10_050 + 12 * 20, 0), (10_050 + 12 * 20 + 1, 1), (10_050 + 300 * 20, 1)):
+        log.manifest |= {"model": {"parameters": built}, "plan": {"parameters": built}}
+        assert sum(finding.level == "contradiction" for finding in diagnose(log.run())) == wrong, built
+
+
 def test_a_run_of_files_is_audited_as_it_was_written(tmp_path):
     log, run = Log(steps=160, every=2, restart_at=80), RunDirectory(tmp_path)
     for row in log.rows:

@@ -4,6 +4,7 @@ Arithmetic, not judgement: each holds in every run of this package, sound or sic
 otherwise (docs/metrics.md), so of an import only what holds anywhere is asked.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ BPB_DRIFT = {
 BPB_AGAINST_TRAINING = 1.35  # as far as drawn text differs in bytes a token
 TIME_SHARE, TIME_S = 0.02, 2.0  # rows are written a moment after what they measure
 GOODPUT_SHARE = 0.02
+MOST_PADDED_ROWS = 256
 PARAMETERS_SHARE = 0.01  # of a file's tensors: an architecture may keep buffers beside its parameters
 
 OF_THE_RUN = (
@@ -414,7 +416,7 @@ def _clock(audit: Audit, figures: Figures) -> None:
 @rule(
     "parameters are the model's own",
     needs="model.parameters in the manifest, with plan.parameters or model/",
-    threshold=f"the plan's parameters are the built model's; the finished model's files hold as many, within {PARAMETERS_SHARE:.0%}",
+    threshold=f"the plan's parameters are the built model's; the finished model's files hold as many, within {PARAMETERS_SHARE:.0%} or rows that only pad the vocabulary",
     reason="horizon, FLOPs, MFU and memory stand on this count",
     advice="A model whose size the recipe does not tell is counted on its modules (docs/recipes.md): report the type. A model/ of another run: put the right one back.",
 )
@@ -426,29 +428,35 @@ def parameters_are_the_models(figures: Figures) -> Verdict | None:
         audit.compared.append(f"planned {planned:,}")
         if planned != built:
             audit.wrong.append(f"the plan counts {planned:,} parameters, the model that was built has {built:,}")
-    saved = _saved_parameters(figures.data.run.model)
-    if saved is not None:
+    shapes = _saved_shapes(figures.data.run.model)
+    saved = None if shapes is None else sum(map(math.prod, shapes))
+    if shapes is not None and saved is not None:
         audit.compared.append(f"model/ {saved:,}")
-        if abs(saved - built) > PARAMETERS_SHARE * built:
+        of_an_id = sum(
+            shape[1] for shape in shapes if len(shape) == 2 and shape[0] == figures.manifest("inputs.tokenizer.size")
+        )
+        # A finished model is written without the rows that model.options.vocab_multiple adds to its vocabulary.
+        padded = of_an_id > 0 and (built - saved) % of_an_id == 0 and 0 < (built - saved) // of_an_id < MOST_PADDED_ROWS
+        if abs(saved - built) > PARAMETERS_SHARE * built and not padded:
             audit.wrong.append(f"model/ holds {saved:,} numbers, the model that was trained had {built:,} parameters")
     if planned is None and saved is None:
         return None
     return audit.verdict("the parameters are the model's own", "parameters do not agree")
 
 
-def _saved_parameters(folder: Path) -> int | None:
-    """Count the numbers in a folder's weights by the heads of their files; None where there are none that can be read."""
+def _saved_shapes(folder: Path) -> list[list[int]] | None:
+    """Return the shapes of a folder's weights by the heads of their files; None where there are none that can be read."""
     from safetensors import SafetensorError, safe_open
 
-    count = 0
+    shapes: list[list[int]] = []
     files = sorted(folder.glob("model*.safetensors")) if folder.is_dir() else []
     for path in files:
         try:
             with safe_open(path, framework="np") as tensors:
-                count += sum(int(np.prod(tensors.get_slice(name).get_shape())) for name in tensors.keys())  # noqa: SIM118
+                shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
         except (OSError, SafetensorError):
             return None
-    return count if files else None
+    return shapes if files else None
 
 
 @rule(

@@ -2,7 +2,7 @@
 
 from pipeline.report.diagnosis import invariants, learning, run, system, validation
 from pipeline.report.diagnosis.finding import Figures, Finding, Rule, median
-from pipeline.report.run_data import RunData, number, table
+from pipeline.report.run_data import RunData, cell, number, table
 
 # The table of rules, in the order in which a run is read: its input, the run, rates, losses, gradients, then the
 # system.
@@ -184,8 +184,11 @@ def verdict(findings: list[Finding]) -> str:
 
 
 def _to_look_at(title: str, findings: list[Finding]) -> str:
-    rows = [[f.title, f.evidence, f"{f.rule}: {f.threshold}", f.advice] for f in findings]
-    return f"### {title}\n\n{table(['sign', 'evidence', 'healthy is', 'what to try'], rows)}" if rows else ""
+    lines = [
+        f"- **{cell(f.title)}**: {cell(f.evidence)}\n  - What to try: {cell(f.advice)}\n  - Healthy is: {cell(f'{f.rule}: {f.threshold}')}\n"
+        for f in findings
+    ]
+    return f"### {title}\n\n{''.join(lines)}" if lines else ""
 
 
 def _healthy(findings: list[Finding]) -> str:
