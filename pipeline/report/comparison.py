@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.evals.intervals import student_t, two_sided
+from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.process.storage import write_bytes, write_text
 from pipeline.report.aligned import (
     COMPARED_AXES,
@@ -23,7 +24,10 @@ from pipeline.report.aligned import (
 from pipeline.report.benchmarks import Key, newest_scores, score_rows
 from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
 from pipeline.report.imported_run import is_imported, lost_lines, meaning_of
-from pipeline.report.run_data import RunData, cell, number, table
+from pipeline.report.outcome import wall_s
+from pipeline.report.run_data import RunData, cell, filled_table, number, table
+from pipeline.report.sections import last_texts, paid
+from pipeline.report.summary import duration, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
 
@@ -110,7 +114,7 @@ DECIDES = {
     "fact: attention": ("model.attn_implementation",),
     "fact: started from": ("model.start_from",),
 }
-LONGEST = 90  # characters of a value in a table
+LONGEST, SHORT = 90, 30  # characters of a value in a table, and on the first screen
 NAMES_OF_RUNS = ("run.name", "run.note", "run.tags", "run.directory", "run.code_folder")
 
 
@@ -298,34 +302,54 @@ def _short(value: Any) -> Any:
 CHANCE = 0.05  # of calling noise a difference, in a whole table
 
 
-def seed_noise_text(runs: Sequence[RunData]) -> str:
-    """Return every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
+Groups = list[tuple[Sequence[RunData], list[float]]]  # runs that repeat each other, and the figure of each
+
+
+def judged_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
+    """Return each figure that two groups of repeats, or two runs of one, have under the same protocol, in the order of DECIDING."""
     groups = repeats(runs)
     scores = [[newest_scores(data) for data in group] for group in groups]
     keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
-    rows: list[list[Any]] = []
-    pairs: list[tuple[Sequence[float], Sequence[float]]] = []
-    for key in keys:
+    found: dict[Key, Groups] = {}
+    for key in sorted(keys, key=_rank):
         values = [[run[key].value for run in group if key in run] for group in scores]
-        having = [(group, found) for group, found in zip(groups, values, strict=True) if found]
-        if len(having) < 2 and (not having or len(having[0][1]) < 2):
-            continue
-        first = having[0][1]
-        for n, (group, found) in enumerate(having):
-            rows.append([_what(key), _names(group), *_spread(found), len(pairs) if n else "the first"])
-            pairs += [(first, found)] if n else []
-    if not rows:
+        having: Groups = [(group, own) for group, own in zip(groups, values, strict=True) if own]
+        if len(having) > 1 or (having and len(having[0][1]) > 1):
+            found[key] = having
+    return found
+
+
+# Which figure is told first: what a user of the model meets, then held-out text.
+DECIDING = ("chat/", "core/", SFT_BPB, VAL_BPB)
+
+
+def _rank(key: Key) -> int:
+    return next((n for n, name in enumerate(DECIDING) if key[0].startswith(name)), len(DECIDING))
+
+
+def count_judged(figures: dict[Key, Groups]) -> int:
+    """Return how many pairs can be judged at all: by so many the chance of a false call is divided."""
+    pairs = [(having[0][1], other) for having in figures.values() for _, other in having[1:]]
+    return sum(max(len(first), len(other)) > 1 for first, other in pairs)
+
+
+def seed_noise_text(runs: Sequence[RunData]) -> str:
+    """Return every group against the first one, in each figure that both have under the same protocol. "" when there is none."""
+    figures = judged_figures(runs)
+    if not figures:
         return ""
-    judged = sum(max(len(first), len(other)) > 1 for first, other in pairs)
-    for row in rows:
-        row[-1] = verdict(*pairs[row[-1]], comparisons=judged) if isinstance(row[-1], int) else row[-1]
+    rows, judged = [], count_judged(figures)
+    for key, having in figures.items():
+        for n, (group, found) in enumerate(having):
+            against = verdict(having[0][1], found, comparisons=judged) if n else "the first"
+            rows.append([_what(key), _names(group), *_spread(found), against])
     text = table(["figure", "runs", "n", "mean", "standard deviation", "against the first"], rows)
     if judged > 1:
         text += (
             f"\n{judged} comparisons stand here, so each is called a difference below p = {CHANCE}/{judged} = {CHANCE / judged:.2g} only: "
             f"seed noise alone then gives one such call in {CHANCE:.0%} of tables. The p that are printed are of one comparison each.\n"
         )
-    if pairs and not judged:
+    if not judged and any(len(having) > 1 for having in figures.values()):
         text += (
             "\nNone of these runs has a repeat, so whether a difference is more than seed noise cannot be told. "
             "Run each recipe at least three times with other seeds (train.seed=1, 2, 3) and name all of them here.\n"
@@ -340,10 +364,15 @@ def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int 
     the same on both. comparisons: how many are made, by which the chance of a false call is divided (Bonferroni). The smallest
     difference named is the one that would just have been called; a true one of that size is called about every other time.
     """
+    return judge(first, other, comparisons=comparisons)[1]
+
+
+def judge(first: Sequence[float], other: Sequence[float], *, comparisons: int = 1) -> tuple[bool, str]:
+    """Return whether the difference is more than seed noise, and verdict's words."""
     difference = mean(other) - mean(first)
     text = f"{difference:+.6f}"
     if len(first) < 2 and len(other) < 2:
-        return f"{text}; one run each: cannot be told from seed noise"
+        return False, f"{text}; one run each: cannot be told from seed noise"
     if len(first) > 1 and len(other) > 1:
         parts = [stdev(values) ** 2 / len(values) for values in (first, other)]
         error = math.sqrt(sum(parts))
@@ -355,13 +384,14 @@ def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int 
         error, freedom = stdev(many) * math.sqrt(1 + 1 / len(many)), len(many) - 1
         test = "one run against the spread of the other's repeats"
     if error == 0:
-        return f"{text}; the repeats do not differ at all, so there is no noise to judge it by"
+        return False, f"{text}; the repeats do not differ at all, so there is no noise to judge it by"
     t = difference / error
     chance = two_sided(t, freedom)
     least = student_t(CHANCE / comparisons, freedom) * error
-    verdict = "more than seed noise" if chance < CHANCE / comparisons else "cannot be told from seed noise"
-    return (
-        f"{text}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {verdict}; "
+    shown = chance < CHANCE / comparisons
+    call = "more than seed noise" if shown else "cannot be told from seed noise"
+    return shown, (
+        f"{text}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {call}; "
         f"so many repeats tell differences from {least:.2g} on"
     )
 
@@ -487,49 +517,173 @@ def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
         write_bytes(folder / PICTURE, picture)
     else:
         (folder / PICTURE).unlink(missing_ok=True)
-    sections = sections_of(runs)
+    sections, head = sections_of(runs), results_text(runs)
     panels, axes = comparison_panels(runs)
     html = page(
         _title(runs),
         sections,
         kind="comparison",
-        head=warning(runs),
+        head=head,
         panels=panels,
         axes=axes,
         picture=picture,
+        unfolded=(SECTION,),
         one_legend=True,
     )
     write_text(folder / "comparison.html", html)
-    text = _markdown(runs, sections, picture=picture is not None)
+    text = _markdown(runs, sections, head, picture=picture is not None)
     write_text(folder / "comparison.md", text)
     return text
 
 
 def comparison(runs: Sequence[RunData]) -> str:
     """Return the whole comparison in Markdown, one column a run, with which figures are not compared and why."""
-    return _markdown(runs, sections_of(runs), picture=False)
+    return _markdown(runs, sections_of(runs), results_text(runs), picture=False)
 
 
 def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
-    """Title and Markdown of the sections that have something to say."""
+    """Title and Markdown of the sections that have something to say, below the results."""
     texts = {
-        "Runs": _runs(runs),
+        SECTION: drawn_text(runs) + (aligned_text(runs) or NOTHING_ALIGNED),
         "What differs": differences_text(runs),
         "Evaluations": _evaluations(runs),
         "Against seed noise": seed_noise_text(runs),
-        SECTION: drawn_text(runs) + (aligned_text(runs) or NOTHING_ALIGNED),
+        "Runs": _runs(runs),
         "Speed and memory": ratios_text(runs),
         "Imported logs": _imports(runs),
     }
     return {title: text for title, text in texts.items() if text}
 
 
-def _markdown(runs: Sequence[RunData], sections: dict[str, str], *, picture: bool) -> str:
-    """Return the sections under one title; picture: whether it stands beside the text."""
+def _markdown(runs: Sequence[RunData], sections: dict[str, str], head: str, *, picture: bool) -> str:
+    """Return results and sections under one title; picture: whether it stands beside the text."""
     if picture:
         sections = sections | {SECTION: f"![{PICTURE}]({PICTURE})\n\n{sections[SECTION]}"}
-    head = [f"# {cell(_title(runs))}\n", *([warning(runs)] if warning(runs) else [])]
-    return "\n".join([*head, *(f"## {title}\n\n{text}" for title, text in sections.items())])
+    return "\n".join(
+        [f"# {cell(_title(runs))}\n", head, *(f"## {title}\n\n{text}" for title, text in sections.items())]
+    )
+
+
+# The first screen: which run did better and whether that is shown, each run in a line, and their samples side by side.
+
+SHOWN_FIGURES, SHOWN_CHANGES, SHOWN_PROMPTS, SHOWN_RUNS = 3, 3, 2, 4
+
+
+def results_text(runs: Sequence[RunData]) -> str:
+    """Return what won and whether it is shown, a table of the results, and the runs' samples."""
+    figures = judged_figures(runs)
+    parts = [warning(runs), _winners(figures), _results(runs, list(figures)[:SHOWN_FIGURES]), _side_by_side(runs)]
+    return "\n".join(part for part in parts if part)
+
+
+def _winners(figures: dict[Key, Groups]) -> str:
+    compared = {key: having for key, having in figures.items() if len(having) > 1}
+    judged = count_judged(figures)
+    lines = [_winner(key, having, judged) for key, having in list(compared.items())[:SHOWN_FIGURES]]
+    if len(lines) == 1:
+        return lines[0] + "\n"
+    if lines:
+        return "".join(f"- {line}\n" for line in lines)
+    if figures:
+        of = [
+            f"{key[0]} {mean(found):.4f}, standard deviation {stdev(found):.2g}"
+            for key, ((_, found),) in figures.items()
+        ]
+        return (
+            f"**Nothing to win**: these runs differ in the seed alone ({'; '.join(map(cell, of[:SHOWN_FIGURES]))}).\n"
+        )
+    return "**Nothing says which is better**: no figure was scored under one protocol in two of these runs (Evaluations says why).\n"
+
+
+def _winner(key: Key, having: Groups, judged: int) -> str:
+    """Return one sentence: who is ahead, and whether by more than another seed would make. Judged is against the first group alone."""
+    better = metric.better if (metric := metric_of(key[0])) else None
+    (first, of_first), *others = having
+    if better is None:
+        listed = ", ".join(f"{_called(group)} {share(key[0], mean(found))}" for group, found in having)
+        return f"{cell(key[0])}: {listed}; which direction is better is not known."
+    sign = 1 if better == "higher" else -1
+    best, of_best = max(having, key=lambda pair: sign * mean(pair[1]))
+    if all(mean(found) == mean(of_first) for _, found in others):
+        return f"**No difference** in {cell(key[0])}: {share(key[0], mean(of_first))}."
+    rest = [(group, found) for group, found in having if group is not best]
+    against = ", ".join(f"{_called(group)} {share(key[0], mean(found))}" for group, found in rest)
+    line = f"**{_called(best)}** has the {better} {cell(key[0])}: {share(key[0], mean(of_best))} against {against}. "
+    pairs = [(of_first, found) for _, found in (others if best is first else [(best, of_best)])]
+    calls = [judge(*pair, comparisons=max(judged, 1)) for pair in pairs]
+    if not any(max(len(one), len(other)) > 1 for one, other in pairs):
+        line += "**Not shown**: one run each, so another seed might turn it around."
+    elif all(shown for shown, _ in calls):
+        line += "**Shown**: more than seed noise."
+    else:
+        line += "**Not shown**: it cannot be told from seed noise."
+    if len(having) > 2:
+        line += (
+            f" Judged is against {_called(first)}, the first."
+            if best is not first
+            else " Judged is against each of the others."
+        )
+    return line
+
+
+def _called(group: Sequence[RunData]) -> str:
+    names = ", ".join(cell(data.name) for data in group)
+    return f"{names} (mean)" if len(group) > 1 else names
+
+
+def _results(runs: Sequence[RunData], keys: list[Key]) -> str:
+    """Return a line for each run: what differs from the first, its scores, time and cost."""
+    names = [key[0] for key in keys]
+    heads = [key[0] if names.count(key[0]) == 1 else _what(key) for key in keys]
+    loss = loss_of_all(runs)
+    rows = []
+    for data in runs:
+        scores = newest_scores(data)
+        seconds = wall_s(data) or data.last("perf/total_s")
+        cost = paid(data)
+        rows.append(
+            [
+                data.name,
+                None if data is runs[0] else "; ".join(changes(runs[0], data)) or "nothing",
+                *(share(key[0], scores[key].value) if key in scores else None for key in keys),
+                None if loss is None else f"{data.last(loss):.4f}",
+                duration(seconds) if seconds else None,
+                None if cost is None else f"{cost:,.2f}",
+            ]
+        )
+    return filled_table(["run", f"what differs from {runs[0].name}", *heads, loss or "", "time", "cost"], rows)
+
+
+def changes(first: RunData, data: RunData) -> list[str]:
+    """Return what the run has where the first has something else: major variables before others, at most SHOWN_CHANGES of them."""
+    one, other = ({**settings_of(run), **facts_of(run)} for run in (first, data))
+    known = [
+        name
+        for name in one.keys() | other.keys()
+        if not (is_imported(first) or is_imported(data)) or name in one.keys() & other.keys()
+    ]
+    found = [name for name in known if one.get(name) != other.get(name)]
+    told = [name for name in found if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in found)]
+    order = [*MAJOR, CODE, OTHER]
+    told.sort(key=lambda name: (order.index(group_of(name)), name))
+    lines = [_change(name, one.get(name), other.get(name)) for name in told]
+    more = len(lines) - SHOWN_CHANGES
+    return lines[:SHOWN_CHANGES] + ([f"{more} more"] if more > 0 else [])
+
+
+def _change(name: str, *values: Any) -> str:
+    """Return from what to what; that it is another one where the values are long."""
+    name = name.removeprefix("fact: ")
+    texts = ["absent" if value is None else str(value) for value in values]
+    return f"{name} {' -> '.join(texts)}" if max(map(len, texts)) <= SHORT else f"another {name}"
+
+
+def _side_by_side(runs: Sequence[RunData]) -> str:
+    """Return what each of the first runs last wrote to the prompts that all of them were given."""
+    texts = [last_texts(data) for data in runs[:SHOWN_RUNS]]
+    prompts = [prompt for prompt in texts[0] if all(prompt in of for of in texts)][:SHOWN_PROMPTS]
+    rows = [[shortened(prompt), *(shortened(of[prompt]) for of in texts)] for prompt in prompts]
+    return table(["prompt", *(data.name for data in runs[:SHOWN_RUNS])], rows) if rows else ""
 
 
 def _title(runs: Sequence[RunData]) -> str:

@@ -107,7 +107,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
         line = plot.line(
             line_color=colour,
             line_width=1.5,
-            line_alpha=0.4 if curve.style == "light" else 1,
+            line_alpha=0.55 if curve.style == "light" else 1,
             line_dash="dashed" if curve.style == "level" else dash,
             **how,
         )

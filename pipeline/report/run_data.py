@@ -326,9 +326,15 @@ class Benchmark:
             return self.tasks
         return [task for task in self.tasks if task["name"] in named or task_name(task) in named]
 
-    def items_of(self, mean: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
-        """Name and items of each task of the mean: under one protocol too a part of the tasks may have been scored."""
-        return tuple(sorted((task_name(task), task.get("items")) for task in self.tasks_of(mean)))
+    def whole_tasks(self) -> list[dict[str, Any]]:
+        """Return the tasks without the subjects that they are split by."""
+        names = {row["name"] for row in self.tasks}
+        return [row for row in self.tasks if row["name"].rpartition("/")[0] not in names]
+
+    def items_of(self, row: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
+        """Name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may have been scored."""
+        tasks = self.tasks_of(row) if row in self.means else [row]
+        return tuple(sorted((task_name(task), task.get("items")) for task in tasks))
 
 
 def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
@@ -541,19 +547,19 @@ class RunData:
         return benchmarks_of(self.evals)
 
     def means(self) -> list[Score]:
-        """Means of benchmarks, oldest first. Their tasks and items are part of what was measured."""
+        """Means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what was measured."""
         return [
             Score(
-                name=mean["name"],
+                name=row["name"],
                 step=benchmark.step,
-                value=mean["value"],
-                protocol=mean["protocol"],
+                value=row["value"],
+                protocol=row["protocol"],
                 of=benchmark.subject,
-                items=benchmark.items_of(mean),
-                parts=Protocol.of(mean),
+                items=benchmark.items_of(row),
+                parts=Protocol.of(row),
             )
             for benchmark in self.benchmarks()
-            for mean in benchmark.means
+            for row in benchmark.means or benchmark.whole_tasks()
         ]
 
     def other_results(self) -> list[tuple[str, int | None, float, str | None]]:

@@ -374,7 +374,7 @@ def _while_training(data: RunData) -> str:
     texts = texts_of(data.samples)
     steps = [first] if first == last else [first, last]
     parent = data.parent
-    before = {} if parent is None else _last_texts(parent)
+    before = {} if parent is None else last_texts(parent)
     head = f"{parent.name}, before this run" if parent else "before"
     rows = [
         [prompt, _shown(before.get(prompt)), *(_shown(by_step.get(step)) for step in steps)]
@@ -391,7 +391,7 @@ def texts_of(samples: list[dict[str, Any]]) -> dict[str, dict[int, str]]:
     return texts
 
 
-def _last_texts(data: RunData) -> dict[str, str]:
+def last_texts(data: RunData) -> dict[str, str]:
     """Return the newest text of each prompt, while training or by command."""
     by_command = [row for entry in data.evals for row in entry.get("samples") or []]
     return {row["prompt"]: row["text"] for row in [*data.samples, *by_command] if "prompt" in row and "text" in row}

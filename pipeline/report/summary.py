@@ -20,7 +20,19 @@ from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
 from pipeline.report.imported_run import is_imported
 from pipeline.report.outcome import wall_s
-from pipeline.report.run_data import Benchmark, RunData, Score, cell, code, filled_table, number, series_of, table
+from pipeline.report.run_data import (
+    MEANS,
+    Benchmark,
+    RunData,
+    Score,
+    cell,
+    code,
+    filled_table,
+    number,
+    series_of,
+    suite_of,
+    table,
+)
 from pipeline.report.sections import paid, texts_of
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
@@ -111,7 +123,7 @@ def _about(data: RunData) -> str:
         str(data.manifest.get("created") or "")[:10] or None,
         data.manifest.get("note"),
     ]
-    return " \u00b7 ".join(_cut(str(fact)) for fact in facts if fact)
+    return " \u00b7 ".join(shortened(str(fact)) for fact in facts if fact)
 
 
 def _base_name(data: RunData) -> str | None:
@@ -134,7 +146,7 @@ def is_training(data: RunData) -> bool:
 def _notices(data: RunData) -> list[Notice]:
     found = []
     if data.failure:
-        why = f"({cell(data.failure.get('class'))}): {cell(_cut(str(data.failure.get('message')), 400))}"
+        why = f"({cell(data.failure.get('class'))}): {cell(shortened(str(data.failure.get('message')), 400))}"
         found.append(Notice("bad", f"**Stopped** with status {data.failure.get('status')} {why}"))
     elif is_training(data):
         left = data.last("perf/eta_s")
@@ -183,7 +195,7 @@ def _benchmark(data: RunData) -> Figure | None:
 
 def headline(benchmark: Benchmark) -> dict[str, Any] | None:
     """Return the one row that stands for the benchmark."""
-    return next(iter([*benchmark.means, *benchmark.tasks]), None)
+    return next(iter([*benchmark.means, *benchmark.whole_tasks()]), None)
 
 
 def _of_base(data: RunData, row: dict[str, Any], benchmark: Benchmark) -> Score | None:
@@ -191,8 +203,7 @@ def _of_base(data: RunData, row: dict[str, Any], benchmark: Benchmark) -> Score 
     base = data.parent
     if base is None:
         return None
-    items = benchmark.items_of(row) if row in benchmark.means else ()
-    return newest_scores(base).get((row["name"], row["protocol"], items))
+    return newest_scores(base).get((row["name"], row["protocol"], benchmark.items_of(row)))
 
 
 def _model_at(data: RunData, step: int | None) -> str:
@@ -221,9 +232,9 @@ def _validation(data: RunData) -> Figure | None:
 
 
 def share(name: str, value: float) -> str:
-    """Return an accuracy in percent; a mean of centred scores, which may be negative, as it is."""
-    centred = name.startswith(("core/v", "core_partial/v", "chat/core"))
-    return f"{value:.4f}" if centred else f"{100 * value:.1f} %"
+    """Return an accuracy in percent; bits per byte, and a mean of centred scores, which may be negative, as it is."""
+    is_accuracy = suite_of(name) is not None and name not in MEANS
+    return f"{100 * value:.1f} %" if is_accuracy else f"{value:.4f}"
 
 
 # What it took.
@@ -286,15 +297,15 @@ def _samples(data: RunData) -> list[Sample]:
         names = {step: f"{trained}, step {number(step)}" if step else _model_at(data, step) for step in shown}
         found = [(prompt, [(names[s], by[s]) for s in shown if s in by]) for prompt, by in texts.items()]
     else:
-        entry = next((entry for entry in reversed(data.evals) if entry.get("samples")), {"samples": []})
-        found = [(row["prompt"], [(str(entry.get("subject")), row["text"])]) for row in entry["samples"]]
+        entry: dict[str, Any] = next((entry for entry in reversed(data.evals) if entry.get("samples")), {})
+        found = [(row["prompt"], [(str(entry.get("subject")), row["text"])]) for row in entry.get("samples", [])]
     return [
-        Sample(_cut(prompt), [(name, _cut(text)) for name, text in answers])
+        Sample(shortened(prompt), [(name, shortened(text)) for name, text in answers])
         for prompt, answers in found[:SHOWN_SAMPLES]
     ]
 
 
-def _cut(text: str, count: int = LONGEST_TEXT) -> str:
+def shortened(text: str, count: int = LONGEST_TEXT) -> str:
     text = text.strip()
     return text if len(text) <= count else f"{text[:count].rstrip()} [...]"
 
