@@ -1,4 +1,4 @@
-"""python -m pipeline.report RUN [RUN ...]: one run: writes its report; several: prints a comparison, and writes its page with --output. A RUN may be a log."""
+"""python -m pipeline.report RUN [RUN ...]: writes a run's report, or serves it with --serve; of several prints a comparison, and writes its page with --output."""
 
 import argparse
 import sys
@@ -15,6 +15,11 @@ from pipeline.run_dir.failures import exit_with_status
 
 def main(argv: list[str]) -> int:
     options = _options(argv)
+    if options.serve:
+        from pipeline.report.live import serve
+
+        serve(options.runs[0], port=options.port)
+        return 0
     runs = read_runs(options.runs)
     for data in runs:
         for number, line in lost_lines(data):
@@ -57,7 +62,12 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
-    return parser.parse_args(argv)
+    parser.add_argument("--serve", action="store_true", help="of a run, also while it trains: show its page on this machine and follow the run; prints the address")  # fmt: skip
+    parser.add_argument("--port", type=int, help="of --serve (default 8765, or one that is free)")
+    options = parser.parse_args(argv)
+    if options.serve and (len(options.runs) > 1 or Path(options.runs[0]).is_file()):
+        parser.error("--serve follows one run directory: name one")
+    return options
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ def _high(descriptor: int) -> int:
 
 
 @contextmanager
-def opened(file: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Page]:
-    """The file in a browser without a network, its window that wide."""
+def opened(place: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Page]:
+    """The file, or the page at an address of this machine, in a browser without a network, its window that wide."""
     assert CHROMIUM
     to_browser, from_us = map(_high, os.pipe())
     to_us, from_browser = map(_high, os.pipe())
@@ -114,8 +114,8 @@ def opened(file: Path, *, width: int = 1280, height: int = 900, dark: bool = Fal
             page.send("Emulation.setDeviceMetricsOverride", **size)
             scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
             page.send("Emulation.setEmulatedMedia", features=scheme)
-            page.send("Page.navigate", url=file.resolve().as_uri())
-            page.until("document.readyState === 'complete' && location.protocol === 'file:'")
+            page.send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
+            page.until("document.readyState === 'complete' && location.protocol !== 'about:'")
             yield page
         finally:
             with suppress(OSError, AssertionError):
