@@ -182,11 +182,11 @@ class Published:
         return datasets + ([link(self.parent.repo_id)] if self.parent and self.parent.repo_id else [])
 
     @property
-    def unpublished_sources(self) -> list[str]:
+    def unpublished_sources(self) -> list[Any]:
         return [source.get("name") for source in self._inputs if not source.get("id")]
 
     @property
-    def generated_sources(self) -> list[str]:
+    def generated_sources(self) -> list[Any]:
         return [source.get("name") for source in self._inputs if str(source.get("id")).startswith("tandem:")]
 
     @property
