@@ -1,14 +1,17 @@
-"""The model card: what was trained, on what, what it reaches, and how to use it."""
+"""The model card, README.md of a published repository: every statement comes from the run's own files.
+
+`card.md.jinja` is the page; this module reads what stands on it, and writes the metadata as huggingface_hub's ModelCardData.
+"""
 
 import math
 import re
 import shlex
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import jinja2
 import yaml
 
 from pipeline.evals.chat.tasks import BUILT_IN
@@ -38,14 +41,17 @@ from pipeline.report.sections import DATA_HEAD, data_rows, spent, tokenizer_text
 from pipeline.run_dir.checkpoints import SEAL, read_seal
 from pipeline.run_dir.run_directory import forked_run, name_of_model
 
-# What a model began as, and where on the Hub that stands: a base model and those made from it link to each other.
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+# The base model and where it is on the Hub: a base model and those made from it link to each other.
 
 HUB = "https://huggingface.co"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """name: of its run, or its Hub id. repo_id, commit: where it is published, as far as that is known."""
+    """The model that another one began with. name: of its run, or its Hub id. repo_id, commit: where it is published, if known."""
 
     name: str
     repo_id: str | None = None
@@ -62,9 +68,9 @@ def link(repo_id: str) -> str:
     return f"[{cell(repo_id)}]({HUB}/{repo_id})"
 
 
-def descendants_link(repo_id: str) -> str:
-    """Return the Hub's own list of what names the model as its base: it is right also for what is published later."""
-    return f"[the Hub's list]({HUB}/models?other=base_model:finetune:{repo_id})"
+def no_formula(text: str) -> str:
+    """Return Markdown in which two dollar signs do not begin a formula, as they would on the Hub."""
+    return text.replace("$", "&#36;")
 
 
 def is_repo_id(name: Any) -> bool:
@@ -106,6 +112,8 @@ def _published(run: RunData) -> Parent:
 
 # The model that a card is about.
 
+SIZES = {"n_layer": "{} layers", "n_embd": "width {}", "n_head": "{} heads", "n_positions": "{} positions", "vocab_size": "{} token ids"}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
@@ -141,12 +149,12 @@ class Published:
 
     @property
     def datasets(self) -> list[str]:
-        """Those of the sources that the Hub has."""
+        """Return the sources that are data sets of the Hub."""
         return list(dict.fromkeys(source["id"] for source in self.sources if is_repo_id(source.get("id"))))
 
     @property
     def branch(self) -> str | None:
-        """Return where it is published, None on main."""
+        """Return the branch where it is published, None for main."""
         named = self.recipe("hub").get("revision")
         return named.replace("{run}", self.data.name) if named else None
 
@@ -157,8 +165,68 @@ class Published:
         """Return a size of the model by GPT-2's name for it."""
         return self.config.get(name, self.config.get(LLAMA_NAMES.get(name, name)))
 
+    @property
+    def sizes(self) -> list[str]:
+        return [words.format(number(size)) for name, words in SIZES.items() if (size := self.size(name))]
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Return the sha256 of the files that it began with."""
+        begun = (self.data.manifest.get("inputs") or {}).get("start_from") or {}
+        return {name: value for name, value in begun.items() if name != "from"}
+
+    @property
+    def made_from(self) -> list[str]:
+        """Return links to the data sets and the model that have terms of their own."""
+        datasets = [f"[{cell(name)}]({HUB}/datasets/{name})" for name in self.datasets]
+        return datasets + ([link(self.parent.repo_id)] if self.parent and self.parent.repo_id else [])
+
+    @property
+    def unpublished_sources(self) -> list[Any]:
+        return [source.get("name") for source in self._inputs if not source.get("id")]
+
+    @property
+    def generated_sources(self) -> list[Any]:
+        return [source.get("name") for source in self._inputs if str(source.get("id")).startswith("tandem:")]
+
+    @property
+    def _inputs(self) -> list[dict[str, Any]]:
+        return (self.data.manifest.get("inputs") or {}).get("sources") or []
+
+    @property
+    def command(self) -> str | None:
+        """Return what trains it again from its recipe, without what only the publisher has: the parent's folder, and the
+        right to write to the repository."""
+        if not self.data.run.recipe.exists():
+            return None
+        processes = (self.data.manifest.get("shape") or {}).get("processes") or 1
+        launch = ["accelerate launch", *([f"--num_processes {processes}"] if processes > 1 else [])]
+        start, parent = self.recipe("model").get("start_from"), self.parent.repo_id if self.parent else None
+        changed = {}
+        if start and parent not in (None, start):
+            changed["model.start_from"] = parent
+            if self.recipe("tokenizer").get("path") == start:
+                changed["tokenizer.path"] = parent
+        if self.recipe("hub").get("id"):
+            changed["hub.id"] = "null"
+        overrides = [f"{name}={value}" for name, value in changed.items()]
+        return " ".join([*launch, f"pipeline/{'sft' if self.is_chat else 'pretrain'}.py recipe.yaml", *overrides])
+
+    @property
+    def records(self) -> dict[str, str]:
+        """Return the files of the run that are published with the model, and what they hold."""
+        run = self.data.run
+        files = {
+            run.recipe: "the run's recipe with every key",
+            run.manifest: "versions, code, data and tokenizer by hash, results",
+            run.evals: "every evaluation",
+            run.report / "report.md": "the run's report",
+            run.report / "report.html": "the same with interactive plots, to be downloaded",
+        }
+        return {path.name: meaning for path, meaning in files.items() if path.exists()}
+
     def is_scored(self, *, subject: str | None, step: int | None) -> bool:
-        """Return whether a figure of that subject and step is one of this model."""
+        """Return whether a score of that subject and step is of this model."""
         if subject == "model/":
             return self.finished and step in (None, self.step)
         return step == self.step
@@ -180,62 +248,6 @@ def published(data: RunData, *, repo_id: str, model: Path | None, step: int | No
     )
 
 
-# What the model is, what it is not, and under which terms.
-
-SIZES = {"n_layer": "{} layers", "n_embd": "width {}", "n_head": "{} heads", "n_positions": "{} positions", "vocab_size": "{} token ids"}  # fmt: skip
-
-
-def about_text(card: Published) -> str:
-    """Kind and size, what it began as, and whether it is the run's last; then the publisher's note."""
-    counts = [words.format(number(size)) for name, words in SIZES.items() if (size := card.size(name))]
-    of = f" of {number(card.parameters)} parameters" if card.parameters else ""
-    kind = "chat model" if card.is_chat else "base language model"
-    lines = [f"A {kind}{of} ({', '.join([cell(card.config.get('model_type')), *counts])}).", _origin(card)]
-    if card.is_chat:
-        lines.append("It answers in turns, by the chat template that comes with it.")
-    else:
-        lines.append("It continues a text; it was not taught to answer.")
-        lines.append(f"Published models made from it: {descendants_link(card.repo_id)}.")
-    if not card.finished:
-        steps = card.data.max_steps()
-        of_all = f" of {number(steps)}" if steps else ""
-        lines.append(f"This is the model after step {number(card.step)}{of_all}: the run had not finished.")
-    note = card.data.manifest.get("note") or card.recipe("run").get("note")
-    # Two dollar signs would begin a formula on the Hub.
-    return " ".join(lines) + "\n" + (f"\nNote: {cell(note).replace('$', '&#36;')}\n" if note else "")
-
-
-def _origin(card: Published) -> str:
-    parent, on = card.parent, " on conversations" if card.is_chat else ""
-    if parent is None:
-        return f"It was trained from scratch{on} with Tandem."
-    name = link(parent.repo_id) if parent.repo_id else f"the model of run {cell(parent.name)}, which is not published"
-    return f"It began as {name}, and was trained further{on} with Tandem."
-
-
-def limits_text(card: Published) -> str:
-    lines = [
-        "It states falsehoods as readily as facts, and repeats the biases of the text it was trained on. Nothing here tests "
-        "whether it is safe: do not use it where what it says has consequences for people."
-    ]
-    if positions := card.size("n_positions"):
-        lines.append(f"It sees at most {number(positions)} tokens, its own among them.")
-    return " ".join(lines) + "\n"
-
-
-def license_text(card: Published) -> str:
-    """Return what the publisher says. Nothing is concluded from the terms of the data."""
-    stated = card.recipe("hub").get("license")
-    lines = [
-        f"Stated by the publisher: {cell(stated)}." if stated else "The publisher states none: ask before you use it."
-    ]
-    others = [f"[{cell(name)}]({HUB}/datasets/{name})" for name in card.datasets]
-    others += [link(card.parent.repo_id)] if card.parent and card.parent.repo_id else []
-    if others:
-        lines.append(f"What it was made from has terms of its own: {', '.join(others)}.")
-    return " ".join(lines) + "\n"
-
-
 # Bits per byte of the published model.
 
 TEXTS = {
@@ -246,8 +258,8 @@ TEXTS = {
 
 
 def bpb_of_model(card: Published) -> list[Score]:
-    """Return the newest figure of each metric and protocol, one of the published files before others. One without a protocol says
-    nothing to a stranger."""
+    """Return the newest score of each metric and protocol, of the published files before others; none without a protocol, which
+    nobody could compare."""
     own = [s for s in card.data.scores() if card.is_scored(subject=s.of, step=s.step) and s.protocol is not None]
     own.sort(key=lambda score: score.of == "model/")
     return list({(score.name, score.protocol): score for score in own if math.isfinite(score.value)}.values())
@@ -274,7 +286,7 @@ def benchmarks_of_model(card: Published) -> list[Benchmark]:
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what a function of one's own gave that is no number: the Hub's index could not hold it."""
+    """Return the rows without NaN and infinities, which a user's own function may give and the Hub's index cannot hold."""
     return [row for row in rows if math.isfinite(row["value"])]
 
 
@@ -340,44 +352,38 @@ def _harness_words(benchmark: Benchmark) -> list[str]:
 SUITES = {"core": "tasks of CORE", "chat": "chat task", "lm_eval": "lm-evaluation-harness"}
 
 
-def model_index(card: Published) -> list[dict[str, Any]]:
-    """Results of metadata's model-index. Two of one protocol are one entry, so that no reader takes them for each other's."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for dataset, metric in [*map(_bpb, bpb_of_model(card)), *_benchmarks(card)]:
-        task = {"type": "text-generation", "name": "Text generation"}
-        entry = found.setdefault(tuple(dataset.values()), {"task": task, "dataset": dataset, "metrics": []})
-        entry["metrics"].append(metric)
-    return list(found.values())
+def eval_results(card: Published) -> "list[EvalResult]":
+    """Return what model-index holds. The protocol, which tells two figures of one metric apart, is the configuration."""
+    from huggingface_hub import EvalResult
 
-
-def _bpb(score: Score) -> tuple[dict[str, str], dict[str, Any]]:
-    dataset = {"type": "text", "name": f"held-out text, protocol {score.protocol}", "config": str(score.protocol)}
-    return dataset, {"type": "bits_per_byte", "name": score.name, "value": score.value, "verified": False}
-
-
-def _benchmarks(card: Published) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    return [
-        (_dataset(benchmark, row), _metric(benchmark, row))
-        for benchmark in benchmarks_of_model(card)
-        for row in [*benchmark.means, *benchmark.tasks]
-    ]
-
-
-def _dataset(benchmark: Benchmark, row: dict[str, Any]) -> dict[str, str]:
-    """As the Hub knows it where it came from there. The protocol, which tells two figures apart, is the configuration."""
-    known = BUILT_IN.get(task_name(row)) if benchmark.suite == "chat" else None
-    from_hub = known is not None and row.get("revision") is not None
-    return {
-        "type": str(known.source.id) if known and from_hub else benchmark.suite,
-        "name": f"{SUITES[benchmark.suite]}, protocol {row['protocol']}",
-        "config": str(row["protocol"]),
-    } | ({"split": known.source.split, "revision": row["revision"]} if known and from_hub else {})
-
-
-def _metric(benchmark: Benchmark, row: dict[str, Any]) -> dict[str, Any]:
-    metric = {"type": _type(benchmark, row), "name": row["name"], "value": row["value"]}
-    args = {key: row[key] for key in ("low", "high", "stderr") if row.get(key) is not None}
-    return metric | ({"args": args} if args else {}) | {"verified": False}
+    task: dict[str, Any] = {"task_type": "text-generation", "task_name": "Text generation"}
+    found = [
+        EvalResult(
+            **task, dataset_type="text", dataset_name=f"held-out text, protocol {score.protocol}", dataset_config=str(score.protocol),
+            metric_type="bits_per_byte", metric_name=score.name, metric_value=score.value, verified=False,
+        )
+        for score in bpb_of_model(card)
+    ]  # fmt: skip
+    for benchmark in benchmarks_of_model(card):
+        for row in [*benchmark.means, *benchmark.tasks]:
+            known = BUILT_IN.get(task_name(row)) if benchmark.suite == "chat" and row.get("revision") else None
+            args = {key: row[key] for key in ("low", "high", "stderr") if row.get(key) is not None}
+            found.append(
+                EvalResult(
+                    **task,
+                    dataset_type=str(known.source.id) if known else benchmark.suite,
+                    dataset_name=f"{SUITES[benchmark.suite]}, protocol {row['protocol']}",
+                    dataset_config=str(row["protocol"]),
+                    dataset_split=known.source.split if known else None,
+                    dataset_revision=row["revision"] if known else None,
+                    metric_type=_type(benchmark, row),
+                    metric_name=row["name"],
+                    metric_value=row["value"],
+                    metric_args=args or None,
+                    verified=False,
+                )
+            )
+    return found
 
 
 def _type(benchmark: Benchmark, row: dict[str, Any]) -> str:
@@ -389,27 +395,24 @@ def _type(benchmark: Benchmark, row: dict[str, Any]) -> str:
 # The card's metadata, which the Hub indexes: YAML between two lines of three dashes.
 
 
-def front_matter(card: Published) -> str:
-    text = yaml.dump(metadata(card), Dumper=_Dumper, sort_keys=False, width=float("inf"))
-    return f"---\n{text}---\n"
+def metadata(card: Published) -> str:
+    """Return the YAML. Unknown fields are left out: an empty list would be shown as one."""
+    from huggingface_hub import ModelCardData
 
-
-def metadata(card: Published) -> dict[str, Any]:
-    """Return what is not known is left out: an empty list would be shown as one."""
-    hub, base = card.recipe("hub"), card.parent.repo_id if card.parent else None
-    results = model_index(card)
-    fields = {
-        "license": hub.get("license"),
-        "language": hub.get("language"),
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": _tags(card),
-        "datasets": card.datasets,
-        "base_model": base,
-        "base_model_relation": "finetune" if base else None,
-        "model-index": [{"name": card.name, "results": results}] if results else None,
-    }
-    return {name: value for name, value in fields.items() if value}
+    results, base = eval_results(card), card.parent.repo_id if card.parent else None
+    data = ModelCardData(
+        license=card.recipe("hub").get("license"),
+        language=card.recipe("hub").get("language") or None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=_tags(card),
+        datasets=card.datasets or None,
+        base_model=base,
+        base_model_relation="finetune" if base else None,
+        model_name=card.name if results else None,
+        eval_results=results or None,
+    )
+    return yaml.dump(data.to_dict(), Dumper=_Dumper, sort_keys=False, width=float("inf"))
 
 
 def _tags(card: Published) -> list[str]:
@@ -419,7 +422,8 @@ def _tags(card: Published) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that some reader of YAML might take for something else: 1e5 is text to PyYAML and a number to the Hub."""
+    """Quote text that some YAML readers take for another type: 1e5 is text to PyYAML, and so to ModelCardData.to_yaml, but a
+    number to the Hub."""
 
 
 def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
@@ -428,89 +432,6 @@ def _quoted(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _quoted)
-
-
-# What it takes to train the model again: code, command, data and tokenizer by identity, and the files with the
-# rest.
-
-
-def reproduce_text(card: Published) -> str:
-    """Return each part as far as the run recorded it."""
-    parts = [*_lines(card), _command(card), filled_table(DATA_HEAD, data_rows(card.data)), *_private(card)]
-    return "\n".join(part for part in [*parts, tokenizer_text(card.data), _files(card)] if part)
-
-
-def _lines(card: Published) -> list[str]:
-    git, versions = card.data.manifest.get("git") or {}, card.data.manifest.get("versions") or {}
-    lines = []
-    if git.get("commit"):
-        changed = git.get("changed_files")
-        unknown = f", with {number(changed)} files changed against it, which are not published" if changed else ""
-        lines.append(f"Code: Tandem at commit {cell(git['commit'])}{unknown}.\n")
-    if versions:
-        versions_text = ", ".join(f"{cell(name)} {cell(version)}" for name, version in versions.items())
-        lines.append(f"Versions: {versions_text}.\n")
-    return [*lines, _weights(card)]
-
-
-def _command(card: Published) -> str:
-    if not card.data.run.recipe.exists():
-        return ""
-    processes = (card.data.manifest.get("shape") or {}).get("processes") or 1
-    launch = "accelerate launch" + (f" --num_processes {processes}" if processes > 1 else "")
-    stage = "sft" if card.is_chat else "pretrain"
-    lines = [
-        f"hf download {card.repo_id} recipe.yaml --local-dir .",
-        " ".join([f"{launch} pipeline/{stage}.py recipe.yaml", *_overrides(card)]),
-    ]
-    return code("\n".join(lines), "bash")
-
-
-def _overrides(card: Published) -> list[str]:
-    """In the place of what only the publisher has: the parent's folder, and the right to write to the repository."""
-    own = ["hub.id=null"] if card.recipe("hub").get("id") else []
-    start, parent = card.recipe("model").get("start_from"), card.parent.repo_id if card.parent else None
-    if not start or parent in (None, start):
-        return own
-    names = ["model.start_from"] + (["tokenizer.path"] if card.recipe("tokenizer").get("path") == start else [])
-    return [*(f"{name}={parent}" for name in names), *own]
-
-
-def _weights(card: Published) -> str:
-    if (parent := card.parent) is None:
-        return ""
-    begun = (card.data.manifest.get("inputs") or {}).get("start_from") or {}
-    sums = [f"{cell(name)} {cell(value)}" for name, value in begun.items() if name != "from"]
-    at = f" at commit {cell(parent.commit)}" if parent.commit else ""
-    where = "" if parent.repo_id else ", not published"
-    hashes = f"; sha256 of {', '.join(sums)}" if sums else ""
-    return f"Weights it began with: {cell(parent.repo_id or parent.name)}{at}{where}{hashes}.\n"
-
-
-def _private(card: Published) -> list[str]:
-    """Text that is not to be fetched anywhere."""
-    sources = (card.data.manifest.get("inputs") or {}).get("sources") or []
-    local = [cell(source.get("name")) for source in sources if not source.get("id")]
-    made = [cell(source.get("name")) for source in sources if str(source.get("id")).startswith("tandem:")]
-    lines = []
-    if local:
-        lines.append(f"Not published: the files of {', '.join(local)}; run_manifest.json has their sha256.\n")
-    if made:
-        lines.append(f"Made by Tandem on the machine that trains: {', '.join(made)}.\n")
-    return lines
-
-
-def _files(card: Published) -> str:
-    run = card.data.run
-    records = {
-        "recipe.yaml": (run.recipe, "the run's recipe with every key"),
-        "run_manifest.json": (run.manifest, "versions, code, data and tokenizer by hash, results"),
-        "evals.json": (run.evals, "every evaluation"),
-        "report.md": (run.report / "report.md", "the run's report"),
-        "report.html": (run.report / "report.html", "the same with interactive plots, to be downloaded"),
-    }
-    lines = [f"- [{name}]({name}): {what}" for name, (path, what) in records.items() if path.exists()]
-    return "\n".join(["In this repository:\n", *lines]) + "\n" if lines else ""
 
 
 # Some texts that the published model wrote, as text that nothing in them can break out of.
@@ -556,8 +477,7 @@ def _rule(row: dict[str, Any]) -> str:
 
 
 def _sample(asked: str, row: dict[str, Any]) -> str:
-    # Two dollar signs would begin a formula on the Hub.
-    prompt = cell(row["prompt"]).replace("$", "&#36;")
+    prompt = no_formula(cell(row["prompt"]))
     text = row["text"].replace("\r\n", "\n")
     if len(text) > SHOWN_CHARS:
         text = f"{text[:SHOWN_CHARS]} [... {len(text) - SHOWN_CHARS:,} characters more]"
@@ -568,15 +488,15 @@ def _sample(asked: str, row: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Return every character stays; a block of code does not wrap by itself."""
+    """Return the line in parts of COLUMNS characters, without losing one: a block of code does not wrap by itself."""
     return "\n".join(textwrap.wrap(line, COLUMNS, drop_whitespace=False, replace_whitespace=False, expand_tabs=False))
 
 
-# How the model was trained, and what that took.
+# Training: facts and costs.
 
 
 def training_text(card: Published) -> str:
-    """Facts, costs, and the run's curves where its report drew them."""
+    """Return the table of facts and costs, and the run's curves where its report drew them."""
     data, manifest = card.data, card.data.manifest
     rows: list[list[Any]] = [
         ["recipe", manifest.get("recipe_name")],
@@ -598,7 +518,7 @@ def training_text(card: Published) -> str:
 
 
 def _sampled_energy(card: Published) -> str | None:
-    """Return that of a run on several hosts, which logs none; while it goes on, the samples are already those of later steps."""
+    """Return the energy of a finished run on several hosts, which logs none; of an unfinished one the samples are of later steps too."""
     logged = card.data.last("perf/energy_kwh")
     return number(total_kwh(card.data)) if logged is None and card.finished else None
 
@@ -618,101 +538,32 @@ def _text_read(card: Published) -> str | None:
     return ", ".join(texts) or None
 
 
-# How to use the published model: with transformers alone, and with the commands of this program.
-
-QUESTION = "What is the capital of France?"
-TEXT = "The capital of France is"
-
-
-def use_text(card: Published) -> str:
-    why = "The repository carries the model's code, hence `trust_remote_code=True`.\n\n" if card.own_code else ""
-    return (
-        f"With transformers alone:\n\n{why}{code(_example(card), 'python')}\n"
-        f"With Tandem, the program that trained it, in a clone of it:\n\n{code(_commands(card), 'bash')}"
-    )
-
-
-def _example(card: Published) -> str:
-    branch = f', revision="{card.branch}"' if card.branch else ""
-    trust = ", trust_remote_code=True" if card.own_code else ""
-    if card.is_chat:
-        inputs = [
-            f'messages = [{{"role": "user", "content": "{QUESTION}"}}]',
-            "inputs = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
-            ")",
-        ]
-    else:
-        inputs = [
-            "# As in training, a text begins with BOS, which the tokenizer does not add by itself.",
-            f'text = (tokenizer.bos_token or "") + "{TEXT}"',
-            'inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")',
-        ]
-    lines = [
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f'tokenizer = AutoTokenizer.from_pretrained("{card.repo_id}"{branch})',
-        f'model = AutoModelForCausalLM.from_pretrained("{card.repo_id}"{branch}{trust})',
-        *inputs,
-        "outputs = model.generate(**inputs, max_new_tokens=64)",
-        'print(tokenizer.decode(outputs[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
-    ]
-    return "\n".join(lines)
-
-
-def _commands(card: Published) -> str:
-    name = card.repo_id
-    at = f"{name}@{card.branch}" if card.branch else name
-    revision = f" --revision {card.branch}" if card.branch else ""
-    talk = (
-        ["# Talk to it, in the terminal or a browser; serve it to OpenAI clients"]
-        if card.is_chat
-        else ["# Let it continue a text, in the terminal or a browser"]
-    )
-    talk += [
-        f"python -m pipeline.chat {at}" + ("" if card.is_chat else f' -p "{TEXT}"'),
-        f"python -m pipeline.chat {at} --web",
-    ]
-    talk += [f"python -m pipeline.chat.serve {at}"] if card.is_chat else []
-    further = [
-        "# Score it: bits per byte of a text of yours, benchmarks",
-        f"python -m pipeline.evals {name} bpb --text my.txt{revision}",
-        f"python -m pipeline.evals {name} {'chat' if card.is_chat else 'core'}{revision}",
-        "# Fine-tune it on conversations of yours (rows of messages)",
-        "accelerate launch pipeline/sft.py recipes/quickstart_sft.yaml \\",
-        f"    model.start_from={name} 'data.sources=[{{files: my.jsonl}}]'",
-        "# Fetch the whole run: model, recipe, results",
-        f"python -m pipeline.hub pull {name}{revision}",
-    ]
-    return "\n".join([*talk, *further])
-
-
-# The card as a page: which sections it has and in which order.
-
-# Each function gives Markdown, "" when there is nothing to say.
-SECTIONS: list[tuple[str, Callable[[Published], str]]] = [
-    ("Use", use_text),
-    ("Samples", samples_text),
-    ("Training", training_text),
-    ("Bits per byte", bpb_text),
-    ("Benchmarks", benchmarks_text),
-    ("Limits", limits_text),
-    ("License", license_text),
-    ("Reproduce", reproduce_text),
-]
+# The page.
 
 
 def model_card(data: RunData, *, repo_id: str, model: Path | None = None, step: int | None = None) -> str:
-    """README.md of the repository: metadata for the Hub's index, then Markdown. What the run does not record is left out.
+    """Return README.md of the repository: metadata, then Markdown. What the run does not record is left out.
 
     model, step: of a checkpoint's model; default the finished one.
     """
     card = published(data, repo_id=repo_id, model=model, step=step)
-    texts = {title: text(card) for title, text in SECTIONS}
-    parts = [front_matter(card), f"# {cell(card.name)}\n", about_text(card)]
-    return "\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in texts.items() if text)])
-
-
-# The model card, README.md of a published repository: every statement comes from the run's own files.
-
-__all__ = ["model_card"]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"cell": cell, "code": code, "link": link, "number": number, "no_formula": no_formula}
+    page = environment.get_template("card.md.jinja").render(
+        card=card,
+        metadata=metadata(card),
+        measured={
+            "Samples": samples_text(card),
+            "Training": training_text(card),
+            "Bits per byte": bpb_text(card),
+            "Benchmarks": benchmarks_text(card),
+        },
+        data_table=filled_table(DATA_HEAD, data_rows(card.data)),
+        tokenizer_table=tokenizer_text(card.data),
+    )
+    return page.strip() + "\n"

@@ -7,7 +7,7 @@ import statistics
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
@@ -210,14 +210,6 @@ class EnergyMeter:
         if self.counted_j is not None:
             return self.counted_j
         return None if self._last is None else self.joules
-
-
-def integrate(samples: Iterable[tuple[float, float]], *, longest_s: float) -> EnergyMeter:
-    """samples: (seconds, watts) in the order of time."""
-    meter = EnergyMeter(longest_s=longest_s)
-    for time_s, watts in samples:
-        meter.add(time_s, watts)
-    return meter
 
 
 def energy_of(gpu: GpuSeries) -> EnergyMeter:

@@ -20,7 +20,6 @@ from pipeline.evals.core.score import (
     closing_lines,
     core_results,
     in_order,
-    numbers_of,
     rows_of,
     score_core,
 )
@@ -187,11 +186,11 @@ def test_the_mean_is_called_core_only_of_all_tasks_in_their_published_files(bund
     whole = CoreScore(tasks=scores, missing={}, bundle=made, **given)
     assert whole.name == "core"
     assert whole.mean("v1") == pytest.approx(np.mean([task.centred(0.5, "v1") for task in TASKS]))
-    assert list(numbers_of(core_results(whole)))[:3] == ["core/v1", "core/v2", "core/hellaswag_zeroshot"]
+    assert [row["name"] for row in core_results(whole)][:3] == ["core/v1", "core/v2", "core/hellaswag_zeroshot"]
     assert "not CORE" not in "\n".join(closing_lines(whole))
     object.__setattr__(made, "other", ("copa",))
     assert "not the published file of copa" in "\n".join(closing_lines(whole))
-    assert list(numbers_of(core_results(whole)))[:2] == ["core_partial/v1", "core_partial/v2"]
+    assert [row["name"] for row in core_results(whole)][:2] == ["core_partial/v1", "core_partial/v2"]
     missing = CoreScore(tasks=scores[1:], missing={"hellaswag_zeroshot": "is not in it"}, bundle=made, **given)
     assert missing.name == "core_partial"
     assert "missing hellaswag_zeroshot" in "\n".join(closing_lines(missing))

@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.monitor.samples import (
     NUMBERS,
+    EnergyMeter,
     GpuSeries,
     energy_of,
-    integrate,
     kwh,
     longest_bridged_s,
     read_gpus,
@@ -22,6 +22,13 @@ from pipeline.monitor.samples import (
 from tests.monitor.stand_in import joules
 
 RECORDED = Path(__file__).with_name("recorded.csv")  # of the stand-in at 10 Hz: two attempts, the second one cut off
+
+
+def integrate(samples, *, longest_s):
+    meter = EnergyMeter(longest_s=longest_s)
+    for time_s, watts in samples:
+        meter.add(time_s, watts)
+    return meter
 
 
 def test_energy_of_a_known_power_sampled_at_uneven_times_is_its_integral_to_a_thousandth():

@@ -689,11 +689,6 @@ def _clean_mean(score: CoreScore, cleaned: dict[str, dict[str, Any]], version: s
     return clean_mean(accuracies, cleaned, lambda name, accuracy: tasks[name].centred(accuracy, version))
 
 
-def numbers_of(results: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the results as metrics by name."""
-    return {row["name"]: row["value"] for row in results}
-
-
 def task_line(scored: TaskScore) -> str:
     low, high = scored.interval()
     centred = "  ".join(f"{scored.task.centred(scored.accuracy, version):>8.4f}" for version in VERSIONS)
