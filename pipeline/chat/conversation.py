@@ -168,7 +168,7 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
     known = isinstance(steps, int) and isinstance(batch_tokens, int)
     start = _value(manifest, "inputs", "start_from", "from")
     amount = f" ({si(steps * batch_tokens)} tokens)" if known else ""
-    return f"{', '.join(names)}{amount}" + (f", begun with {start}" if start else "")
+    return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")
 
 
 def _value(record: Any, *keys: str) -> Any:
