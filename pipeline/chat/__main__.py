@@ -1,63 +1,12 @@
 """python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal, or to several in a browser."""
 
 import argparse
+import os
 import sys
-from contextlib import closing
 
-from pipeline.chat.conversation import Conversation, Sampling, Speaker, terminal_text
+from pipeline.chat.conversation import Sampling, open_speaker
+from pipeline.chat.terminal import COMMANDS, Terminal, is_base, note
 from pipeline.run_dir.failures import exit_with_status
-
-# A conversation in the terminal or through a pipe.
-
-COMMANDS = "/new starts over, /system TEXT sets the system message and starts over, /quit or Ctrl-D ends"
-
-
-class Terminal:
-    """Reads lines and prints an answer to each; `conversation` is the one that goes on."""
-
-    def __init__(self, speaker: Speaker, *, system: str | None, sampling: Sampling):
-        self.sampling = sampling
-        self.conversation = Conversation(
-            speaker, system=system, notify=lambda what: print(f"({what})", file=sys.stderr)
-        )
-        if not speaker.chats:
-            print(
-                f"{speaker.name} is a base model: it was not trained to chat and continues your text.", file=sys.stderr
-            )
-
-    def talk(self) -> None:
-        """Lines until /quit or the end. Ctrl-C ends an answer, and leaves the part that is there in the conversation."""
-        shown = sys.stdin.isatty()
-        if shown:
-            import readline  # noqa: F401  # Arrow keys and history in input().
-
-            print(f"{COMMANDS}; Ctrl-C stops an answer.", file=sys.stderr)
-        while True:
-            try:
-                line = input("> " if shown else "").strip()
-            except EOFError:
-                if shown:
-                    print()
-                return
-            if line == "/quit":
-                return
-            if line == "/new":
-                self.conversation.messages = []
-            elif line == "/system" or line.startswith("/system "):
-                self.conversation.system = line.removeprefix("/system").strip() or None
-                self.conversation.messages = []
-            elif line:
-                try:
-                    self.answer(line)
-                except KeyboardInterrupt:
-                    print()
-
-    def answer(self, text: str) -> None:
-        """Print what the model writes, as it writes it."""
-        with closing(self.conversation.answer(text, self.sampling)) as pieces:
-            for piece in pieces:
-                print(terminal_text(piece), end="", flush=True)
-        print()
 
 
 def main(argv: list[str]) -> int:
@@ -73,13 +22,18 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130 if arguments.prompt is not None else 0
+    except BrokenPipeError:  # The reader of the answers has left, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else flushing stdout fails again
+        return 141
     return 0
 
 
 def _talk(arguments: argparse.Namespace) -> None:
-    from pipeline.chat.conversation import open_speaker
-
-    speakers = [open_speaker(name, trust_code=arguments.trust_code) for name in arguments.models]
+    speakers = []
+    for name in arguments.models:
+        if arguments.prompt is None and sys.stderr.isatty():
+            note(f"Loading {name} ...")  # which imports torch first: seconds without a word
+        speakers.append(open_speaker(name, trust_code=arguments.trust_code))
     sampling = sampling_of(arguments)
     if arguments.web:
         from pipeline.chat.page import show
@@ -89,6 +43,8 @@ def _talk(arguments: argparse.Namespace) -> None:
 
     terminal = Terminal(speakers[0], system=arguments.system, sampling=sampling)
     if arguments.prompt is not None:
+        if not speakers[0].chats:
+            note(is_base(speakers[0]))
         terminal.answer(arguments.prompt)
     else:
         terminal.talk()
@@ -106,9 +62,10 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.chat",
+        prog=globals().get("PROG", "python -m pipeline.chat"),  # `tandem` sets it (launch/console.py)
         description="Talk to a model in the terminal, or to one or several side by side on a local page.",
-        epilog=f"In the terminal: {COMMANDS}.",
+        epilog="In the terminal:\n" + "\n".join(f"  {name:<13} {meaning}" for name, meaning in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "models",

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class TextStream:
         return new
 
 
+MOST_EXAMPLES = 4
 TOOL_SIGNS = ("[", "]", "[= ", "] ")  # What is shown for the marks around a tool call and its output.
 
 
@@ -65,12 +67,58 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Speaker:
-    """A model on its device with its tokenizer. chats: it was trained on conversations; otherwise it continues a text."""
+    """A model on its device with its tokenizer.
+
+    chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. trained_on: its data in
+    a line, None where no manifest says it. examples: prompts that its run was sampled with.
+    """
 
     name: str
     model: Any
     tokenizer: Any
     chats: bool
+    path: str
+    trained_on: str | None = None
+    examples: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        return "chat model" if self.chats else "base model"
+
+    @property
+    def positions(self) -> int | None:
+        """Return the longest sequence that the model takes, None where its config does not say."""
+        from pipeline.generation.stream import positions
+
+        return positions(self.model)
+
+    @property
+    def sizes(self) -> str:
+        """Return the model's type, parameters and positions in a line."""
+        parameters = si(self.model.num_parameters())
+        read = [f"{self.positions:,} positions"] if self.positions else []
+        return ", ".join([self.model.config.model_type, f"{parameters} parameters", *read])
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Return whether the chat template writes a system message, which some leave out or refuse."""
+        from pipeline.process.errors import DataError
+        from pipeline.tokenizer.chat import prompt_ids
+
+        question = {"role": "user", "content": "x"}
+        try:
+            ids = prompt_ids(self.tokenizer, [{"role": "system", "content": "y"}, question]) if self.chats else []
+            return self.chats and ids != prompt_ids(self.tokenizer, [question])
+        except DataError:
+            return False
+
+
+def si(number: float) -> str:
+    """Return a count in three digits: 1.16M."""
+    for exponent, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
+        if number >= 10**exponent:
+            return f"{number / 10**exponent:.3g}{letter}"
+    return f"{number:.3g}"
 
 
 def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
@@ -90,14 +138,58 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
     settle_vector_functions()
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)
-    stage = subject.stage or _published_stage(subject.path, revision or None)
+    manifest = subject.run.read_manifest() if subject.run else _published_manifest(subject.path, revision or None)
     return Speaker(
-        name=place, model=model, tokenizer=tokenizer, chats=bool(tokenizer.chat_template) and stage != "pretrain"
+        name=_name(subject),
+        model=model,
+        tokenizer=tokenizer,
+        chats=bool(tokenizer.chat_template) and manifest.get("stage") != "pretrain",
+        path=subject.path,
+        trained_on=_trained_on(manifest, subject.step),
+        examples=_examples(subject.run),
     )
 
 
-def _published_stage(path: str, revision: str | None) -> str | None:
-    """Return the stage in the manifest that is published beside a model; None for a model that no run of ours made."""
+def _name(subject: Any) -> str:
+    """Return the run's name, with its checkpoint where it is one, else the folder's or the Hub id."""
+    if subject.run is None:
+        return Path(subject.path).resolve().name if Path(subject.path).is_dir() else subject.path
+    run = subject.run.path.resolve().name
+    return run if subject.name == "model/" else f"{run}/{subject.name}"
+
+
+def _trained_on(manifest: dict, step: int | None) -> str | None:
+    """Return the names of the data, the number of tokens, and the model it began with; None where the manifest has no data."""
+    sources = _value(manifest, "inputs", "sources")
+    names = [str(name) for source in sources if (name := _value(source, "name"))] if isinstance(sources, list) else []
+    if not names:
+        return None
+    steps, batch_tokens = step or _value(manifest, "results", "step"), _value(manifest, "inputs", "batch_tokens")
+    known = isinstance(steps, int) and isinstance(batch_tokens, int)
+    start = _value(manifest, "inputs", "start_from", "from")
+    amount = f" ({si(steps * batch_tokens)} tokens)" if known else ""
+    return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")
+
+
+def _value(record: Any, *keys: str) -> Any:
+    """Return what stands there in a record that somebody else may have written, else None."""
+    for key in keys:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record
+
+
+def _examples(run: Any) -> tuple[str, ...]:
+    """Return the prompts of the run's samples."""
+    from pipeline.run_dir.rows import read_rows
+
+    prompts = [row.get("prompt") for row in read_rows(run.samples)] if run else []
+    return tuple(dict.fromkeys(prompt for prompt in prompts if isinstance(prompt, str) and prompt.strip()))[
+        :MOST_EXAMPLES
+    ]
+
+
+def _published_manifest(path: str, revision: str | None) -> dict:
+    """Return the manifest that is published beside a model; empty for a model that no run of ours made."""
     from transformers.utils import cached_file
 
     from pipeline.process.storage import read_json
@@ -109,20 +201,21 @@ def _published_stage(path: str, revision: str | None) -> str | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return read_json(Path(manifest)).get("stage") if manifest else None
+    return read_json(Path(manifest)) if manifest else {}
 
 
 class Conversation:
     """Messages of a conversation with a speaker, as it reads them.
 
-    system: the system message; it may be changed between answers. tell: is called with a sentence when a part of the
-    conversation is no longer read.
+    system: the system message; it may be changed between answers. notify: is called with a sentence when a part of the
+    conversation is no longer read. A base model reads only what it continues: it has no messages.
     """
 
     def __init__(self, speaker: Speaker, *, system: str | None = None, notify: Callable[[str], None] = print):
         self.speaker, self.system, self.notify = speaker, system, notify
         self.messages: list[dict] = []
-        self.answers = 0
+        self.answers = 0  # of this conversation, those taken back too: each is drawn with a seed of its own
+        self.last: str | None = None  # What was asked last, or what a base model last continued.
 
     def answer(self, text: str, sampling: Sampling) -> Generator[str, None, None]:
         """Yield the answer's text in pieces, as the model writes it. Closed early, the part that is there stays in the conversation.
@@ -139,6 +232,7 @@ class Conversation:
         ids = self._ids(text, sampling.max_new_tokens)
         tokens = stream(speaker.model, speaker.tokenizer, ids, calculator=speaker.chats, **settings)
         self.answers += 1
+        self.last = text
         shown = TextStream(speaker.tokenizer)
         try:
             for token in tokens:
@@ -147,6 +241,18 @@ class Conversation:
         finally:
             if speaker.chats:
                 self.messages += answer_messages(speaker.tokenizer, shown.ids)
+
+    def undo(self) -> str | None:
+        """Take the last question and its answer out of the conversation and return the question; None where there is none."""
+        taken = self.last
+        turns = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+        if turns:
+            del self.messages[turns[-1] :]
+        self.last = self.messages[turns[-2]]["content"] if len(turns) > 1 else None
+        return taken
+
+    def clear(self) -> None:
+        self.messages, self.last = [], None
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
         """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""

@@ -1,20 +1,22 @@
 """The page: one or several speakers side by side, in Gradio, on this machine's loopback address.
 
-What is said stays text: no Markdown, no HTML, nothing is fetched from elsewhere. The answer to each request forbids the
+A model's Markdown is shown; HTML stays text, and nothing is fetched from elsewhere. The answer to each request forbids the
 browser the rest.
 """
 
 import importlib.util
+import json
 import os
-import re
 import signal
 import threading
-from collections.abc import Generator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.chat.conversation import Conversation, Sampling, Speaker
+from pipeline.chat.conversation import Sampling, Speaker
+from pipeline.chat.rendering import card_of
+from pipeline.chat.visit import Visit
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
@@ -29,12 +31,33 @@ MOST_MESSAGE_CHARS = (
 MOST_REQUEST_BYTES = 2**20
 VISIT_S = 3600.0  # after which a tab that was closed is forgotten
 STYLE = """
-.gradio-container { max-width: 1200px !important; margin: 0 auto !important; }
-.conversation { height: calc(100dvh - 13rem) !important; min-height: 14rem; }
-.conversation .md { overflow-wrap: anywhere; white-space: pre-wrap; }
+.gradio-container { width: 100% !important; max-width: min(100%, 56rem) !important; margin: 0 auto !important; }
+.gradio-container:has(.talk + .talk) { max-width: min(100%, 90rem) !important; }
+.gradio-container > .main { padding: 1rem !important; max-width: none !important; }
+.models > .talk { display: flex; flex-direction: column; gap: .5rem !important; }
+.talk > :first-child { flex: none !important; }
+.model h2 { font-size: 1.1rem; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
+.model h2 span { font-size: .75rem; font-weight: 400; padding: .1rem .5rem; margin-left: .25rem; white-space: nowrap;
+  border: 1px solid var(--border-color-primary); border-radius: 1rem; }
+.model p { font-size: .8rem; line-height: 1.4; margin: 0; opacity: .75; overflow-wrap: anywhere; }
+.talk > .conversation { flex: 1 1 0 !important; min-height: 14rem; }
 .conversation button[aria-label="Clear"], .conversation button[title="Clear"] { display: none; }
-@media (max-width: 700px) { .conversation { height: calc(50dvh - 4rem) !important; } }
+.conversation .message-content, .conversation .message-markdown-disabled { white-space: normal !important; }
+.conversation .message-content { padding-right: 1rem; }
+.conversation .md { overflow-wrap: anywhere; }
+.conversation .plain { white-space: pre-wrap; }
+.conversation .empty { opacity: .6; }
+.conversation .copy { position: absolute; right: -.4rem; bottom: -.35rem; opacity: .5; }
+.conversation .copy:hover, .conversation .copy:focus-within { opacity: 1; }
+.conversation .copy .check { position: absolute; inset: 0; background: var(--background-fill-primary); }
+.conversation .copy .source { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: pre; user-select: none; }
+.conversation .prose table { display: block; overflow-x: auto; border: 0 !important; padding: 0; }
+.conversation .prose li { font-size: inherit; }
 footer { display: none !important; }
+@media (max-width: 700px) {
+  .models:has(.talk + .talk) p:not(:first-of-type) { display: none; }
+  .talk > .conversation { min-height: 12rem; }
+}
 """
 
 
@@ -140,71 +163,18 @@ async def _refuse(send: Any, status: int, reason: str) -> None:
     await send({"type": "http.response.body", "body": reason.encode()})
 
 
-def escaped(text: str) -> str:
-    """Return a message for Chatbot, which takes it for HTML and dedents it: shown, it is `text` to the last space."""
-    return re.sub(r"(?m)[&<>\t]|^ |\A\n", lambda found: f"&#{ord(found[0])};", text)
-
-
-class Visit:
-    """One browser tab: a conversation with each speaker, and its transcript."""
-
-    def __init__(self, speakers: list[Speaker]):
-        import gradio
-
-        self.conversations = [Conversation(speaker, notify=gradio.Info) for speaker in speakers]
-        self.transcripts: list[list[dict[str, str]]] = [[] for _ in speakers]
-
-    def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
-        """Let `said` grow by a piece of every speaker's answer at a time."""
-        for conversation, transcript in zip(self.conversations, self.transcripts, strict=True):
-            conversation.system = system
-            transcript += [{"role": "user", "content": text}, {"role": "assistant", "content": ""}]
-        yield
-        with ExitStack() as left:
-            answers = [
-                (left.enter_context(closing(conversation.answer(text, sampling))), transcript[-1])
-                for conversation, transcript in zip(self.conversations, self.transcripts, strict=True)
-            ]
-            while answers:
-                for answer in list(answers):
-                    pieces, message = answer
-                    piece = next(pieces, None)
-                    if piece is None:
-                        answers.remove(answer)
-                    else:
-                        message["content"] += piece
-                yield
-
-    def shown(self) -> list[list[dict[str, str]]]:
-        """Return the value of each speaker's Chatbot."""
-        return [
-            [message | {"content": escaped(message["content"])} for message in transcript]
-            for transcript in self.transcripts
-        ]
-
-
 def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> Any:
     """Return the Gradio app."""
     import gradio
 
-    with gradio.Blocks(title="Tandem", analytics_enabled=False, fill_height=True) as blocks:
-        visit = gradio.State(lambda: Visit(speakers), time_to_live=VISIT_S)
-        with gradio.Row():
-            chatbots = [
-                gradio.Chatbot(
-                    label=speaker.name if speaker.chats else f"{speaker.name} (base)",
-                    placeholder="Ask something." if speaker.chats else "A base model: it continues what you write.",
-                    elem_classes="conversation",
-                    min_width=320,
-                    render_markdown=False,
-                    reasoning_tags=[],
-                    feedback_options=None,
-                    buttons=[],  # Copying would give the escapes.
-                )
-                for speaker in speakers
-            ]
+    names = ", ".join(speaker.name for speaker in speakers)
+    with gradio.Blocks(title=f"{names} - Tandem", analytics_enabled=False, fill_height=True) as blocks:
+        visit = gradio.State(lambda: Visit(speakers, notify=gradio.Info), time_to_live=VISIT_S)
+        stored = gradio.Textbox(visible="hidden")
+        with gradio.Row(scale=1, equal_height=True, elem_classes="models"):
+            chatbots = [_chatbot(speaker, examples=_examples(speakers)) for speaker in speakers]
         box = gradio.Textbox(
-            placeholder="Message",
+            placeholder="Message (Shift+Enter begins a line)",
             show_label=False,
             container=False,
             submit_btn=True,
@@ -212,47 +182,86 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
             max_length=MOST_MESSAGE_CHARS,
             autofocus=True,
         )
+        with gradio.Row(elem_classes="actions"):
+            again = gradio.Button("Regenerate", size="sm", scale=0, min_width=150)
+            new = gradio.Button("New conversation", size="sm", scale=0, min_width=150)
         with gradio.Accordion("Settings", open=False):
             system_box = gradio.Textbox(
-                system or "", label="System message", max_lines=4, max_length=MOST_MESSAGE_CHARS
+                system or "",
+                label="System message",
+                max_lines=4,
+                max_length=MOST_MESSAGE_CHARS,
+                visible=any(speaker.takes_system for speaker in speakers),
             )
             with gradio.Row():
-                controls = _controls(sampling)
-        with gradio.Row():
-            new = gradio.Button("New conversation", size="sm", scale=0, min_width=180)
-        _connect(visit, chatbots, box, system_box, controls, new, speakers)
+                controls = _controls(sampling, longest=_longest(speakers, sampling))
+        _connect(blocks, visit, stored, chatbots, box, [system_box, *controls], again, new, speakers)
     return blocks
 
 
-def _controls(sampling: Sampling) -> list[Any]:
+def _examples(speakers: list[Speaker]) -> list[dict[str, str]]:
+    """Return the prompts that the first run with some was sampled with, as an empty Chatbot takes them."""
+    return [{"text": text} for text in next((speaker.examples for speaker in speakers if speaker.examples), ())]
+
+
+def _chatbot(speaker: Speaker, *, examples: list[dict[str, str]]) -> Any:
+    import gradio
+
+    with gradio.Column(min_width=300, elem_classes="talk"):
+        gradio.HTML(card_of(speaker))
+        return gradio.Chatbot(
+            show_label=False,
+            placeholder="Ask something." if speaker.chats else "A base model: it continues what you write.",
+            examples=examples or None,
+            elem_classes="conversation",
+            scale=1,
+            height=None,
+            render_markdown=False,  # html_of has done it, and Gradio's would take HTML for HTML.
+            latex_delimiters=[],
+            reasoning_tags=[],
+            feedback_options=None,
+            buttons=[],  # Copying would give the HTML.
+        )
+
+
+def _longest(speakers: list[Speaker], sampling: Sampling) -> int:
+    """Return the most tokens that an answer of any of them can have."""
+    positions = [speaker.positions for speaker in speakers]
+    known = [number for number in positions if number]
+    return max(known) if len(known) == len(positions) else max(4096, sampling.max_new_tokens)
+
+
+def _controls(sampling: Sampling, *, longest: int) -> list[Any]:
     """In the order of `Sampling`'s fields."""
     import gradio
 
     look = {"min_width": 180, "buttons": []}
-    longest = max(4096, sampling.max_new_tokens)
+    tokens = min(sampling.max_new_tokens, longest)
     return [
         gradio.Slider(0, max(2, sampling.temperature), sampling.temperature, step=0.05, label="temperature", **look),
         gradio.Slider(0, max(200, sampling.top_k or 0), sampling.top_k or 0, step=1, label="top_k (0: all)", **look),
         gradio.Slider(0, 1, sampling.top_p or 1.0, step=0.01, label="top_p", **look),
-        gradio.Slider(1, longest, sampling.max_new_tokens, step=1, label="max_new_tokens", **look),
+        gradio.Slider(1, longest, tokens, step=1, label="max_new_tokens", **look),
         gradio.Number(sampling.seed, precision=0, minimum=0, label="seed", min_width=180),
     ]
 
 
-def _connect(visit, chatbots, box, system_box, controls, new, speakers: list[Speaker]) -> None:
+def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speakers: list[Speaker]) -> None:
     import gradio
 
-    private = {"api_visibility": "private", "show_progress": "hidden"}
+    quiet = {"api_visibility": "private", "show_progress": "hidden"}
+    answering = quiet | {"concurrency_id": "answer"}  # A model answers one tab at a time.
     at_rest, busy = {"submit_btn": True, "stop_btn": False}, {"submit_btn": False, "stop_btn": True}
+    outputs = [box, stored, *chatbots]
 
-    def send(visit: Visit, text: str, system: str, temperature, top_k, top_p, max_new_tokens, seed):
-        if not text.strip():
-            yield [gradio.skip()] * (1 + len(chatbots))
-            return
+    def answer(visit: Visit, text: str, settings: list[Any], **first: Any):
+        """Yield values of the outputs while the answers grow."""
+        system, temperature, top_k, top_p, max_new_tokens, seed = settings
         if len(text) + len(system) > MOST_MESSAGE_CHARS:
             raise gradio.Error(
                 f"The message has {len(text) + len(system):,} characters; at most {MOST_MESSAGE_CHARS:,} are read."
             )
+        visit.settings = settings
         sampling = Sampling(
             temperature=temperature,
             top_k=top_k or None,
@@ -260,22 +269,77 @@ def _connect(visit, chatbots, box, system_box, controls, new, speakers: list[Spe
             max_new_tokens=max_new_tokens,
             seed=int(seed or 0),
         )
-        first = gradio.update(value="", **busy)
+        begun = gradio.update(**first, **busy), visit.stored()
         try:
-            with closing(visit.answer(text.strip(), system=system.strip() or None, sampling=sampling)) as growing:
+            with closing(visit.answer(text, system=system.strip() or None, sampling=sampling)) as growing:
                 for _ in growing:
-                    yield [first, *visit.shown()]
-                    first = gradio.skip()
+                    yield [*begun, *visit.shown()]
+                    begun = gradio.skip(), gradio.skip()
         except TandemError as error:
             raise gradio.Error(str(error)) from None
 
+    def send(visit: Visit, text: str, *settings: Any):
+        if text.strip():
+            yield from answer(visit, text.strip(), list(settings), value="")
+        else:
+            yield [gradio.skip()] * len(outputs)
+
+    def regenerate(visit: Visit, *settings: Any):
+        if visit.answering or (question := visit.take_back()) is None:
+            yield [gradio.skip()] * len(outputs)
+        else:
+            yield from answer(visit, question, list(settings))
+
     def rest(visit: Visit):
-        return [gradio.update(**at_rest), *visit.shown()]
+        return [gradio.update(**at_rest), visit.stored(), *visit.shown()]
 
     def start_over():
-        return Visit(speakers), gradio.update(**at_rest), *([] for _ in chatbots)
+        fresh = Visit(speakers, notify=gradio.Info)
+        return fresh, gradio.update(**at_rest), fresh.stored(), *fresh.shown()
 
-    sending = box.submit(send, [visit, box, system_box, *controls], [box, *chatbots], **private)
-    sending.then(rest, visit, [box, *chatbots], **private)
-    box.stop(rest, visit, [box, *chatbots], cancels=sending, **private)
-    new.click(start_over, None, [visit, box, *chatbots], cancels=sending, **private)
+    def load(visit: Visit, text: str):
+        if not visit.turns:  # else a message came before the page was ready
+            visit.restore(text)
+        return *visit.shown(), *_restored(visit.settings, settings)
+
+    def example(event: gradio.SelectData):
+        return event.value["text"]
+
+    sending = box.submit(send, [visit, box, *settings], outputs, **answering)
+    regenerating = again.click(regenerate, [visit, *settings], outputs, **answering)
+    for ended in (sending, regenerating):
+        ended.then(rest, visit, outputs, **quiet)
+    box.stop(rest, visit, outputs, cancels=[sending, regenerating], **quiet)
+    new.click(start_over, None, [visit, *outputs], cancels=[sending, regenerating], **quiet)
+    for chatbot in chatbots:
+        chosen = chatbot.example_select(example, None, box, **quiet)
+        chosen.then(send, [visit, box, *settings], outputs, **answering).then(rest, visit, outputs, **quiet)
+    key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
+    # The tab's own storage: other tabs have conversations of their own, and what was said is gone with the tab.
+    stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)
+    blocks.load(
+        load,
+        [visit, stored],
+        [*chatbots, *settings],
+        js=f"() => [null, sessionStorage.getItem({key}) ?? '']",
+        **quiet,
+    )
+
+
+def _restored(values: list[Any], settings: list[Any]) -> list[Any]:
+    """Return the settings of the visit as the page's components take them; those that they do not take stay as they are."""
+    import gradio
+
+    if len(values) != len(settings):
+        return [gradio.skip()] * len(settings)
+    return [_within(value, component) for value, component in zip(values, settings, strict=True)]
+
+
+def _within(value: Any, component: Any) -> Any:
+    import gradio
+
+    lowest, highest = getattr(component, "minimum", None), getattr(component, "maximum", None)
+    if lowest is None:
+        return value if isinstance(value, str) else gradio.skip()
+    right = isinstance(value, int | float) and value >= lowest and (highest is None or value <= highest)
+    return value if right else gradio.skip()

@@ -59,8 +59,10 @@ def main() -> int:
         from pipeline.launch.launch import start
 
         start(str(PACKAGE / f"{command}.py"), f"quickstart_{command}", arguments)
-    sys.argv = [f"tandem {command}", *arguments]
-    runpy.run_module(MODULES[command][0], run_name="__main__", alter_sys=True)
+    program = f"tandem {command}"
+    sys.argv = [program, *arguments]
+    # runpy writes the module's path into sys.argv[0]; a parser that shows how it was called reads PROG.
+    runpy.run_module(MODULES[command][0], init_globals={"PROG": program}, run_name="__main__", alter_sys=True)
     return 0
 
 
