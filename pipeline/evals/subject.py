@@ -9,7 +9,7 @@ from pipeline.process.errors import DataError, InputMissingError, TandemError
 from pipeline.process.storage import read_json, refuse_endless_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
-from pipeline.run_dir.run_directory import RunDirectory, find_run, latest_run
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +57,13 @@ def _find(name: str, runs: str) -> Subject:
     path = Path(name)
     if (path / "config.json").exists():
         return _folder(path)
-    if name.startswith("latest:"):
-        latest = latest_run(name.removeprefix("latest:"), runs)
-        if latest is None:
-            raise InputMissingError(
-                f"{name}: {runs}/ has no finished run of that recipe. Name a run, a model folder or a Hub id."
-            )
-        return _of_run(latest)
     run = find_run(name, runs) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
     if run is not None:
         return _of_run(run)
+    if name.startswith("latest:"):
+        raise InputMissingError(
+            f"{name}: {runs}/ has no finished run of that recipe or stage. Name a run, a model folder or a Hub id."
+        )
     if path.is_dir():
         raise InputMissingError(
             f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."

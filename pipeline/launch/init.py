@@ -24,7 +24,7 @@ samples:
 """
 CHAT = """
 model:
-  start_from: latest:own_text     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
+  start_from: latest:pretrain     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
 
 samples:
   prompts: ["Who are you?"]       # asked after each evaluation

@@ -176,7 +176,7 @@ class Model(Section):
     """Sizes and architecture. Without a preset the defaults are GPT-2's."""
 
     type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr.", must_match=True)
-    start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>; resolved once and saved with its hash.", must_match=True)
+    start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>, latest:pretrain, latest:sft; resolved once and saved with its hash.", must_match=True)
     preset: Literal["gpt2", "modern"] = key("gpt2", "modern switches on every option of the current nanochat; single keys below still win.", must_match=True)
     depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000, must_match=True)
     aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000, must_match=True)

@@ -10,7 +10,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 from pipeline.run_dir.checkpoints import by_step
-from pipeline.run_dir.run_directory import RunDirectory, find_run, latest_run
+from pipeline.run_dir.run_directory import RunDirectory, find_run, is_run_of, latest_run
 
 # Largest that is read of a config.json; models have at most some hundred layers.
 SIZES = (
@@ -36,8 +36,8 @@ NO_ARCHITECTURE = {"vocab_multiple"}
 def resolve_start(recipe: Recipe) -> Recipe:
     """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is named.
 
-    A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<recipe>` the last
-    finished run of that recipe. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
+    A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<name>` the last
+    finished run of that recipe or stage. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
     is left as it is.
     """
     start = recipe.model.start_from
@@ -47,8 +47,8 @@ def resolve_start(recipe: Recipe) -> Recipe:
     if run is None and start.startswith("latest:"):
         name = start.removeprefix("latest:")
         raise InputMissingError(
-            f"{recipe.where('model.start_from')}: no finished run of recipe {name!r} in {recipe.run.directory}/. "
-            f"Train it first: bash run_pretrain.sh recipes/{name}.yaml"
+            f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage {name!r}. "
+            "Train it first (stage 1 is `tandem pretrain RECIPE`), or name a run, a folder with a model or a Hub id."
         )
     if run is not None:
         folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
@@ -200,7 +200,7 @@ def _run(recipe: Recipe, start: str) -> RunDirectory | None:
     begun = begun_run(recipe).get("model.start_from")
     if begun is not None:
         run = RunDirectory(Path(begun).parent)
-        if Path(begun).is_dir() and run.read_manifest().get("recipe_name") == name:
+        if Path(begun).is_dir() and is_run_of(run.read_manifest(), name):
             return run
     return latest_run(name, recipe.run.directory)
 

@@ -244,16 +244,18 @@ def fit_file(runs: Path, family: str) -> Path:
 
 
 def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
-    """Return the run of that path or name, or None when there is no such run directory."""
+    """Return the run of that path or name, or that `latest:<recipe>` means; None when there is no such run directory."""
+    if name.startswith("latest:"):
+        return latest_run(name.removeprefix("latest:"), runs)
     for path in (Path(name), Path(runs) / name):
         if (path / "run_manifest.json").exists():
             return RunDirectory(path)
     return None
 
 
-def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
-    """Return the finished run of a recipe that ended last: what `latest:<recipe>` means. A run whose manifest is damaged is named
-    and passed over."""
+def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
+    """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means. A run whose
+    manifest is damaged is named and passed over."""
     found = []
     for path in sorted(Path(runs).glob("*/run_manifest.json")):
         run = RunDirectory(path.parent)
@@ -262,11 +264,16 @@ def latest_run(recipe_name: str, runs: str = "runs") -> RunDirectory | None:
         except OSError as error:
             manifest, wrong = {}, [str(error.strerror)]
         if wrong:
-            note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{recipe_name} passes over this run")
+            note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{name} passes over this run")
             continue
-        if manifest.get("recipe_name") == recipe_name and "finished" in manifest:
+        if is_run_of(manifest, name) and "finished" in manifest:
             found.append((manifest["finished"], run))
     return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def is_run_of(manifest: dict[str, Any], name: str) -> bool:
+    """Return whether the manifest is of a run of that recipe or stage."""
+    return name in (manifest.get("recipe_name"), manifest.get("stage"))
 
 
 # The runs that a run comes from: the one whose weights it began with, and the one that it forks.

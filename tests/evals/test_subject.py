@@ -16,13 +16,13 @@ def runs(tmp_path, monkeypatch):
         model = tmp_path / "runs" / name / "model"
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
-        manifest = {"recipe_name": "mine", **({"finished": finished} if finished else {})}
+        manifest = {"recipe_name": "mine", "stage": "sft", **({"finished": finished} if finished else {})}
         (model.parent / "run_manifest.json").write_text(json.dumps(manifest))
 
 
-def test_latest_is_the_finished_run_of_a_recipe_that_ended_last(runs):
-    assert find_subject("latest:mine").path == "runs/mine-2/model"
-    with pytest.raises(InputMissingError, match="latest:other: runs/ has no finished run of that recipe"):
+def test_latest_is_the_finished_run_of_a_recipe_or_stage_that_ended_last(runs):
+    assert find_subject("latest:mine").path == find_subject("latest:sft").path == "runs/mine-2/model"
+    with pytest.raises(InputMissingError, match="latest:other: runs/ has no finished run of that recipe or stage"):
         find_subject("latest:other")
 
 

@@ -61,7 +61,7 @@ def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
 
 def test_without_a_finished_run_the_command_that_trains_one_is_told(folder):
     make_run(folder, "training")
-    with pytest.raises(InputMissingError, match=r"Train it first: bash run_pretrain.sh recipes/base.yaml"):
+    with pytest.raises(InputMissingError, match=r"has no finished run of a recipe or stage 'base'\. Train it first"):
         resolved(folder, "latest:base")
 
 

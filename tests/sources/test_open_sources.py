@@ -408,3 +408,14 @@ def test_parquet_with_dictionary_pages_as_pandas_writes_it_is_whole(tmp_path):
     assert chunk.data_page_offset - chunk.dictionary_page_offset > 2**16
     train, validation = open_sources(recipe(tmp_path, Source(files="*.parquet")), kind="text")
     assert sorted(item.text for source in train + validation for item in items(source)) == sorted(texts)
+
+
+def test_a_run_inside_the_folder_of_its_data_is_no_data_of_it(tmp_path):
+    write_folder(tmp_path / "books", 4)
+    run = tmp_path / "books" / "runs" / "books-1"
+    (run / "report").mkdir(parents=True)
+    (run / "run_manifest.json").write_text("{}")
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    (run / "report" / "report.md").write_text("# A report\n")
+    train, _ = open_sources(recipe(tmp_path, Source(files="books"), validation=[]), kind="text")
+    assert sorted(file.label for file in train[0].files) == ["000.txt", "001.txt", "002.txt", "003.txt"]
