@@ -33,12 +33,16 @@ def main(argv: list[str]) -> int:
     space_arguments.add_argument("runs", nargs="+", metavar="RUN", help="pushed runs, side by side on one page")
     space_arguments.add_argument("--output", default="space", help="the new folder (default %(default)s)")
     export_arguments = commands.add_parser(
-        "export", help="write the model for llama.cpp, for onnxruntime, or in shards and another type"
+        "export", help="write the model for llama.cpp, Ollama, onnxruntime, or in shards and another type"
     )
     export_arguments.add_argument("model", metavar="RUN_OR_MODEL", help="a run, a checkpoint or a model folder")
-    export_arguments.add_argument("--to", choices=("gguf", "onnx", "safetensors"), required=True)
+    export_arguments.add_argument("--to", choices=("gguf", "ollama", "onnx", "safetensors"), required=True)
     export_arguments.add_argument("--output", metavar="PATH", help="default beside the model, named by run and format")
-    export_arguments.add_argument("--type", metavar="TYPE", help="f32, f16, bf16; of gguf also q8_0; onnx is f32")
+    export_arguments.add_argument(
+        "--type",
+        metavar="TYPE",
+        help="f32, f16, bf16; of gguf and ollama also q8_0, q4_k_m, q5_k_m, q6_k, whose cost in bits per byte is printed; onnx is f32",
+    )
     export_arguments.add_argument("--max-shard-size", default="5GB", help="of one file of safetensors (default 5GB)")
     export_arguments.add_argument("--trust-code", action="store_true", help="run code files that come with the model")
     beside_arguments = commands.add_parser("beside", help="what a run starts by itself to publish its checkpoints")

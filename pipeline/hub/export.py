@@ -1,4 +1,4 @@
-"""A model as other programs read it: GGUF for llama.cpp, ONNX for onnxruntime, safetensors in shards and in another type."""
+"""A model as other programs read it: GGUF for llama.cpp and Ollama, ONNX for onnxruntime, safetensors in shards and in another type."""
 
 import json
 import os
@@ -13,157 +13,10 @@ import yaml
 
 import pipeline
 from pipeline.evals.subject import Subject, find_subject, open_model
+from pipeline.hub.gguf_file import QUANTIZED, modelfile, quantize_gguf, weights_of_gguf, write_gguf
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError
-from pipeline.process.storage import new_folder, read_json, write_text
+from pipeline.process.storage import new_folder, write_text
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.tokenizer.encode import GPT2_PATTERN, split_pattern
-
-# GGUF, the file that llama.cpp runs: of a GPT-2 whose tokenizer cuts text as GPT-2's does.
-
-ARCHITECTURE = "gpt2"
-# What llama.cpp's GPT-2 always computes.
-FIXED = {
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-}
-NAMES = {
-    "wte": "token_embd",
-    "wpe": "position_embd",
-    "ln_f": "output_norm",
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
-
-
-def write_gguf(model: Path, target: Path, *, name: str, dtype: str = "f16") -> None:
-    """Write the model of that folder as one GGUF file; norms, biases and positions stay fp32.
-
-    dtype: f32, f16, bf16 or q8_0, of the matrices; one whose rows q8_0 does not divide is f16. Raises RecipeError with the
-    reason when llama.cpp cannot compute this model or cut its text, InputMissingError without the package gguf.
-    """
-    try:
-        import gguf
-    except ImportError:
-        raise InputMissingError(
-            "GGUF files are written by the package gguf, which is not installed. Run: pip install gguf"
-        ) from None
-    config, tokenizer = read_json(model / "config.json"), json.loads((model / "tokenizer.json").read_text("utf-8"))
-    if reasons := [*why_not_computed(config), *why_not_cut(tokenizer)]:
-        raise RecipeError(
-            f"{model}: llama.cpp cannot run this model: {'; '.join(reasons)}. Train with model.type gpt2 and tokenizer.split_pattern gpt2 "
-            "for GGUF; the folder itself runs in transformers."
-        )
-    writer = gguf.GGUFWriter(target, ARCHITECTURE)
-    try:
-        _add_sizes(writer, config, name=name)
-        _add_tokenizer(writer, model, tokenizer, ids=config["vocab_size"])
-        _add_tensors(writer, model, config, wanted=gguf.GGMLQuantizationType[dtype.upper()])
-        writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if dtype == 'f32' else 'MOSTLY'}_{dtype.upper()}"])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-
-
-def why_not_computed(config: dict[str, Any]) -> list[str]:
-    """Return what of the config llama.cpp's GPT-2 has not; [] when it computes the same."""
-    if config.get("model_type") != "gpt2":
-        return [f"the model is written as {config.get('model_type')}, and of ours llama.cpp computes plain GPT-2 only"]
-    return [
-        f"{name} is {config[name]} and there it is always {value}"
-        for name, value in FIXED.items()
-        if config.get(name, value) != value
-    ]
-
-
-def why_not_cut(tokenizer: dict[str, Any]) -> list[str]:
-    """Return why llama.cpp would give a text other ids; [] when it gives the same. tokenizer: the content of tokenizer.json."""
-    model = tokenizer["model"]
-    other = model.get("byte_fallback") or model.get("ignore_merges") or tokenizer.get("normalizer")
-    if model["type"] != "BPE" or other:
-        return ["the tokenizer is no plain byte-level BPE"]
-    if split_pattern(tokenizer.get("pre_tokenizer")) != GPT2_PATTERN:
-        return ["the tokenizer cuts text by another pattern than GPT-2's, the only one of ours that llama.cpp has"]
-    return []
-
-
-def _add_sizes(writer: Any, config: dict[str, Any], *, name: str) -> None:
-    writer.add_name(name)
-    writer.add_block_count(config["n_layer"])
-    writer.add_context_length(config["n_positions"])
-    writer.add_embedding_length(config["n_embd"])
-    writer.add_feed_forward_length(config.get("n_inner") or 4 * config["n_embd"])
-    writer.add_head_count(config["n_head"])
-    writer.add_layer_norm_eps(config["layer_norm_epsilon"])
-
-
-def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: int) -> None:
-    """ids: rows of the embedding; those without a token are unused ones."""
-    from gguf import TokenType
-    from transformers import AutoTokenizer
-
-    special = {token["id"]: token["special"] for token in tokenizer["added_tokens"]}
-    tokens = {**{i: token for token, i in tokenizer["model"]["vocab"].items()}}
-    tokens |= {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
-    kinds = {i: TokenType.CONTROL if special[i] else TokenType.USER_DEFINED for i in special}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([tokens.get(i, f"[PAD{i}]") for i in range(ids)])
-    writer.add_token_types([kinds.get(i, TokenType.NORMAL if i in tokens else TokenType.UNUSED) for i in range(ids)])
-    merges = tokenizer["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
-    loaded = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    for add, token in (
-        (writer.add_bos_token_id, loaded.bos_token_id),
-        (writer.add_eos_token_id, loaded.eos_token_id),
-        (writer.add_eom_token_id, loaded.bos_token_id),  # ends a text as well: another one begins
-        (writer.add_pad_token_id, loaded.pad_token_id),
-    ):
-        if token is not None:
-            add(token)
-    writer.add_add_bos_token(loaded("a").input_ids[0] == loaded.bos_token_id)
-    if loaded.chat_template:
-        writer.add_chat_template(loaded.chat_template)
-
-
-def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: Any) -> None:
-    from gguf import GGMLQuantizationType, QuantError, quants
-
-    from pipeline.model.export import read_weights
-
-    for name, tensor in read_weights(model).items():
-        value = tensor.float()
-        if name.endswith((".attn.bias", ".attn.masked_bias")):
-            continue  # the causal mask, in files of old versions
-        if ".c_" in name and value.ndim == 2:
-            value = value.T  # GPT-2 stores (in, out)
-        array = value.contiguous().numpy()
-        kind = wanted if value.ndim == 2 and "wpe" not in name else GGMLQuantizationType.F32
-        try:
-            data = quants.quantize(array, kind)
-        except QuantError:
-            kind = GGMLQuantizationType.F16
-            data = quants.quantize(array, kind)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
-
-
-def gguf_name(name: str) -> str:
-    """transformer.h.3.attn.c_attn.weight -> blk.3.attn_qkv.weight"""
-    if name == "lm_head.weight":
-        return "output.weight"
-    part, _, kind = name.removeprefix("transformer.").rpartition(".")
-    block = ""
-    if part.startswith("h."):
-        _, number, part = part.split(".", 2)
-        block = f"blk.{number}."
-    return f"{block}{NAMES[part]}.{kind}"
-
 
 # ONNX, the graph that onnxruntime and others run: token ids and their mask in, logits out, of any batch and length.
 
@@ -289,7 +142,8 @@ def _readme(ids: list[str]) -> str:
 
 
 TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-DTYPES = {"gguf": (*TORCH_DTYPES, "q8_0"), "onnx": ("f32",), "safetensors": tuple(TORCH_DTYPES)}
+GGUF_DTYPES = (*TORCH_DTYPES, "q8_0", *QUANTIZED)
+DTYPES = {"gguf": GGUF_DTYPES, "ollama": GGUF_DTYPES, "onnx": ("f32",), "safetensors": tuple(TORCH_DTYPES)}
 
 
 def export(
@@ -303,9 +157,9 @@ def export(
 ) -> Path:
     """Write the model that `name` means (run, checkpoint, folder) whole or not at all; returns what was written.
 
-    to: gguf, one file; onnx, a folder with model.onnx; safetensors, a folder that from_pretrained loads, its weights in
-    files of at most max_shard_size. dtype: of the weights, one of DTYPES[to]; default f16 for gguf, as they are for
-    safetensors. output: default beside the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
+    to: gguf, one file; ollama, a folder with that file and a Modelfile; onnx, a folder with model.onnx; safetensors, a folder
+    that from_pretrained loads, its weights in files of at most max_shard_size. dtype: of the weights, one of DTYPES[to];
+    default f16 for gguf and ollama, as they are for safetensors. What quantizing costs in bits per byte is printed for a run. output: default beside the model, where run and format name it. Raises RecipeError when this model cannot be written so, CannotWriteError
     when the output exists, InputMissingError when there is no such model or package, RecipeError for a model of code of its own (trust_code: run it).
     """
     subject = find_subject(name, trust_code=trust_code)
@@ -320,7 +174,12 @@ def export(
         raise CannotWriteError(f"{target}: exists and is not overwritten. Remove it, or name another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     if to == "gguf":
-        _gguf(Path(subject.path), target, name=_name(subject), dtype=dtype or "f16")
+        _gguf(subject, target, dtype=dtype or "f16")
+    elif to == "ollama":
+        file = f"{_name(subject)}-{dtype or 'f16'}.gguf"
+        with new_folder(target) as folder:
+            write_text(folder / "Modelfile", modelfile(file, model=Path(subject.path)))
+            _gguf(subject, folder / file, dtype=dtype or "f16")
     else:
         _folder(subject, target, to=to, dtype=dtype, max_shard_size=max_shard_size)
     return target
@@ -339,14 +198,59 @@ def _default(subject: Subject, *, to: str, dtype: str | None) -> Path:
     return folder / (f"{stem}-{dtype or 'f16'}.gguf" if to == "gguf" else "-".join(filter(None, (stem, to, dtype))))
 
 
-def _gguf(model: Path, target: Path, *, name: str, dtype: str) -> None:
-
-    unfinished = target.with_name(f".tmp-{target.name}")
+def _gguf(subject: Subject, target: Path, *, dtype: str) -> None:
+    model, unfinished, whole = Path(subject.path), target.with_name(f".tmp-{target.name}"), target.with_name(f".tmp-f32-{target.name}")  # fmt: skip
     try:
-        write_gguf(model, unfinished, name=name, dtype=dtype)
+        if dtype in QUANTIZED:
+            write_gguf(model, whole, name=_name(subject), dtype="f32")
+            quantize_gguf(whole, unfinished, dtype=dtype)
+        else:
+            write_gguf(model, unfinished, name=_name(subject), dtype=dtype)
+        if dtype not in TORCH_DTYPES:
+            print(_cost_of_quantizing(subject, unfinished, dtype=dtype), file=sys.stderr, flush=True)
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
+        whole.unlink(missing_ok=True)
+
+
+SCORED_TOKENS, SCORED_ROWS = 65_536, 8  # of the run's held-out rows, and rows of one forward pass
+
+
+def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
+    """Return a line with the bits per byte of the model and of its quantized weights, on the run's first held-out rows."""
+    from itertools import islice
+
+    from pipeline.evals.bpb import bits_per_byte
+    from pipeline.evals.subject import load
+    from pipeline.evals.texts import held_out_rows
+    from pipeline.process.errors import TandemError
+    from pipeline.tokenizer.encode import byte_lengths
+
+    if subject.run is None:
+        return f"{dtype}: what it costs in bits per byte is not known, since a folder has no held-out text"
+    try:
+        model, tokenizer = load(subject, device="cpu")
+        rows = held_out_rows(subject.run, tokenizer, trust_code=subject.trust_code)
+    except TandemError as error:
+        return f"{dtype}: what it costs in bits per byte is not known: {error}"
+
+    def score() -> float:
+        first = next(iter(rows.batches(rows=1)))["input_ids"].shape[-1]
+        batches = islice(rows.batches(rows=SCORED_ROWS), max(1, SCORED_TOKENS // (SCORED_ROWS * first)))
+        return bits_per_byte(model, batches, byte_lengths(tokenizer), device="cpu").bpb
+
+    before = score()
+    model.load_state_dict(_in_this_form(model, weights_of_gguf(gguf, Path(subject.path))), strict=False)
+    after = score()
+    return f"{dtype}: {after:.4f} bits per byte, {after - before:+.4f} beside the model's own {before:.4f} (first {SCORED_TOKENS:,} held-out tokens, weights alone)"
+
+
+def _in_this_form(model: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors under the names of the model in memory: a GPT-2 is loaded as Tandem, which has the same."""
+    unknown = weights.keys() - model.state_dict().keys()
+    assert not unknown, f"{sorted(unknown)[:3]} are no weights of a {type(model).__name__}"
+    return weights
 
 
 def _folder(subject: Subject, target: Path, *, to: str, dtype: str | None, max_shard_size: str) -> None:

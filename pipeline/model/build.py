@@ -1,6 +1,7 @@
 """Models from a recipe's fields, and from folders or the Hub."""
 
 import difflib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from .configuration_tandem import TandemConfig
 from .export import native_class, tandem_config, to_native_name
+from .groups import parameter_group
 from .modeling_tandem import (
     TandemForCausalLM,
     TandemForSequenceClassification,
@@ -75,19 +77,49 @@ class ModelOptionsError(ValueError):
 
 
 def build_model(
-    model_type: str | Callable[..., Any], fields: dict, *, attn_implementation: str | None = None, seed: int
+    model_type: str | Callable[..., Any],
+    fields: dict,
+    *,
+    attn_implementation: str | None = None,
+    seed: int,
+    identity_blocks: bool = False,
 ) -> PreTrainedModel:
     """Return a new fp32 model on the CPU, its weights a function of the seed alone; no global generator is moved.
 
     model_type: `tandem`, a causal LM of transformers (`llama`), or the user's own: a PreTrainedModel class or a
     function of the fields that returns a model. fields: those of its config class, special token ids among them.
+    identity_blocks: draw the matrices again as initialize_identity_blocks does; of a Llama-like model of transformers.
     Raises ModelOptionsError for an unknown type, an unknown field or a combination that the config refuses.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _build(model_type, fields, attn_implementation)
+        if identity_blocks:
+            initialize_identity_blocks(model)
     set_generation_config(model)
     return model.float()
+
+
+RESIDUAL_OUTPUTS = {"o_proj", "down_proj"}  # what writes into the residual stream, as Llama and its kin call it
+
+
+@torch.no_grad()
+def initialize_identity_blocks(model: PreTrainedModel) -> None:
+    """Draw the matrices as nanochat does: blocks begin as the identity, the head near zero, the embedding wide.
+
+    Norms and biases stay as transformers has them. Measured against transformers' normal(0.02) in docs/log.md.
+    """
+    bound = math.sqrt(3 / model.config.get_text_config().hidden_size)  # standard deviation 1 / sqrt(width)
+    for name, parameter in model.named_parameters():
+        group = parameter_group(name, parameter)
+        if group == "embeddings" and not model.config.tie_word_embeddings:
+            parameter.normal_(0.0, 0.8)
+        elif group == "head":
+            parameter.normal_(0.0, 0.001)
+        elif group == "matrices" and name.split(".")[-2] in RESIDUAL_OUTPUTS:
+            parameter.zero_()
+        elif group == "matrices":
+            parameter.uniform_(-bound, bound)
 
 
 def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementation: str | None) -> Any:

@@ -4,7 +4,7 @@ from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.resolve import GROUPED, KEY, MATRIX_GROUP, group_settings, horizons, is_auto, warmup_of
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
-from pipeline.recipe.sizes import GPT2_NAMES, options_of
+from pipeline.recipe.sizes import GPT2_NAMES, PORTABLE_TYPE, options_of
 from pipeline.recipe.start_from import becomes_tandem
 from pipeline.recipe.supported_arguments import FATES, MOST_STEPS
 
@@ -288,10 +288,11 @@ def _all_rates(recipe: Recipe) -> str:
 
 def _model(recipe: Recipe, problems: Problems) -> None:
     model = recipe.model
-    if model.preset == "modern" and model.type != "tandem":
+    own = {"modern": "tandem", "portable": PORTABLE_TYPE}.get(model.preset, model.type)
+    if model.type != own:
         problems.add(
             recipe.where("model.preset"),
-            f"modern is a preset of model.type tandem, not of {model.type}. Remove one of the two.",
+            f"{model.preset} is a preset of model.type {own}, not of {model.type}. Remove one of the two.",
         )
     if model.n_kv_head and model.type in GPT2_NAMES - {"tandem"}:
         problems.add(

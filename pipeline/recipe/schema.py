@@ -145,7 +145,7 @@ class Tokenizer(Section):
     path: str | None = key(None, "Hub id or folder of a ready tokenizer; then nothing is trained.", must_match=True)
     revision: str | None = key(None, "Revision of a tokenizer from the Hub.", must_match=True)
     vocab_size: int | None = key(None, "Ids in all, special tokens included; default 32768. Of a ready tokenizer: how many it has, read from `path` when that is a folder here.", minimum=272, maximum=MOST_IDS, must_match=True)
-    split_pattern: str = key("nanochat", "nanochat (GPT-4's with numbers cut to two digits), gpt2, or a regular expression.", must_match=True)
+    split_pattern: str = key("nanochat", "How text is cut before merging: nanochat (GPT-4's with numbers cut to two digits); gpt2, qwen2 (every digit alone) or llama3 (numbers cut to three digits), which llama.cpp knows too; or a regular expression. Default of preset portable qwen2.", must_match=True)
     train_chars: int = key(2_000_000_000, "Characters of training text in all.", minimum=1, must_match=True)
     document_chars: int = key(10_000, "Characters taken from one document.", minimum=1, must_match=True)
     chat_template: str | None = key(None, "A Jinja file instead of the chat template that the tokenizer has, or else of the built-in one.", must_match=True)
@@ -175,9 +175,9 @@ class Data(Section):
 class Model(Section):
     """Sizes and architecture. Without a preset the defaults are GPT-2's."""
 
-    type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr.", must_match=True)
+    type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr; default of preset portable qwen3.", must_match=True)
     start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>, latest:pretrain, latest:sft; resolved once and saved with its hash.", must_match=True)
-    preset: Literal["gpt2", "modern"] = key("gpt2", "modern switches on every option of the current nanochat; single keys below still win.", must_match=True)
+    preset: Literal["gpt2", "modern", "portable"] = key("gpt2", "modern switches on every option of the current nanochat; portable is model.type qwen3 with this pipeline's initial weights, rates and a tokenizer.split_pattern that llama.cpp knows, saved as the Qwen3ForCausalLM that other programs run without our code; single keys below still win.", must_match=True)
     depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000, must_match=True)
     aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000, must_match=True)
     head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, maximum=1_000_000, must_match=True)

@@ -62,7 +62,7 @@ def config_fields(recipe: Recipe, tokens: dict[str, int | None]) -> dict[str, An
         needless = ours in ("n_positions", "n_head") or (ours == "n_kv_head" and value == model.n_head)
         if name in known or not needless:
             fields[name] = value
-    return {**_open_sizes(recipe, config_class, fields), **model.options, **fields}
+    return {**_open_sizes(recipe, config_class, fields), **options_of(recipe), **fields}
 
 
 def config_class_of(model_type: str) -> Any:
@@ -184,7 +184,11 @@ MODERN: dict[str, Any] = {
     "attn_pdrop": 0.0,
     "vocab_multiple": 64,
 }
-PRESETS: dict[str, dict[str, Any]] = {"gpt2": {}, "modern": MODERN}
+# Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
+PORTABLE_TYPE = "qwen3"
+PORTABLE_PATTERN = "qwen2"  # of its tokenizer: as the models of that type cut text
+PORTABLE: dict[str, Any] = {"tie_word_embeddings": False}
+PRESETS: dict[str, dict[str, Any]] = {"gpt2": {}, "modern": MODERN, "portable": PORTABLE}
 
 # What model.options may hold for model.type tandem, and of which type: TandemConfig's own fields and GPT2Config's.
 TANDEM_OPTIONS: dict[str, Any] = {

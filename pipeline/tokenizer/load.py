@@ -262,10 +262,17 @@ def text_of(item) -> str:
 # Training of a byte-level BPE: every text is some sequence of its ids, and every id some sequence of bytes.
 
 # How text is cut before merging; no token ever crosses a cut.
+LIKE_GPT4 = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBERS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPLIT_PATTERNS = {
     # GPT-4's, with numbers cut to two digits instead of three: better for small vocabularies. Source: nanochat.
     "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    # The three that llama.cpp has too, as it writes them: exports to GGUF need one of these.
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "qwen2": LIKE_GPT4.replace("NUMBERS", r"\p{N}"),
+    "llama3": LIKE_GPT4.replace("NUMBERS", r"\p{N}{1,3}"),
 }
 
 

@@ -210,7 +210,8 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     )
     kind = recipe.model.type
     if ":" not in kind:
-        return build_model(kind, fields, attn_implementation=attention, seed=seed)
+        own_start = recipe.model.preset == "portable"
+        return build_model(kind, fields, attn_implementation=attention, seed=seed, identity_blocks=own_start)
     where = recipe.where("model.type")
     own = import_attribute(kind, recipe.code, where=where)
     with guarded(f"{where}: {kind}"):
