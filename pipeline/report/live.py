@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from pipeline.process.errors import ServiceError
 from pipeline.report.run_data import read_run
 from pipeline.report.single import html_page
-from pipeline.report.summary import is_training
 from pipeline.run_dir.run_directory import RunDirectory
 
 ADDRESS = "127.0.0.1"  # for this machine only: the page shows what the run was trained on
@@ -49,7 +48,7 @@ class LivePage:
             if version != self.version:
                 try:
                     data = read_run(self.name)
-                    self.training = is_training(data)
+                    self.training = data.is_training
                     self.html, self.version = html_page(data, version=version), version
                 except Exception:
                     if not self.html:

@@ -5,6 +5,7 @@ import datetime
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.metrics import SECTIONS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
-from pipeline.process.errors import InputMissingError
+from pipeline.process.errors import InputMissingError, TandemError
 from pipeline.process.storage import folder_bytes, read_json, write_text
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoints import SEAL, by_step, step_of
@@ -469,6 +470,15 @@ class RunData:
         """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
         base = base_run(self.run.path, self.manifest)
         return None if base is None else read_run(str(base.path))
+
+    @cached_property
+    def is_training(self) -> bool:
+        """Return whether a living process held the run when this was first asked, and it was not at its end."""
+        if "imported" in self.manifest or self.failure or self.manifest.get("status") != "running":
+            return False
+        with suppress(OSError, TandemError):  # a copy's .lock may be anything
+            return self.run.in_use()
+        return False
 
     @cached_property
     def running(self) -> list[tuple[int, float, float]]:

@@ -4,7 +4,6 @@ import os
 import shlex
 import shutil
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
-from pipeline.process.errors import TandemError
 from pipeline.report.aligned import trained_on
 from pipeline.report.benchmarks import newest_scores
 from pipeline.report.curves import finite
@@ -134,21 +132,12 @@ def _base_name(data: RunData) -> str | None:
     return str(start) if start else None
 
 
-def is_training(data: RunData) -> bool:
-    """Return whether a living process holds the run and is not at its end."""
-    if is_imported(data) or data.failure or data.manifest.get("status") != "running":
-        return False
-    with suppress(OSError, TandemError):  # a copy's .lock may be anything
-        return data.run.in_use()
-    return False
-
-
 def _notices(data: RunData) -> list[Notice]:
     found = []
     if data.failure:
         why = f"({cell(data.failure.get('class'))}): {cell(shortened(str(data.failure.get('message')), 400))}"
         found.append(Notice("bad", f"**Stopped** with status {data.failure.get('status')} {why}"))
-    elif is_training(data):
+    elif data.is_training:
         left = data.last("perf/eta_s")
         of = f" of {number(data.max_steps())}" if data.max_steps() else ""
         about = f", about {duration(left)} left" if left else ""
@@ -246,7 +235,7 @@ def _time(data: RunData) -> Figure | None:
         return None
     tokens = f", {_short_count(data.tokens())} tokens" if data.tokens() else ""
     starts = f", {len(data.running)} starts" if len(data.running) > 1 else ""
-    label = "time so far" if is_training(data) else "time"
+    label = "time so far" if data.is_training else "time"
     return Figure(label, duration(seconds), detail=f"{number(data.step())} steps{tokens}{starts}")
 
 
@@ -318,7 +307,7 @@ def _commands(data: RunData) -> list[Command]:
         return []
     run = shlex.quote(_typed_path(data))
     chat = Command("talk to it", f"{_program('chat')} {run}{_prompt(data)}")
-    if is_training(data):
+    if data.is_training:
         return [
             Command("watch it: this page, made anew as it trains", f"{_program('report')} {run} --serve"),
             *([chat] if data.checkpoints else []),

@@ -19,9 +19,9 @@ RETRIES_SHARE = 0.01  # of the steps
 @rule(
     "run reached its end",
     needs="a status in the manifest, or the number of planned steps",
-    threshold="the status is finished, or the last logged step is the last planned one",
+    threshold="the status is finished, the last logged step is the last planned one, or a process is training it",
     reason="an unfinished run has not seen the low rates of its end, where much of the loss falls: its numbers are not those of the run that was planned",
-    advice="Run the same command again: it goes on from the newest whole checkpoint (or it is still running). Without one it starts anew.",
+    advice="Run the same command again: it goes on from the newest whole checkpoint. Without one it starts anew.",
 )
 def reached_its_end(figures: Figures) -> Verdict | None:
     data = figures.data
@@ -33,6 +33,8 @@ def reached_its_end(figures: Figures) -> Verdict | None:
         return Verdict("trouble", "the run was stopped by a failure", f"{of}: status {data.failure.get('status')}, {data.failure.get('class')}")  # fmt: skip
     if data.manifest.get("status") == "finished" or (planned and step >= planned):
         return Verdict("healthy", "the run reached its end", of)
+    if data.is_training:
+        return Verdict("healthy", "the run is training", of)
     if planned:
         return Verdict("trouble", "the run is unfinished", of)
     return None
@@ -41,7 +43,7 @@ def reached_its_end(figures: Figures) -> Verdict | None:
 @rule(
     "run can be resumed",
     needs="checkpoints, a finished model or the recipe's saving",
-    threshold="a whole checkpoint or a finished model is in the run directory",
+    threshold="a whole checkpoint or a finished model is in the run directory, or the first save is to come",
     reason="what is not saved is lost with the process, and with it every hour that was paid",
     advice="Set train.save_steps so that a crash costs minutes (it is on by default here); an imported run: copy its checkpoints before anything else.",
 )
@@ -63,6 +65,8 @@ def can_be_resumed(figures: Figures) -> Verdict | None:
     if not step or (every is None and data.manifest.get("status") == "finished"):
         return None
     is_late = isinstance(every, (int, float)) and every > step
+    if is_late and data.is_training:
+        return Verdict("healthy", "its first checkpoint is to come", f"train.save_steps is {every:g}; step {step:,}")
     return Verdict("trouble", "there is no checkpoint to resume from", (f"train.save_steps is {every:g}; " if is_late else "") + lost)  # fmt: skip
 
 
