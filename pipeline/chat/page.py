@@ -172,7 +172,10 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
         visit = gradio.State(lambda: Visit(speakers, notify=gradio.Info), time_to_live=VISIT_S)
         stored = gradio.Textbox(visible="hidden")
         with gradio.Row(scale=1, equal_height=True, elem_classes="models"):
-            chatbots = [_chatbot(speaker, examples=_examples(speakers)) for speaker in speakers]
+            chatbots = [
+                _chatbot(speaker, examples=_examples(speakers) if speaker is speakers[0] else [])
+                for speaker in speakers
+            ]
         box = gradio.Textbox(
             placeholder="Message (Shift+Enter begins a line)",
             show_label=False,
@@ -252,7 +255,7 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     answering = quiet | {"concurrency_id": "answer"}  # A model answers one tab at a time.
     at_rest, busy = {"submit_btn": True, "stop_btn": False}, {"submit_btn": False, "stop_btn": True}
-    outputs = [box, stored, *chatbots]
+    outputs = [box, again, stored, *chatbots]
 
     def answer(visit: Visit, text: str, settings: list[Any], **first: Any):
         """Yield values of the outputs while the answers grow."""
@@ -269,12 +272,12 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             max_new_tokens=max_new_tokens,
             seed=int(seed or 0),
         )
-        begun = gradio.update(**first, **busy), visit.stored()
+        begun = [gradio.update(**first, **busy), gradio.update(interactive=False), visit.stored()]
         try:
             with closing(visit.answer(text, system=system.strip() or None, sampling=sampling)) as growing:
                 for _ in growing:
-                    yield [*begun, *visit.shown()]
-                    begun = gradio.skip(), gradio.skip()
+                    yield [*begun, *visit.shown(growing=True)]
+                    begun = [gradio.skip()] * len(begun)
         except TandemError as error:
             raise gradio.Error(str(error)) from None
 
@@ -285,17 +288,17 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             yield [gradio.skip()] * len(outputs)
 
     def regenerate(visit: Visit, *settings: Any):
-        if visit.answering or (question := visit.take_back()) is None:
+        if (question := visit.take_back()) is None:
             yield [gradio.skip()] * len(outputs)
         else:
             yield from answer(visit, question, list(settings))
 
     def rest(visit: Visit):
-        return [gradio.update(**at_rest), visit.stored(), *visit.shown()]
+        return [gradio.update(**at_rest), gradio.update(interactive=True), visit.stored(), *visit.shown()]
 
     def start_over():
         fresh = Visit(speakers, notify=gradio.Info)
-        return fresh, gradio.update(**at_rest), fresh.stored(), *fresh.shown()
+        return fresh, *rest(fresh)
 
     def load(visit: Visit, text: str):
         if not visit.turns:  # else a message came before the page was ready
@@ -305,15 +308,17 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     def example(event: gradio.SelectData):
         return event.value["text"]
 
-    sending = box.submit(send, [visit, box, *settings], outputs, **answering)
-    regenerating = again.click(regenerate, [visit, *settings], outputs, **answering)
-    for ended in (sending, regenerating):
-        ended.then(rest, visit, outputs, **quiet)
-    box.stop(rest, visit, outputs, cancels=[sending, regenerating], **quiet)
-    new.click(start_over, None, [visit, *outputs], cancels=[sending, regenerating], **quiet)
+    running = [
+        box.submit(send, [visit, box, *settings], outputs, **answering),
+        again.click(regenerate, [visit, *settings], outputs, **answering),
+    ]
     for chatbot in chatbots:
         chosen = chatbot.example_select(example, None, box, **quiet)
-        chosen.then(send, [visit, box, *settings], outputs, **answering).then(rest, visit, outputs, **quiet)
+        running.append(chosen.then(send, [visit, box, *settings], outputs, **answering))
+    for event in running:
+        event.then(rest, visit, outputs, **quiet)
+    box.stop(rest, visit, outputs, cancels=running, **quiet)
+    new.click(start_over, None, [visit, *outputs], cancels=running, **quiet)
     key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
     # The tab's own storage: other tabs have conversations of their own, and what was said is gone with the tab.
     stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)

@@ -22,7 +22,6 @@ class Visit:
         self.turns: list[dict[str, Any]] = []
         self.before: list[list[dict]] = [[] for _ in speakers]  # Each conversation's messages before the last turn.
         self.settings: list[Any] = []
-        self.answering = False
 
     def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
         """Let the last turn grow by pieces of every speaker's answer.
@@ -34,15 +33,12 @@ class Visit:
             conversation.system = system
         answers = ["" for _ in self.conversations]
         self.turns.append({"question": text, "answers": answers})
-        self.answering = True
         try:
             yield
             yield from self._grow(answers, text, sampling)
         except TandemError:
             self._undo()
             raise
-        finally:
-            self.answering = False
 
     def _grow(self, answers: list[str], text: str, sampling: Sampling) -> Generator[None, None, None]:
         with ExitStack() as left:
@@ -71,14 +67,17 @@ class Visit:
             conversation.messages = list(messages)
         return self.turns.pop()
 
-    def shown(self) -> list[list[dict[str, Any]]]:
-        """Return the value of each speaker's Chatbot."""
-        return [self._shown(place, conversation.speaker) for place, conversation in enumerate(self.conversations)]
+    def shown(self, *, growing: bool = False) -> list[list[dict[str, Any]]]:
+        """Return the value of each speaker's Chatbot. growing: the last answers are not at their end."""
+        return [
+            self._shown(place, conversation.speaker, growing=growing)
+            for place, conversation in enumerate(self.conversations)
+        ]
 
-    def _shown(self, place: int, speaker: Speaker) -> list[dict[str, Any]]:
+    def _shown(self, place: int, speaker: Speaker, *, growing: bool) -> list[dict[str, Any]]:
         messages = []
         for turn in self.turns:
-            done = not (self.answering and turn is self.turns[-1])
+            done = not (growing and turn is self.turns[-1])
             answer = html_of(turn["answers"][place], markdown=speaker.chats, done=done)
             messages += [
                 {"role": "user", "content": html_of(turn["question"], markdown=False)},
