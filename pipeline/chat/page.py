@@ -29,18 +29,17 @@ MOST_MESSAGE_CHARS = (
     50_000  # many times what a small model can read; a message of 20 MB took 2 GB and all others waited
 )
 MOST_REQUEST_BYTES = 2**20
-VISIT_S = 3600.0  # after which a tab that was closed is forgotten
 STYLE = """
 .gradio-container { width: 100% !important; max-width: min(100%, 56rem) !important; margin: 0 auto !important; }
 .gradio-container:has(.talk + .talk) { max-width: min(100%, 90rem) !important; }
 .gradio-container > .main { padding: 1rem !important; max-width: none !important; }
-.models > .talk { display: flex; flex-direction: column; gap: .5rem !important; }
-.talk > :first-child { flex: none !important; }
+.models { display: grid !important; grid-auto-columns: minmax(0, 1fr); grid-template-rows: auto minmax(14rem, 1fr); column-gap: 1rem; row-gap: .5rem; }
+.models > .talk { display: grid; grid-row: span 2; grid-template-rows: subgrid; min-width: 0 !important; }
 .model h2 { font-size: 1.1rem; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
 .model h2 span { font-size: .75rem; font-weight: 400; padding: .1rem .5rem; margin-left: .25rem; white-space: nowrap;
   border: 1px solid var(--border-color-primary); border-radius: 1rem; }
 .model p { font-size: .8rem; line-height: 1.4; margin: 0; opacity: .75; overflow-wrap: anywhere; }
-.talk > .conversation { flex: 1 1 0 !important; min-height: 14rem; }
+.talk > .conversation { height: 0; min-height: 100%; }
 .conversation button[aria-label="Clear"], .conversation button[title="Clear"] { display: none; }
 .conversation .message-content, .conversation .message-markdown-disabled { white-space: normal !important; }
 .conversation .message-content { padding-right: 1rem; }
@@ -55,9 +54,10 @@ STYLE = """
 .conversation .prose li { font-size: inherit; }
 footer { display: none !important; }
 @media (max-width: 700px) {
+  .models:has(.talk + .talk) { grid-template-rows: none; grid-auto-rows: auto minmax(12rem, 1fr); }
   .models:has(.talk + .talk) p:not(:first-of-type) { display: none; }
-  .talk > .conversation { min-height: 12rem; }
 }
+@media (min-width: 701px) { .models > .talk { grid-row: 1 / span 2; } }
 """
 
 
@@ -169,7 +169,7 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
 
     names = ", ".join(speaker.name for speaker in speakers)
     with gradio.Blocks(title=f"{names} - Tandem", analytics_enabled=False, fill_height=True) as blocks:
-        visit = gradio.State(lambda: Visit(speakers, notify=gradio.Info), time_to_live=VISIT_S)
+        visit = gradio.State(Visit(speakers, notify=gradio.Info))  # Gradio forgets it an hour after its tab is closed.
         stored = gradio.Textbox(visible="hidden")
         with gradio.Row(scale=1, equal_height=True, elem_classes="models"):
             chatbots = [
