@@ -69,7 +69,8 @@ class Sampling:
 class Speaker:
     """A model on its device with its tokenizer.
 
-    chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. trained_on: its data in
+    chats: it was trained on conversations; otherwise it continues a text. path: its folder or Hub id. model_type: as its
+    config.json names it (GPT-2 runs as Tandem's class). trained_on: its data in
     a line, None where no manifest says it. examples: prompts that its run was sampled with.
     """
 
@@ -78,6 +79,7 @@ class Speaker:
     tokenizer: Any
     chats: bool
     path: str
+    model_type: str
     trained_on: str | None = None
     examples: tuple[str, ...] = ()
 
@@ -97,7 +99,7 @@ class Speaker:
         """Return the model's type, parameters and positions in a line."""
         parameters = si(self.model.num_parameters())
         read = [f"{self.positions:,} positions"] if self.positions else []
-        return ", ".join([self.model.config.model_type, f"{parameters} parameters", *read])
+        return ", ".join([self.model_type, f"{parameters} parameters", *read])
 
     @cached_property
     def takes_system(self) -> bool:
@@ -127,6 +129,7 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
 
     Raises InputMissingError, ServiceError or DataError when it cannot be had.
     """
+    from transformers import PreTrainedConfig
     from transformers.utils import logging
 
     from pipeline.evals.subject import find_subject, load
@@ -145,6 +148,7 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
         tokenizer=tokenizer,
         chats=bool(tokenizer.chat_template) and manifest.get("stage") != "pretrain",
         path=subject.path,
+        model_type=PreTrainedConfig.get_config_dict(subject.path, revision=revision or None)[0]["model_type"],
         trained_on=_trained_on(manifest, subject.step),
         examples=_examples(subject.run),
     )

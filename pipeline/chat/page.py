@@ -29,18 +29,17 @@ MOST_MESSAGE_CHARS = (
     50_000  # many times what a small model can read; a message of 20 MB took 2 GB and all others waited
 )
 MOST_REQUEST_BYTES = 2**20
-VISIT_S = 3600.0  # after which a tab that was closed is forgotten
 STYLE = """
 .gradio-container { width: 100% !important; max-width: min(100%, 56rem) !important; margin: 0 auto !important; }
 .gradio-container:has(.talk + .talk) { max-width: min(100%, 90rem) !important; }
 .gradio-container > .main { padding: 1rem !important; max-width: none !important; }
-.models > .talk { display: flex; flex-direction: column; gap: .5rem !important; }
-.talk > :first-child { flex: none !important; }
+.models { display: grid !important; grid-auto-columns: minmax(0, 1fr); grid-template-rows: auto minmax(14rem, 1fr); column-gap: 1rem; row-gap: .5rem; }
+.models > .talk { display: grid; grid-row: span 2; grid-template-rows: subgrid; min-width: 0 !important; }
 .model h2 { font-size: 1.1rem; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
 .model h2 span { font-size: .75rem; font-weight: 400; padding: .1rem .5rem; margin-left: .25rem; white-space: nowrap;
   border: 1px solid var(--border-color-primary); border-radius: 1rem; }
 .model p { font-size: .8rem; line-height: 1.4; margin: 0; opacity: .75; overflow-wrap: anywhere; }
-.talk > .conversation { flex: 1 1 0 !important; min-height: 14rem; }
+.talk > .conversation { height: 0; min-height: 100%; }
 .conversation button[aria-label="Clear"], .conversation button[title="Clear"] { display: none; }
 .conversation .message-content, .conversation .message-markdown-disabled { white-space: normal !important; }
 .conversation .message-content { padding-right: 1rem; }
@@ -55,9 +54,10 @@ STYLE = """
 .conversation .prose li { font-size: inherit; }
 footer { display: none !important; }
 @media (max-width: 700px) {
+  .models:has(.talk + .talk) { grid-template-rows: none; grid-auto-rows: auto minmax(12rem, 1fr); }
   .models:has(.talk + .talk) p:not(:first-of-type) { display: none; }
-  .talk > .conversation { min-height: 12rem; }
 }
+@media (min-width: 701px) { .models > .talk { grid-row: 1 / span 2; } }
 """
 
 
@@ -169,10 +169,13 @@ def page(speakers: list[Speaker], *, system: str | None, sampling: Sampling) -> 
 
     names = ", ".join(speaker.name for speaker in speakers)
     with gradio.Blocks(title=f"{names} - Tandem", analytics_enabled=False, fill_height=True) as blocks:
-        visit = gradio.State(lambda: Visit(speakers, notify=gradio.Info), time_to_live=VISIT_S)
+        visit = gradio.State(Visit(speakers, notify=gradio.Info))  # Gradio forgets it an hour after its tab is closed.
         stored = gradio.Textbox(visible="hidden")
         with gradio.Row(scale=1, equal_height=True, elem_classes="models"):
-            chatbots = [_chatbot(speaker, examples=_examples(speakers)) for speaker in speakers]
+            chatbots = [
+                _chatbot(speaker, examples=_examples(speakers) if speaker is speakers[0] else [])
+                for speaker in speakers
+            ]
         box = gradio.Textbox(
             placeholder="Message (Shift+Enter begins a line)",
             show_label=False,
@@ -252,7 +255,7 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     quiet = {"api_visibility": "private", "show_progress": "hidden"}
     answering = quiet | {"concurrency_id": "answer"}  # A model answers one tab at a time.
     at_rest, busy = {"submit_btn": True, "stop_btn": False}, {"submit_btn": False, "stop_btn": True}
-    outputs = [box, stored, *chatbots]
+    outputs = [box, again, stored, *chatbots]
 
     def answer(visit: Visit, text: str, settings: list[Any], **first: Any):
         """Yield values of the outputs while the answers grow."""
@@ -269,12 +272,12 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             max_new_tokens=max_new_tokens,
             seed=int(seed or 0),
         )
-        begun = gradio.update(**first, **busy), visit.stored()
+        begun = [gradio.update(**first, **busy), gradio.update(interactive=False), visit.stored()]
         try:
             with closing(visit.answer(text, system=system.strip() or None, sampling=sampling)) as growing:
                 for _ in growing:
-                    yield [*begun, *visit.shown()]
-                    begun = gradio.skip(), gradio.skip()
+                    yield [*begun, *visit.shown(growing=True)]
+                    begun = [gradio.skip()] * len(begun)
         except TandemError as error:
             raise gradio.Error(str(error)) from None
 
@@ -285,17 +288,17 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
             yield [gradio.skip()] * len(outputs)
 
     def regenerate(visit: Visit, *settings: Any):
-        if visit.answering or (question := visit.take_back()) is None:
+        if (question := visit.take_back()) is None:
             yield [gradio.skip()] * len(outputs)
         else:
             yield from answer(visit, question, list(settings))
 
     def rest(visit: Visit):
-        return [gradio.update(**at_rest), visit.stored(), *visit.shown()]
+        return [gradio.update(**at_rest), gradio.update(interactive=True), visit.stored(), *visit.shown()]
 
     def start_over():
         fresh = Visit(speakers, notify=gradio.Info)
-        return fresh, gradio.update(**at_rest), fresh.stored(), *fresh.shown()
+        return fresh, *rest(fresh)
 
     def load(visit: Visit, text: str):
         if not visit.turns:  # else a message came before the page was ready
@@ -305,15 +308,17 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     def example(event: gradio.SelectData):
         return event.value["text"]
 
-    sending = box.submit(send, [visit, box, *settings], outputs, **answering)
-    regenerating = again.click(regenerate, [visit, *settings], outputs, **answering)
-    for ended in (sending, regenerating):
-        ended.then(rest, visit, outputs, **quiet)
-    box.stop(rest, visit, outputs, cancels=[sending, regenerating], **quiet)
-    new.click(start_over, None, [visit, *outputs], cancels=[sending, regenerating], **quiet)
+    running = [
+        box.submit(send, [visit, box, *settings], outputs, **answering),
+        again.click(regenerate, [visit, *settings], outputs, **answering),
+    ]
     for chatbot in chatbots:
         chosen = chatbot.example_select(example, None, box, **quiet)
-        chosen.then(send, [visit, box, *settings], outputs, **answering).then(rest, visit, outputs, **quiet)
+        running.append(chosen.then(send, [visit, box, *settings], outputs, **answering))
+    for event in running:
+        event.then(rest, visit, outputs, **quiet)
+    box.stop(rest, visit, outputs, cancels=running, **quiet)
+    new.click(start_over, None, [visit, *outputs], cancels=running, **quiet)
     key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
     # The tab's own storage: other tabs have conversations of their own, and what was said is gone with the tab.
     stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)

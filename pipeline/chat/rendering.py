@@ -50,8 +50,8 @@ def _markdown() -> SafeMarkdown:
 def html_of(text: str, *, markdown: bool, done: bool = True) -> str:
     """Return a message with its copy button, in one line: Gradio would dedent several. `text` is what the button copies."""
     if not text.strip():
-        return f'<div class="plain empty">{"(an empty answer)" if done else "..."}</div>'
-    if markdown:
+        shown = f'<div class="plain empty">{"(an empty answer)" if done else "..."}</div>'
+    elif markdown:
         shown = f'<div class="prose">{_markdown().render(text)}</div>'
     else:
         shown = f'<div class="plain">{escape(text)}</div>'

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -17,32 +17,35 @@ SHOWN_S = 0.05  # between two pictures of a growing answer; a small model writes
 class Visit:
     """One browser tab. turns: questions, each with the answer of every speaker; settings: the page's, as they were last used."""
 
-    def __init__(self, speakers: list[Speaker], *, notify: Any = print):
+    def __init__(self, speakers: list[Speaker], *, notify: Callable[[str], Any] = print):
+        self.speakers, self.notify = speakers, notify
         self.conversations = [Conversation(speaker, notify=notify) for speaker in speakers]
         self.turns: list[dict[str, Any]] = []
-        self.before: list[list[dict]] = [[] for _ in speakers]  # Each conversation's messages before the last turn.
+        # Each conversation's messages before the last turn; None where that turn cannot be taken back.
+        self.before: list[list[dict]] | None = None
         self.settings: list[Any] = []
-        self.answering = False
+
+    def __deepcopy__(self, memo: dict) -> "Visit":
+        """Return an empty visit: Gradio begins each tab with a copy of the first one, and the models are the same for all."""
+        return Visit(self.speakers, notify=self.notify)
 
     def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
         """Let the last turn grow by pieces of every speaker's answer.
 
         Raises DataError when a chat template refuses the messages; the conversations are then as they were.
         """
-        self.before = [list(conversation.messages) for conversation in self.conversations]
+        earlier, self.before = self.before, [list(conversation.messages) for conversation in self.conversations]
         for conversation in self.conversations:
             conversation.system = system
         answers = ["" for _ in self.conversations]
         self.turns.append({"question": text, "answers": answers})
-        self.answering = True
         try:
             yield
             yield from self._grow(answers, text, sampling)
         except TandemError:
-            self._undo()
+            self.take_back()
+            self.before = earlier
             raise
-        finally:
-            self.answering = False
 
     def _grow(self, answers: list[str], text: str, sampling: Sampling) -> Generator[None, None, None]:
         with ExitStack() as left:
@@ -63,22 +66,25 @@ class Visit:
                     shown = time.monotonic()
 
     def take_back(self) -> str | None:
-        """Take the last turn out of the conversations and return its question; None where there is none."""
-        return self._undo()["question"] if self.turns else None
-
-    def _undo(self) -> dict[str, Any]:
+        """Take the last turn out of the conversations and return its question; None where that is not possible."""
+        if not self.turns or self.before is None:
+            return None
         for conversation, messages in zip(self.conversations, self.before, strict=True):
-            conversation.messages = list(messages)
-        return self.turns.pop()
+            conversation.messages = messages
+        self.before = None
+        return self.turns.pop()["question"]
 
-    def shown(self) -> list[list[dict[str, Any]]]:
-        """Return the value of each speaker's Chatbot."""
-        return [self._shown(place, conversation.speaker) for place, conversation in enumerate(self.conversations)]
+    def shown(self, *, growing: bool = False) -> list[list[dict[str, Any]]]:
+        """Return the value of each speaker's Chatbot. growing: the last answers are not at their end."""
+        return [
+            self._shown(place, conversation.speaker, growing=growing)
+            for place, conversation in enumerate(self.conversations)
+        ]
 
-    def _shown(self, place: int, speaker: Speaker) -> list[dict[str, Any]]:
+    def _shown(self, place: int, speaker: Speaker, *, growing: bool) -> list[dict[str, Any]]:
         messages = []
         for turn in self.turns:
-            done = not (self.answering and turn is self.turns[-1])
+            done = not (growing and turn is self.turns[-1])
             answer = html_of(turn["answers"][place], markdown=speaker.chats, done=done)
             messages += [
                 {"role": "user", "content": html_of(turn["question"], markdown=False)},
@@ -90,7 +96,7 @@ class Visit:
 
     def stored(self) -> str:
         """Return the visit as JSON of at most MOST_STORED_CHARS, without its oldest turns where it is longer."""
-        kept = {
+        kept: dict[str, Any] = {
             "turns": self.turns,
             "messages": [conversation.messages for conversation in self.conversations],
             "before": self.before,
@@ -98,7 +104,7 @@ class Visit:
             "settings": self.settings,
         }
         while len(text := json.dumps(kept)) > MOST_STORED_CHARS and kept["turns"]:
-            kept["turns"] = kept["turns"][1:]
+            kept["turns"] = kept["turns"][1 + len(kept["turns"]) // 10 :]
         return text if len(text) <= MOST_STORED_CHARS else ""
 
     def restore(self, text: str | None) -> None:
@@ -111,14 +117,13 @@ class Visit:
         if not (
             isinstance(kept, dict)
             and _all(kept.get("turns"), lambda turn: _is_turn(turn, num))
-            and all(
-                _all(kept.get(key), lambda of_one: _all(of_one, _is_message), num) for key in ("messages", "before")
-            )
+            and _are_messages(kept.get("messages"), num)
+            and (kept.get("before") is None or _are_messages(kept["before"], num))
             and _all(kept.get("answers"), lambda number: isinstance(number, int) and 0 <= number < 2**31, num)
             and isinstance(kept.get("settings"), list)
         ):
             return
-        self.turns, self.before, self.settings = kept["turns"], kept["before"], kept["settings"]
+        self.turns, self.before, self.settings = kept["turns"], kept.get("before"), kept["settings"]
         for conversation, messages, answers in zip(self.conversations, kept["messages"], kept["answers"], strict=True):
             conversation.messages, conversation.answers = messages, answers
 
@@ -134,6 +139,10 @@ def _is_turn(turn: Any, num: int) -> bool:
         and isinstance(turn["question"], str)
         and _all(turn["answers"], lambda answer: isinstance(answer, str), num)
     )
+
+
+def _are_messages(of_all: Any, num: int) -> bool:
+    return _all(of_all, lambda of_one: _all(of_one, _is_message), num)
 
 
 def _is_message(message: Any) -> bool:

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from known_answers import ALONE, DIALOG, PIRATE, SUM
+from known_answers import ALONE, DIALOG, MARKUP, PIRATE, SUM
 
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.load import train_bpe
@@ -20,7 +20,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def run(tokenizer, tmp_path_factory):
-    """A run directory with a finished model that knows DIALOG, PIRATE, ALONE and SUM."""
+    """A run directory with a finished model that knows DIALOG, PIRATE, ALONE, SUM and MARKUP."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     path = tmp_path_factory.mktemp("runs") / "parrot"
@@ -35,7 +35,7 @@ def run(tokenizer, tmp_path_factory):
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
         for _ in range(400):
             losses = []
-            for messages in (DIALOG, PIRATE, ALONE, SUM):
+            for messages in (DIALOG, PIRATE, ALONE, SUM, MARKUP):
                 ids, trained = render(tokenizer, messages)
                 labels = [i if bit else -100 for i, bit in zip(ids, trained, strict=True)]
                 loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).loss
@@ -48,7 +48,9 @@ def run(tokenizer, tmp_path_factory):
         assert max(losses) < 0.02
     model.save_pretrained(path / "model")
     tokenizer.save_pretrained(path / "model")
-    (path / "run_manifest.json").write_text(json.dumps({"stage": "sft"}))
+    inputs = {"sources": [{"name": "dialogs"}], "batch_tokens": 64, "start_from": None}
+    (path / "run_manifest.json").write_text(json.dumps({"stage": "sft", "inputs": inputs, "results": {"step": 100}}))
+    (path / "samples.jsonl").write_text(json.dumps({"step": 0, "prompt": "ping", "text": ""}) + "\n")
     return path
 
 
@@ -59,3 +61,20 @@ def base(run, tmp_path_factory):
     shutil.copytree(run, path)
     (path / "run_manifest.json").write_text(json.dumps({"stage": "pretrain"}))
     return path
+
+
+@pytest.fixture
+def babbler(tokenizer, tmp_path):
+    """A model that never ends by itself."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 4096, "initializer_range": 0.3}
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ids))
+    with torch.no_grad():
+        model.transformer.wte.weight[list(ids.values())] = 0.0
+    model.save_pretrained(tmp_path / "babbler")
+    tokenizer.save_pretrained(tmp_path / "babbler")
+    return tmp_path / "babbler"

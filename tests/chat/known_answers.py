@@ -25,3 +25,7 @@ SUM = [
     {"role": "user", "content": "again"},
     {"role": "assistant", "content": "still 56"},
 ]
+MARKUP = [
+    {"role": "user", "content": "markup"},
+    {"role": "assistant", "content": "**b** `1<2`\n\n- <script>document.title=1</script>"},
+]

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from known_answers import MARKUP
 
 pytest.importorskip("gradio")
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = (
     "  <script>document.title = 'ran'</script> <img src=x onerror=\"document.title = 'ran'\"> ![x](https://example.com/x.png) **b**\n"
-    "    [l](javascript:alert(1)) $x^2$ <|bos|><|assistant_end|> &lt; <think>t</think>"
+    "\t[l](javascript:alert(1)) $$x^2$$ <|bos|><|assistant_end|> &lt; <think>t</think></span></div><style>*{display:none}</style>"
 )
 # Put on the path of the page's process: names every address beyond loopback that is asked for.
 WATCH = """
@@ -70,10 +71,13 @@ def browser():
 
 
 class Visitor:
-    """A tab, with what it asked for and what its console complained of."""
+    """A tab, with what it asked for and what its console complained of. beside: another tab of the same browser."""
 
-    def __init__(self, browser, address: str, **size):
-        self.tab = browser.new_page(viewport={"width": size.get("width", 1280), "height": 800})
+    def __init__(self, browser, address: str, *, width=1280, height=800, beside=None, **context):
+        size = {"width": width, "height": height}
+        self.context = beside.context if beside else browser.new_context(viewport=size, **context)
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        self.tab = self.context.new_page()
         self.tab.set_default_timeout(60_000)
         self.asked: list[str] = []
         self.complaints: list[str] = []
@@ -85,18 +89,29 @@ class Visitor:
         self.box.wait_for()
 
     def send(self, text: str) -> None:
+        before = self.tab.locator(".message-content").count()
         self.box.fill(text)
         self.box.press("Enter")
-        self.tab.locator(".stop-button").wait_for(state="visible")
+        self.tab.wait_for_function(f"document.querySelectorAll('.message-content').length > {before}")
 
     def say(self, text: str) -> list[str]:
         """All messages, when the answer is there."""
         self.send(text)
-        self.tab.locator(".submit-button").wait_for(state="visible")
+        return self.settled()
+
+    def settled(self) -> list[str]:
+        """All messages, when no answer grows any more: each has its copy button then."""
+        self.tab.wait_for_function(
+            "document.querySelector('.submit-button') && "
+            "[...document.querySelectorAll('.message-content')].every(one => one.querySelector('.copy'))"
+        )
         return self.messages()
 
     def messages(self) -> list[str]:
-        return self.tab.locator(".message-content .md").evaluate_all("found => found.map(one => one.textContent)")
+        """What was written, as the copy buttons give it; of an answer that grows, what is shown."""
+        return self.tab.locator(".message-content").evaluate_all(
+            "found => found.map(one => (one.querySelector('.source') ?? one.querySelector('.plain, .prose')).textContent)"
+        )
 
     def set(self, label: str, value) -> None:
         if not self.tab.get_by_label("seed").is_visible():
@@ -105,49 +120,151 @@ class Visitor:
         field.fill(str(value))
         field.press("Tab")
 
+    def press(self, name: str) -> None:
+        self.tab.get_by_role("button", name=name).click()
 
-def test_a_conversation_of_turns_ends_at_the_end_token_and_hostile_text_stays_text(run, base, browser, tmp_path):
-    with page(run, base, arguments=["--greedy", "--max-new-tokens", "24"], log=tmp_path / "log") as (address, _):
+    def box_of(self, selector: str, place: int = 0) -> dict[str, float]:
+        return self.tab.locator(selector).nth(place).bounding_box()
+
+
+GREEDY = ("--greedy", "--max-new-tokens", "100")
+
+
+@pytest.fixture(scope="module")
+def address(run, base, tmp_path_factory):
+    """A page of both models."""
+    with page(run, base, arguments=GREEDY, log=tmp_path_factory.mktemp("both") / "log") as (address, _):
         assert address.startswith("http://127.0.0.1:")
-        visitor = Visitor(browser, address)
-        said = visitor.say("ping")
-        assert said[:2] == ["ping", "pong \u4e2d\u00e9!"]
-        assert len(said) == 4  # the base model continues the same text beside it
-        said = visitor.say("again")
-        assert said[:4] == ["ping", "pong \u4e2d\u00e9!", "again", "and pong it is"]
-        said = visitor.say(HOSTILE)
-        assert said[4] == HOSTILE.strip()
-        assert visitor.tab.title() == "Tandem"
-        assert visitor.tab.locator(".message-content img, .message-content script, .message-content a").count() == 0
-
-        other = Visitor(browser, address, width=360)  # knows nothing of the first one
-        assert other.say("again")[:2] == ["again", "what?"]
-        assert other.tab.evaluate("document.documentElement.scrollWidth") <= 360
-        other.tab.get_by_role("button", name="New conversation").click()
-        other.tab.locator(".message-content").first.wait_for(state="hidden")
-        other.set("System message", "Be a pirate")
-        assert other.say("ping")[:2] == ["ping", "arr"]
-        for one in (visitor, other):
-            assert {url.split("/")[2] for url in one.asked if url.startswith("http")} == {address.split("/")[2]}
-            assert one.complaints == []
+        yield address
 
 
-@pytest.fixture
-def babbler(tokenizer, tmp_path):
-    """A model that never ends by itself."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+@pytest.fixture(scope="module")
+def alone(run, tmp_path_factory):
+    """A page of the chat model."""
+    with page(run, arguments=GREEDY, log=tmp_path_factory.mktemp("alone") / "log") as (address, _):
+        yield address
 
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 4096, "initializer_range": 0.3}
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, **ids))
-    with torch.no_grad():
-        model.transformer.wte.weight[list(ids.values())] = 0.0
-    model.save_pretrained(tmp_path / "babbler")
-    tokenizer.save_pretrained(tmp_path / "babbler")
-    return tmp_path / "babbler"
+
+def test_a_conversation_of_turns_ends_at_the_end_token_and_a_users_hostile_text_stays_text(address, browser):
+    visitor = Visitor(browser, address)
+    said = visitor.say("ping")
+    assert said[:2] == ["ping", "pong \u4e2d\u00e9!"]
+    assert len(said) == 4  # the base model continues the same text beside it
+    assert said[2] == "ping"
+    said = visitor.say("again")
+    assert said[:4] == ["ping", "pong \u4e2d\u00e9!", "again", "and pong it is"]
+    said = visitor.say(HOSTILE)
+    assert said[4] == HOSTILE.strip()
+    shown = visitor.tab.locator(".message-content .plain").evaluate_all("found => found.map(one => one.textContent)")
+    assert HOSTILE.strip() in shown
+    assert visitor.tab.title() != "ran"
+    wrong = "img, script, style, a, think, iframe"
+    assert visitor.tab.locator(", ".join(f".message-content .plain {tag}" for tag in wrong.split(", "))).count() == 0
+
+    other = Visitor(browser, address, width=360)  # knows nothing of the first one
+    assert other.say("again")[:2] == ["again", "what?"]
+    assert other.tab.evaluate("document.documentElement.scrollWidth") <= 360
+    other.press("New conversation")
+    other.tab.locator(".message-content").first.wait_for(state="hidden")
+    other.set("System message", "Be a pirate")
+    assert other.say("ping")[:2] == ["ping", "arr"]
+    for one in (visitor, other):
+        assert {url.split("/")[2] for url in one.asked if url.startswith("http")} == {address.split("/")[2]}
+        assert one.complaints == []
+
+
+def test_a_models_markdown_is_shown_its_html_stays_text_and_the_copy_button_gives_what_it_wrote(alone, browser):
+    visitor = Visitor(browser, alone)
+    assert visitor.say("markup") == [message["content"] for message in MARKUP]
+    answer = visitor.tab.locator(".message-content .prose")
+    assert answer.locator("strong").inner_text() == "b"
+    assert answer.locator("code").inner_text() == "1<2"
+    assert answer.locator("li").inner_text() == "<script>document.title=1</script>"
+    assert answer.locator("script").count() == 0
+    assert visitor.tab.title() == "parrot - Tandem"
+    visitor.tab.get_by_title("Copy the message").last.click()
+    assert visitor.tab.evaluate("navigator.clipboard.readText()") == MARKUP[1]["content"]
+    assert visitor.complaints == []
+
+
+def test_a_reload_goes_on_with_the_conversation_and_another_tab_begins_one(alone, browser):
+    visitor = Visitor(browser, alone)
+    visitor.set("System message", "")
+    visitor.set("top_k", "7")
+    first = visitor.say("ping")
+    visitor.tab.wait_for_function("JSON.stringify(sessionStorage).includes('pong')")
+    visitor.tab.reload()
+    visitor.tab.locator(".message-content").nth(1).wait_for()
+    assert visitor.settled() == first
+    assert visitor.say("again") == [*first, "again", "and pong it is"]  # the model read it too
+    visitor.set("seed", "0")
+    assert visitor.tab.get_by_label("top_k").first.input_value() == "7"
+    other = Visitor(browser, alone, beside=visitor)
+    assert other.say("again") == ["again", "what?"]
+    other.press("New conversation")
+    other.tab.locator(".message-content").first.wait_for(state="hidden")
+    other.tab.wait_for_function("!JSON.stringify(sessionStorage).includes('what?')")
+    other.tab.reload()
+    other.tab.get_by_text("Ask something.").wait_for()
+    assert other.messages() == []
+
+
+def test_an_answer_is_given_again_and_an_example_is_asked(address, browser):
+    visitor = Visitor(browser, address)
+    visitor.tab.locator(".example").first.click()  # the prompt of the run's samples
+    visitor.tab.locator(".message-content").nth(3).wait_for()
+    first = visitor.settled()
+    assert first[:2] == ["ping", "pong \u4e2d\u00e9!"]
+    visitor.set("temperature", "2")
+    visitor.set("top_k", "0")
+    visitor.press("Regenerate")
+    visitor.tab.wait_for_function(f"!document.querySelector('.conversation').innerText.includes({first[1]!r})")
+    again = visitor.settled()
+    assert len(again) == 4
+    assert (again[0], again[2]) == ("ping", "ping")
+    assert again[1] != first[1]
+    visitor.set("temperature", "0")
+    visitor.press("Regenerate")
+    visitor.tab.wait_for_function(f"document.querySelector('.conversation').innerText.includes({first[1]!r})")
+    assert visitor.say("again")[:4] == [*first[:2], "again", "and pong it is"]
+
+
+def test_the_card_says_what_a_model_is_and_no_more_tokens_are_offered_than_it_has_positions(address, browser, run):
+    visitor = Visitor(browser, address)
+    chat, base = visitor.tab.locator(".model").all_inner_texts()
+    assert chat.split("\n")[0].split() == ["parrot", "chat", "model"]
+    assert "gpt2, " in chat
+    assert "k parameters, 128 positions" in chat
+    assert "trained on dialogs (6.4k tokens)" in chat
+    assert str(run / "model") in chat
+    assert "base model" in base
+    visitor.set("seed", "1")
+    slider = visitor.tab.locator("input[type=range][aria-label*=max_new_tokens]")
+    assert slider.get_attribute("max") == "128"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fills_1400_and_390_pixels_in_light_and_dark(alone, address, browser, scheme):
+    for place, models, width, height, least in (
+        (alone, 1, 1400, 900, 800), (address, 2, 1400, 900, 600), (alone, 1, 390, 844, 340), (address, 2, 390, 844, 340)
+    ):  # fmt: skip
+        visitor = Visitor(browser, place, width=width, height=height, color_scheme=scheme)
+        visitor.say("ping")
+        talks = [visitor.box_of(".conversation", number) for number in range(models)]
+        assert all(talk["width"] >= least and talk["height"] >= 180 for talk in talks), talks
+        if models == 2:
+            beside = talks[0]["y"] == talks[1]["y"]
+            assert beside == (width == 1400)
+        cut = "[...document.querySelectorAll('.gradio-container *')].filter(e => e.checkVisibility() && e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.source')).map(e => e.className)"
+        assert visitor.tab.evaluate(cut) == []
+        assert visitor.tab.evaluate("document.documentElement.scrollHeight") <= height
+        assert visitor.box_of("textarea[placeholder^=Message]")["y"] < height - 60
+        ground, ink = (
+            visitor.tab.evaluate(f"getComputedStyle(document.querySelector({selector!r})).{what}")
+            for selector, what in (("body", "backgroundColor"), (".message-content .plain", "color"))
+        )
+        bright = [sum(map(int, re.findall(r"\d+", colour)[:3])) > 382 for colour in (ground, ink)]
+        assert bright == ([True, False] if scheme == "light" else [False, True]), (ground, ink)
 
 
 def whole_answer(model, prompt, arguments):
@@ -156,16 +273,16 @@ def whole_answer(model, prompt, arguments):
 
 
 def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, browser, tmp_path):
-    arguments = ["--greedy", "--max-new-tokens", "3000"]
+    arguments = ["--greedy", "--max-new-tokens", "4000"]
     with page(babbler, arguments=arguments, log=tmp_path / "log") as (address, _):
         visitor = Visitor(browser, address)
         lengths = []
         visitor.send("xyz")
-        while len(set(lengths)) < 5:  # it grows before it ends
+        while len(set(lengths)) < 3:  # it grows before it ends
             lengths.append(len("".join(visitor.messages()[1:])))
             assert visitor.tab.locator(".stop-button").is_visible()
         visitor.tab.locator(".stop-button").click()
-        visitor.tab.locator(".submit-button").wait_for(state="visible")
+        visitor.settled()
         time.sleep(1)  # for pieces that were on their way
         stopped = visitor.messages()
         assert len(stopped) == 2
@@ -176,9 +293,12 @@ def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, brow
         visitor.send("and")  # the conversation goes on
         visitor.tab.locator(".message-content").nth(3).wait_for()
         visitor.tab.locator(".stop-button").click()
-        visitor.tab.locator(".submit-button").wait_for(state="visible")
-        assert visitor.messages()[:3] == [*stopped, "and"]
+        assert visitor.settled()[:3] == [*stopped, "and"]
         assert visitor.complaints == []
+        visitor.tab.wait_for_function("JSON.stringify(sessionStorage).includes('\\\\\"and\\\\\"')")
+        visitor.tab.reload()  # what was stopped is there too
+        visitor.tab.locator(".message-content").nth(3).wait_for()
+        assert visitor.settled()[:3] == [*stopped, "and"]
 
 
 def test_the_page_answers_its_own_address_only_and_takes_no_files_and_no_flood(run, tmp_path):
@@ -205,24 +325,6 @@ def test_the_page_answers_its_own_address_only_and_takes_no_files_and_no_flood(r
         flood = b"x" * 20_000_000
         assert httpx.post(f"{address}gradio_api/queue/join", content=flood).status_code == 413
         assert httpx.post(f"{address}gradio_api/queue/join", content=iter([flood])).status_code == 413
-
-
-def test_what_is_shown_is_the_text_after_gradio_has_dedented_and_the_browser_parsed_it():
-    import html
-    import inspect
-
-    from hypothesis import given
-    from hypothesis import strategies as st
-
-    from pipeline.chat.page import escaped
-
-    @given(st.text(alphabet="<>&;#\t\n aé\"'6", max_size=20))
-    def holds(text):
-        shown = html.unescape(inspect.cleandoc(escaped(text)))
-        assert shown.rstrip("\n") == text.rstrip("\n")
-        assert not set("<>") & set(escaped(text))
-
-    holds()
 
 
 def test_a_port_that_is_taken_is_told(run, tmp_path):
