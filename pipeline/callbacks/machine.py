@@ -8,9 +8,7 @@ import time
 import torch
 from transformers import TrainerCallback
 
-from pipeline.monitor.gpu import HostSampler
-from pipeline.monitor.sampler import GpuMonitor
-from pipeline.monitor.samples import kwh
+from pipeline.monitor.client import JOULES_PER_KWH, GpuMonitor, HostSampler
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
 
@@ -101,7 +99,7 @@ class Machine(TrainerCallback):
             return found
         meter = self.trainer.meter
         before, self.meter_before = self.meter_before, (meter.total_s, self.trainer.state.global_step)
-        found["perf/energy_kwh"] = kwh(energy_j)
+        found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
         if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
             # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
             step_s = (self.meter_before[0] - before[0]) / (self.meter_before[1] - before[1])

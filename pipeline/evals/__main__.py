@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def join_ranks(*, on_cpu: bool) -> dict[str, Any]:
-    """device, rank and world_size of this process, joined to the others that accelerate started."""
+    """Return device, rank and world_size of this process, joined to the others that accelerate started."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         from pipeline.hardware.device import device_info
 
@@ -76,7 +76,7 @@ class Asked:
         self.samples: list[dict[str, Any]] = []
 
     def open_inputs(self) -> None:
-        """Everything but the model; raises what is wrong with it."""
+        """Return everything but the model; raise what is wrong with it."""
         if self.subject.run is not None:
             self.subject.run.refuse_links(self.subject.run.report)  # where the scores are recorded
         if "bpb" in self.tasks:
@@ -113,7 +113,7 @@ class Asked:
             self._search_text()
 
     def _search_text(self) -> None:
-        """Before the ranks join and the model is loaded: it can take long."""
+        """Search the training text, before the ranks join and the model is loaded: it can take long."""
         from pipeline.evals.contamination import search_text, watched_bundle, watched_chat
         from pipeline.process.errors import RecipeError
 
@@ -134,7 +134,7 @@ class Asked:
         return (self.recipe.get("evals") or {}).get(group) or {}
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
-        """Fills results and samples, which are printed as they come."""
+        """Fill results and samples, and print them as they come."""
         from pipeline.evals.results import in_precision
 
         if "chat" in self.tasks:

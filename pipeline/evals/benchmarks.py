@@ -26,7 +26,7 @@ class CoreBenchmark:
         self.bundle = open_bundle(self.settings.bundle, cache=recipe.data.cache_dir)
 
     def require_ready(self, tokenizer: Any) -> None:
-        """Nothing is asked of a tokenizer but what every run's has."""
+        """Do nothing: every run's tokenizer will do."""
 
     def watched_texts(self) -> dict[str, list[str]]:
         """Return what the training text is searched for."""
@@ -77,7 +77,7 @@ class ChatBenchmark:
         )
 
     def require_ready(self, tokenizer: Any) -> None:
-        """Raises DataError for a tokenizer that no question can be put with."""
+        """Raise DataError for a tokenizer that cannot put a question."""
         require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
 
     def watched_texts(self) -> dict[str, list[str]]:

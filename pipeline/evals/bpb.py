@@ -53,7 +53,7 @@ def bits_per_byte(
     nll: Callable[..., torch.Tensor] | None = None,
     sources: int = 0,
 ) -> BpbResult:
-    """Cross-entropy of the model in bits per byte of text, over all ranks.
+    """Return the model's cross-entropy in bits per byte of text, over all ranks.
 
     batches: training batches, `input_ids` and `shift_labels` (B, T), `position_ids` when documents are isolated. A batch
     may carry `target_bytes` (B, T), the bytes of text under each target and -1 under a special one: for tokenizers whose
@@ -139,7 +139,7 @@ def target_bytes(
 def per_token_nll(
     model, batch: Mapping[str, torch.Tensor], *, autocast_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of transformers."""
+    """Return the nats of each target (B, T) in fp32, 0 at ignored ones, of a model of ours or of any causal LM of transformers."""
     ids_BT, labels_BT, positions_BT = batch["input_ids"], batch["shift_labels"], batch.get("position_ids")
     autocast = _autocast(ids_BT, autocast_dtype)
     if hasattr(model, "per_token_nll"):
@@ -160,7 +160,7 @@ def per_token_nll(
 
 
 def compiled_nll(model, **options) -> Callable[..., torch.Tensor]:
-    """`per_token_nll` of this model under torch.compile: one static graph for whole rows, one for isolated documents.
+    """Return `per_token_nll` of this model under torch.compile: one static graph for whole rows, one for isolated documents.
 
     Batches must be of one shape. Another model than ours is scored as ever, by the logits of as many rows as memory holds.
     options: of torch.compile.
@@ -208,7 +208,7 @@ def score_validation(
     watched: Callable[[Iterable], Iterable] = iter,
     nll: Callable[..., torch.Tensor] | None = None,
 ) -> dict[str, float]:
-    """Pretraining: val/bpb, val/loss and val/bpb_documents. SFT: sft/assistant_bpb and val/loss, on what assistants say.
+    """Return val/bpb, val/loss and val/bpb_documents of a pretraining; sft/assistant_bpb and val/loss, on assistants' turns, of SFT.
     Of a mixture also the bits per byte of each source, as <name>/<source>.
 
     validation: ValidationRows; rows: rows of one forward pass. byte_lengths_V may be None where ids have no fixed bytes:

@@ -173,7 +173,7 @@ def _own_task(text: str) -> tuple[str, str]:
 
 
 def _tasks(names: list[str]) -> dict[str, list[str] | None]:
-    """By evaluation, the parts asked for, of all words that name it; None: all of it."""
+    """Return by evaluation the parts requested by all words that name it; None: all of it."""
     found: dict[str, list[str] | None] = {}
     for name in names:
         head, colon, listed = name.partition(":")

@@ -142,12 +142,12 @@ def findings_of(run: RunDirectory | None) -> Findings | None:
 
 
 def item_flags(findings: Findings | None, task: str, texts: list[str]) -> list[bool | None] | None:
-    """For each item whether it was trained on, None for one that cannot be judged; None when nobody looked for these items."""
+    """Return for each item whether it was trained on, None for one that cannot be judged; None when nobody looked for these items."""
     return None if findings is None else flags_of(findings, task, texts)
 
 
 def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence[bool | None]) -> dict[str, Any]:
-    """For a task's row: counts, its score with and without contaminated items, and whose text was not looked through.
+    """Return, for a task's row, counts, its score with and without contaminated items, and whose text was not looked through.
 
     found: of the task, by the findings. correct: of the items scored. flags: of the same items and in the same order, more
     may follow.
@@ -163,7 +163,7 @@ def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence
 def clean_mean(
     accuracies: dict[str, float], cleaned: dict[str, dict[str, Any]], centred: Callable[[str, float], float]
 ) -> dict[str, Any] | None:
-    """For the row of a mean: counts over the tasks, and the mean of the centred scores without contaminated items.
+    """Return, for the row of a mean, counts over the tasks, and the mean of the centred scores without contaminated items.
 
     accuracies: by task of the mean. cleaned: the clean_score of tasks that were looked for. centred: of a task and its accuracy. A task
     that has no clean item is left out and named; one that nobody looked for counts as it is and is named too. None when
@@ -208,7 +208,7 @@ def contamination_line(results: list[dict[str, Any]]) -> str:
 
 
 def search_notes(tasks: list[dict[str, Any]]) -> list[str]:
-    """Whose text was looked through and whose not. tasks: of the rows of several tasks what they say of contamination."""
+    """Return whose text was searched and whose not. tasks: of the rows of several tasks what they say of contamination."""
     notes = []
     most = max(tasks, key=lambda found: found["unchecked_shards"])
     if most["unchecked_shards"]:
@@ -282,7 +282,7 @@ def _refuse_changed(run: RunDirectory, sources: list[Any], recorded: list[dict[s
 
 
 def _lines(name: str) -> Callable[..., None]:
-    """A line now and then while text is read."""
+    """Return a function that prints a line now and then while text is read."""
     printed_at = time.monotonic()
 
     def report(role: str, source: int, stream: Any) -> None:

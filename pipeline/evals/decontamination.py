@@ -73,7 +73,7 @@ def _divide_at_signs(folded: np.ndarray) -> None:
 
 
 def ngram_hashes(words: Words, *, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(hashes, texts): the uint64 hash of each run of n words within a text, in order, and the number of that text.
+    """Return (hashes, texts): the uint64 hash of each run of n words within a text, in order, and the number of that text.
 
     It depends on the n words alone: not on case, on what divides them, nor on what stands around them.
     """
@@ -89,7 +89,7 @@ def _hashes_of_runs(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) ->
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64's last step: every bit of a number moves every bit of the result."""
+    """Return SplitMix64's last step: every bit of a number moves every bit of the result."""
     x = numbers.astype(np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -128,7 +128,7 @@ BITS_PER_NUMBER = 64  # of a Bloom filter with one hash: at most 1.6 % of other 
 
 
 def item_ngrams(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """(hashes, items): the n-grams by which the items of one task are looked for, and whose each one is."""
+    """Return (hashes, items): the n-grams by which the items of one task are looked for, and whose each one is."""
     hashes, items = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     first = 0
     for chunk in chunks(texts):
@@ -156,7 +156,7 @@ def _without_wording(hashes: np.ndarray, items: np.ndarray, *, num_items: int) -
 
 
 def items_digest(texts: list[str]) -> str:
-    """Equal for equal items in equal order."""
+    """Return a digest, equal for equal items in equal order."""
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:32]
 
 
@@ -195,7 +195,7 @@ class Watchlist:
 
     @classmethod
     def of(cls, tasks: dict[str, list[str]]) -> "Watchlist":
-        """tasks: the text of each item, question and right answer, by the name of the task."""
+        """Return the list for these tasks: the text of each item, question and right answer, by the name of the task."""
         ngrams = [item_ngrams(texts)[0] for texts in tasks.values()]
         runs = [_runs_of(chunk) for texts in tasks.values() for chunk in chunks(texts)]
         about = {name: {"items": len(texts), "digest": items_digest(texts)} for name, texts in tasks.items()}
@@ -203,7 +203,7 @@ class Watchlist:
 
     @cached_property
     def id(self) -> str:
-        """Equal for watch-lists that look for the same n-grams of the same tasks."""
+        """Return an id, equal for watch-lists of the same n-grams of the same tasks."""
         return hashlib.sha256(self.content()).hexdigest()[:16]
 
     def content(self) -> bytes:
@@ -241,7 +241,7 @@ class Watchlist:
         return watchlist
 
     def found(self, texts: list[str]) -> np.ndarray:
-        """Sorted hashes of the watched n-grams that stand within one of the texts."""
+        """Return sorted hashes of the watched n-grams that occur within one of the texts."""
         words = Words.of([piece for chunk in chunks(texts) for piece in self._suspects(chunk)])
         hashes = [ngram_hashes(words, n=n)[0] for n in range(SHORTEST_WORDS, NGRAM_WORDS + 1)]
         return sorted_once([some[self.ngrams.places_in(some)] for some in hashes])
@@ -286,7 +286,7 @@ def _runs_of(chunk: list[bytes]) -> np.ndarray:
 
 
 def _sieve_values(words: Words, *, stride: int) -> np.ndarray:
-    """(ceil((W - SIEVE_WORDS + 1) / stride),) uint64 values of the runs of SIEVE_WORDS words at every stride-th word."""
+    """Return (ceil((W - SIEVE_WORDS + 1) / stride),) uint64 values of the runs of SIEVE_WORDS words at every stride-th word."""
     letters = words.folded[:-1] + words.folded[1:] * np.uint8(37)
     of_words = np.concatenate([letters[words.begins], np.zeros(8, np.uint8)])
     count = max(0, len(words.begins) - SIEVE_WORDS + stride) // stride
@@ -303,7 +303,7 @@ def sorted_once(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _differs(values: np.ndarray) -> np.ndarray:
-    """(N,) whether each value is another than the one before it."""
+    """Return (N,) whether each value is another than the one before it."""
     return np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]])
 
 
@@ -377,7 +377,7 @@ class Seen:
         return cls(watchlist_id, sorted_once(looked_at), len(shards), len(shards) - len(looked_at))
 
     def contaminated(self, texts: list[str]) -> list[bool | None]:
-        """For each item of a whole task: whether an n-gram of it was trained on; None for one that cannot be judged."""
+        """Return for each item of a whole task whether an n-gram of it was trained on; None for one that cannot be judged."""
         ngrams, items = item_ngrams(texts)
         flags: list[bool | None] = [None] * len(texts)
         found = np.zeros(len(texts), bool)
@@ -393,7 +393,7 @@ class Seen:
         return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))
 
     def findings(self, tasks: dict[str, list[str]], *, text_of: list[str], not_searched: list[str]) -> dict[str, Any]:
-        """For the run's folder, JSON: by task its items' digest and number, which are contaminated (positions), which cannot
+        """Return JSON for the run's folder: by task its items' digest and number, which are contaminated (positions), which cannot
         be judged, and where they were looked for.
 
         text_of: the runs whose text this is. not_searched: what the model comes from beside them.

@@ -19,7 +19,7 @@ RULE = 1  # raise it when the same prompts under the same window are put to the 
 
 
 def require_harness() -> None:
-    """Raises InputMissingError when lm-evaluation-harness is not installed; imports nothing."""
+    """Raise InputMissingError when lm-evaluation-harness is not installed; imports nothing."""
     if importlib.util.find_spec("lm_eval") is None:
         raise InputMissingError(
             f'command line: {PREFIX} needs the package lm-eval, which is not installed. Run pip install "tandem-llm[lm-eval]".'
@@ -71,7 +71,7 @@ def harness_scores(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's advice on options that it does not have here."""
+    """Silence the harness's advice on options that it does not have here."""
     logger = logging.getLogger("lm_eval")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -141,7 +141,7 @@ def _unloadable(name: str, error: Exception) -> TandemError:
 
 
 def _check(name: str, task: Any, lm: Any) -> None:
-    """Raises for what the harness would end with an assertion or a traceback, maybe after hours."""
+    """Raise for what the harness would end with an assertion or a traceback, maybe after hours."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     if getattr(task, "UNSAFE_CODE", False):
@@ -159,7 +159,7 @@ def _check(name: str, task: Any, lm: Any) -> None:
 
 
 def _set_fewshot(task: Any, num_fewshot: int | None) -> None:
-    """As the harness's own command does: its seed, the task's own number unless another is asked for, else none."""
+    """Set the few-shot settings as the harness's own command does: its seed, the task's own number unless another is asked for, else none."""
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
     own = task.get_config("num_fewshot")
@@ -240,7 +240,7 @@ def _hashes(samples: list[dict[str, Any]]) -> list[str]:
 
 
 def _texts(samples: list[dict[str, Any]]) -> Iterator[str]:
-    """Prompts and their continuations, each once: of several filters an item has several samples."""
+    """Return prompts and their continuations, each once: of several filters an item has several samples."""
     given = (text for sample in samples for request in sample["arguments"] for text in request)
     yield from dict.fromkeys(text for text in given if isinstance(text, str))
 
@@ -254,7 +254,7 @@ def _version() -> str:
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """A line for each row of `harness_scores`."""
+    """Print a line for each row of `harness_scores`."""
     print(f"{'lm_eval metric':<48} {'value':>9} {'stderr':>8}  {'95 %':<15} {'items':>7} {'shots':>5}")
     for row in rows:
         stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"

@@ -58,7 +58,7 @@ class HarnessModel(HFLM):
         return self._begun(context_ids), continuation_ids
 
     def tok_batch_encode(self, strings, padding_side="left", left_truncate_len=None, truncation=False):
-        """(B, T) ids and attention mask of contexts to generate from."""
+        """Return (B, T) ids and attention mask of contexts to generate from."""
         limit = left_truncate_len or self.max_length
         rows = [self._fitted(self._begun(self.tok_encode(string)), limit, text=string) for string in strings]
         width = max(map(len, rows))

@@ -47,7 +47,7 @@ class FilePart:
 
 
 def read_texts(patterns: list[str], *, max_bytes: int) -> tuple[list[str], list[FilePart]]:
-    """Documents of the files in sorted order, whole, until they hold at least max_bytes bytes of UTF-8; what was taken of each file."""
+    """Return whole documents of the files in sorted order, at least max_bytes bytes of UTF-8, and what was taken of each file."""
     return _items(patterns, kind="text", option="--text", limit=max_bytes, size=lambda text: len(text.encode()))
 
 
@@ -57,7 +57,7 @@ def read_conversations(patterns: list[str], *, max_conversations: int) -> tuple[
 
 
 def lines_of_files(files: list[FilePart], *, limit: str) -> list[str]:
-    """Say what is scored of each file, one line a file, where that is not all of every file. limit: the option that cuts."""
+    """Return what is scored of each file, one line a file, where that is not all of every file. limit: the option that cuts."""
     if all(file.complete and file.items for file in files):
         return []
     lines = [f"  {file.label}: {_part_in_words(file)}" for file in files]
@@ -177,7 +177,7 @@ def documents_protocol(
 
 
 def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of up to `rows` pieces of at most `window` targets, longest first, with `target_bytes`.
+    """Yield batches of up to `rows` pieces of at most `window` targets, longest first, with `target_bytes`.
 
     A document longer than the window is cut, and every piece begins with BOS as in training, so that no text token is
     lost as a first input. Raises DataError when the tokenizer has no token to begin with.
@@ -198,7 +198,7 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
 
 
 def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids of each text and the bytes under each of them; control strings in a text are text."""
+    """Return the ids of each text and the bytes under each of them; control strings in a text are text."""
     if is_byte_level(tokenizer):
         lengths_V = byte_lengths(tokenizer)
         for ids in encode_documents(tokenizer, texts):
@@ -254,7 +254,7 @@ def conversations_protocol(
 def conversation_batches(
     tokenizer, conversations: list[list[dict]], *, window: int, rows: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
+    """Yield batches of up to `rows` conversations, one a row, longest first; targets are what the assistant writes.
 
     A conversation longer than the window is cut at its last whole turn that fits, else left out, as in training. Raises
     DataError when the tokenizer has no chat template or no conversation fits.
@@ -319,7 +319,7 @@ WINDOW = 2048  # Targets of a piece, unless the model or the command says less.
 
 
 def require_text(subject: Subject, arguments: argparse.Namespace) -> None:
-    """Raises RecipeError when there is no text to score: none is named and the subject is no run."""
+    """Raise RecipeError when there is no text to score: none is named and the subject is no run."""
     if subject.run is None and not (arguments.text or arguments.chat):
         raise RecipeError(
             f"command line: {subject.path} is no run and has no validation text of its own, so there is nothing to score. Name text with --text FILE."

@@ -60,13 +60,13 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
     return [found for _, _, found in everyones]
 
 
-def first_ranks_word(own: bool, device: torch.device | str) -> bool:
-    """Rank 0's word, so that all ranks of the process group go on or end together; every rank must call this."""
+def broadcast_bool(own: bool, device: torch.device | str) -> bool:
+    """Return rank 0's value, so that all ranks go on or end together; every rank must call this."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return own
-    word = torch.tensor([float(own)], device=device)
-    torch.distributed.broadcast(word, src=0)
-    return bool(word.item())
+    value = torch.tensor([float(own)], device=device)
+    torch.distributed.broadcast(value, src=0)
+    return bool(value.item())
 
 
 def _raise(error: Exception | None, *, worst: int) -> None:

@@ -251,7 +251,7 @@ class _Row:
 
 
 def _alignment(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor]:
-    """Mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no mask."""
+    """Return mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no mask."""
     longest = max(lengths)
     if min(lengths) == longest:
         return {}
@@ -268,7 +268,7 @@ def _one_further(aligned: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, Any]:
-    """(B, V) logits of the last position, and the cache behind it; without gradient and in evaluation mode.
+    """Return (B, V) logits of the last position, and the cache behind it; without gradient and in evaluation mode.
 
     Written as one call and no context around the whole generation: a generator that is left half-way would leave the
     caller without gradients.
@@ -292,7 +292,7 @@ def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torc
 
 
 def positions(model) -> int | None:
-    """The longest sequence the model takes, or None when its config does not say."""
+    """Return the longest sequence that the model takes, or None when its config does not say."""
     return getattr(model.config, "max_position_embeddings", None)
 
 

@@ -233,7 +233,7 @@ class Published:
 
 
 def published(data: RunData, *, repo_id: str, model: Path | None, step: int | None) -> Published:
-    """model: a folder with config.json, default the run's model/. step: default as the folder's seal has it."""
+    """Return what the card is about. model: a folder with config.json, default the run's model/. step: default as the folder's seal has it."""
     folder = model or data.run.model
     finished = folder == data.run.model
     if step is None:

@@ -88,7 +88,7 @@ def _transport_errors() -> tuple[type[BaseException], ...]:
 
 
 def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
-    """Status (None when nobody answered) and text of the failed request, also when it stands behind a RuntimeError.
+    """Return status (None when nobody answered) and text of the failed request, also when it stands behind a RuntimeError.
 
     None for an error that is none of the Hub's.
     """
@@ -118,7 +118,7 @@ def _cure(status: int) -> str:
 
 
 def bound_waits() -> None:
-    """From now on a request of this process ends when the Hub is silent, asks to wait, or is not the Hub at all."""
+    """Bound every request of this process from now on: it ends when the Hub is silent, asks to wait, or is not the Hub at all."""
     from huggingface_hub import set_client_factory
 
     def client() -> Any:

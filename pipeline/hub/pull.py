@@ -60,7 +60,7 @@ def pull(repo_id: str, *, runs: str = "runs", revision: str | None = None) -> Ru
 
 @contextmanager
 def beside(runs: Path) -> Iterator[Path]:
-    """An empty folder on the disk that the run directories are on, removed afterwards: a checkpoint is renamed, not copied."""
+    """Yield an empty folder on the disk of the run directories, removed afterwards: a checkpoint is renamed, not copied."""
     runs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-pull-", dir=runs) as folder:
         snapshot = Path(folder) / "snapshot"  # a level below where runs are looked for
@@ -69,7 +69,7 @@ def beside(runs: Path) -> Iterator[Path]:
 
 
 def download(repo_id: str, commit: str | None, folder: Path, *, only: list[str] | None = None) -> None:
-    """The files of a commit, or those that match, into the folder."""
+    """Download the files of a commit, or those that match, into the folder."""
     from huggingface_hub import snapshot_download
 
     get = lambda: snapshot_download(repo_id, revision=commit, local_dir=folder, allow_patterns=only)  # noqa: E731
@@ -123,7 +123,7 @@ def _move_sealed_files(source: Path, target: Path, repo_id: str) -> None:
 
 
 def files_of(folder: Path, repo_id: str) -> dict[str, Path]:
-    """As sealed_files; DataError when somebody else wrote the seal."""
+    """Return the same as sealed_files; raise DataError when somebody else wrote the seal."""
     try:
         return sealed_files(folder)
     except DamagedFileError as error:
@@ -176,7 +176,7 @@ COMMITS = 10
 
 
 def restore_from_hub(recipe: Recipe, run: RunDirectory) -> None:
-    """Under hub.strategy checkpoint and run.resume auto: when the run has no checkpoint here and has pushed one, fetch it.
+    """Fetch the pushed checkpoint of a run that has none here, under hub.strategy checkpoint and run.resume auto.
 
     What is there afterwards is what a start on the old machine would find; a run that has finished is pulled whole. A state
     that does not verify is named, and the commit before it is tried. Raises ServiceError when the Hub does not say what it

@@ -47,7 +47,7 @@ def collect(
 
 
 def write_card(data: RunData, *, model: Path, step: int, repo_id: str, folder: Path) -> Path:
-    """README.md in the folder."""
+    """Write README.md into the folder and return it."""
     write_text(folder / CARD, model_card(data, model=model, step=step, repo_id=repo_id))
     return folder / CARD
 
@@ -199,7 +199,7 @@ class Upload:
             return newest if Path(theirs).read_bytes() == seal.read_bytes() else None
 
     def tag(self, step: int, commit: str) -> None:
-        """step-<n>, which from_pretrained takes as a revision; on another branch than main <branch>-step-<n>. A later one replaces it."""
+        """Tag the commit step-<n>, which from_pretrained takes as a revision; on another branch than main <branch>-step-<n>. A later one replaces it."""
         from huggingface_hub.errors import HfHubHTTPError
 
         name = f"step-{step}" if self.branch == "main" else f"{self.branch}-step-{step}"

@@ -8,7 +8,8 @@ import time
 from types import FrameType
 from typing import TextIO
 
-from pipeline.monitor.gpu import GpuSampler, HostSampler
+from pipeline.monitor.client import HostSampler
+from pipeline.monitor.gpu import GpuSampler
 from pipeline.monitor.sampler import HIGHEST_HZ, HostNow, Pace
 from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
 from pipeline.process.errors import CannotWriteError

@@ -14,6 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline.monitor.client import JOULES_PER_KWH
 from pipeline.process.storage import note_once, open_regular
 from pipeline.run_dir.rows import open_rows, whole_lines
 
@@ -159,7 +160,6 @@ def read_gpus(path: str | Path) -> list[GpuSeries]:
 
 # Joules from samples of power, and what they are per token, in kWh and in money.
 
-JOULES_PER_KWH = 3.6e6
 # Between two samples further apart than that nobody knows what was drawn.
 GAP_PERIODS, SHORTEST_GAP_S = 5, 1.0
 

@@ -1,4 +1,4 @@
-"""Reading once more after an error that may pass, and how often this process did.
+"""Reading again after an error that may pass, and a count of these retries.
 
 An error of a disk or a network file system is one of these; a Hub that is away counts too (sources/hub_files.py). What is
 read through a memory map has no errors to try again: there the kernel ends the process (SIGBUS).
@@ -24,7 +24,7 @@ _kept_in: Path | None = None
 
 
 def note_retry() -> None:
-    """Something is about to be read again."""
+    """Count that something is about to be read again."""
     global _made
     _made += 1
     if _kept_in is not None:
@@ -38,7 +38,7 @@ def retries() -> int:
 
 
 def keep_retries_in(path: Path) -> None:
-    """From now on each one is a line of that file, too, by which another process counts them (`retries_in`)."""
+    """Write each later retry as a line of that file too, by which another process counts them (`retries_in`)."""
     global _kept_in
     path.unlink(missing_ok=True)
     _kept_in = path

@@ -1,12 +1,16 @@
-"""`python -m pipeline.recipe` writes docs/recipes.md."""
+"""`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
 
+import json
 from pathlib import Path
 
 from pipeline.process.storage import write_text
-from pipeline.recipe.docs import render
+from pipeline.recipe.docs import json_schema, render
 
 if __name__ == "__main__":
-    page = Path(__file__).parents[2] / "docs" / "recipes.md"
-    page.parent.mkdir(exist_ok=True)
-    write_text(page, render())
-    print(f"wrote {page}")
+    root = Path(__file__).parents[2]
+    for path, text in {
+        root / "docs" / "recipes.md": render(),
+        root / "recipes" / "schema.json": json.dumps(json_schema(), indent=1) + "\n",
+    }.items():
+        write_text(path, text)
+        print(f"wrote {path}")

@@ -1,13 +1,14 @@
-"""docs/recipes.md, written from the schema and the table of fates."""
+"""docs/recipes.md and recipes/schema.json, written from the schema and the support table of TrainingArguments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
-from pipeline.recipe.schema import SECTIONS, Recipe
+from pipeline.recipe.schema import SECTIONS, Model, Recipe
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
 from pipeline.recipe.supported_arguments import FATES, Fate
+from pipeline.recipe.training_arguments import DERIVED
 from pipeline.recipe.values import expected
 
 INTRODUCTION = """\
@@ -34,6 +35,8 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
   `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
+- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`: write
+  `# yaml-language-server: $schema=PATH/recipes/schema.json` as the first line of a recipe.
 - A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
 - The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
   with another value it is another run (`run.fork_from`). All others may change and are really applied.
@@ -95,7 +98,7 @@ def _section(path: str, cls: Any, *, level: int) -> str:
             nested.append((f"{path}.{f.name}.<n>", inner))
         mark = " =" if f.metadata["must_match"] else ""
         lines.append(
-            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_default(f))} | {_cell(f.metadata['doc'])} |"
+            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | {_cell(f.metadata['doc'])} |"
         )
     group = [n for n in nested if n[0].startswith("optimizer.groups.")]
     lines.append("")
@@ -122,9 +125,8 @@ def _type(annotation: Any) -> str:
     return expected(annotation).replace(" or null", "")
 
 
-def _default(f: Field) -> str:
-    value = f.default if f.default is not MISSING else f.default_factory() if f.default_factory is not MISSING else None
-    return _value(value)
+def _default(f: Field) -> Any:
+    return f.default if f.default is not MISSING else f.default_factory() if f.default_factory is not MISSING else None
 
 
 def _value(value: Any) -> str:
@@ -181,3 +183,61 @@ def _train() -> str:
     lines += ["", "### Refused", "", "| field | why |", "|---|---|"]
     lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("refused")]
     return "\n".join([*lines, ""])
+
+
+LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file. Types come from pydantic; checks over several keys are the reader's alone."""
+    hints = get_type_hints(Recipe)
+    sections = {name: _train_schema() if name == "train" else _section_schema(hints[name]) for name in SECTIONS}
+    extends = {"type": "string", "description": "Another recipe that this one changes: a path relative to this file, or a bare name."}  # fmt: skip
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Tandem recipe",
+        "type": "object",
+        "properties": {"extends": extends, **sections},
+        "patternProperties": {"^x-": {"description": "A place for anchors."}},
+        "additionalProperties": False,
+    }
+
+
+def _section_schema(cls: Any) -> dict[str, Any]:
+    properties = {}
+    for f, annotation in _keys(cls):
+        default = {} if is_dataclass(annotation) else {"default": _default(f)}
+        properties[f.name] = (
+            _type_schema(annotation) | _limits(f.metadata) | {"description": f.metadata["doc"]} | default
+        )
+    if cls is Model:
+        properties["options"]["properties"] = {name: _type_schema(kind) for name, kind in TANDEM_OPTIONS.items()}
+    return {"type": ["object", "null"], "description": cls.__doc__, "properties": properties, "additionalProperties": False}  # fmt: skip
+
+
+def _train_schema() -> dict[str, Any]:
+    properties = {}
+    for name, fate in FATES.items():
+        if fate.accepted:
+            kind = fate.type | None if name in DERIVED else fate.type
+            properties[name] = _type_schema(kind) | _limits(fate.limits) | {"description": fate.text, "default": fate.default}  # fmt: skip
+            if fate.keys:
+                keys = {key: _type_schema(kind) for key, kind in fate.keys.items()}
+                properties[name] |= {"properties": keys, "additionalProperties": False}
+    text = "transformers.TrainingArguments by their own names."
+    return {"type": ["object", "null"], "description": text, "properties": properties, "additionalProperties": False}
+
+
+def _limits(limits: Mapping[str, Any]) -> dict[str, float]:
+    return {theirs: limits[ours] for ours, theirs in LIMITS.items() if limits.get(ours) is not None}
+
+
+def _type_schema(annotation: Any) -> dict[str, Any]:
+    from pydantic import TypeAdapter  # comes with wandb; training does not load it
+
+    if (cls := _dataclass_in(annotation)) is None:
+        return TypeAdapter(annotation).json_schema()
+    if cls is annotation:
+        return _section_schema(cls)
+    optional = ["null"] if type(None) in get_args(annotation) else []
+    return {"type": ["array", *optional], "items": _section_schema(cls)}

@@ -24,7 +24,7 @@ IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def check_forms(recipe: Recipe, problems: Problems) -> None:
-    """Notes every value of a form that would only fail later, and then as something else."""
+    """Note every value whose form would only fail later, and then as something else."""
     _paths(recipe, problems)
     _names(recipe, problems)
     _run(recipe, problems)
@@ -35,7 +35,7 @@ def check_forms(recipe: Recipe, problems: Problems) -> None:
 
 
 def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
-    """After the steps of the run are known, where the recipe itself tells them."""
+    """Note steps that the run does not have; call it after the steps are known, where the recipe itself gives them."""
     steps, max_steps, where = recipe.monitor.profile_steps, recipe.train.get("max_steps"), "monitor.profile_steps"
     if steps is None:
         return
@@ -58,7 +58,7 @@ def _entries(recipe: Recipe) -> list[tuple[str, Sequence[Source | OwnTask]]]:
 
 
 def _paths(recipe: Recipe, problems: Problems) -> None:
-    """No system has a file of a longer name, and each says so in its own way, later."""
+    """Note paths that are longer than any system takes: each would report it in its own way, later."""
     places: dict[str, list[str | None]] = {
         "run.directory": [recipe.run.directory],
         "run.code_folder": [recipe.run.code_folder],
@@ -84,7 +84,7 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
 
 
 def _names(recipe: Recipe, problems: Problems) -> None:
-    """Names that stand in tables, metrics and file names are of one line."""
+    """Note names for tables, metrics and files that are not one line."""
     named = {"run.tags": recipe.run.tags, "monitor.project": [recipe.monitor.project]}
     for key, entries in _entries(recipe):
         named |= {
@@ -129,7 +129,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
 
 
 def _importable(recipe: Recipe, problems: Problems) -> None:
-    """Before anything is imported: a name without its module can never be found."""
+    """Note names without their module, which can never be found, before anything is imported."""
     for key, names in (("run.callbacks", recipe.run.callbacks), ("evals.tasks", recipe.evals.tasks)):
         for name in names:
             if not IMPORTABLE.fullmatch(name):
@@ -161,7 +161,7 @@ def _files(recipe: Recipe, problems: Problems) -> None:
 
 
 def _hub(recipe: Recipe, problems: Problems) -> None:
-    """The Hub refuses a whole upload for what stands wrong in its card."""
+    """Note metadata for which the Hub would refuse a whole upload."""
     hub = recipe.hub
     if hub.id is not None and not REPOSITORY.fullmatch(hub.id):
         problems.add(recipe.where("hub.id"), f"is {hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_.")

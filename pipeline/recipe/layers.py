@@ -216,7 +216,7 @@ def _with_bases(path: str, problems: Problems, parents: tuple[str, ...]) -> Item
 
 
 def merge(base: Item, layer: Item, problems: Problems) -> Item:
-    """layer over base: sections and dictionaries key by key, everything else replaced."""
+    """Return layer over base: sections and dictionaries key by key, everything else replaced."""
     for group in EXCLUSIVE:
         named = [name for name in group if _is_given(layer, name)]
         if named:

@@ -45,7 +45,7 @@ NUM_IDS = 8
 
 @torch.no_grad()
 def divides_by_num_items(model: Any) -> bool:
-    """True when the loss is the cross-entropy of the model's own logits with shift_labels, summed, over num_items_in_batch.
+    """Return whether the loss is the cross-entropy of the model's own logits with shift_labels, summed, over num_items_in_batch.
 
     As transformers' causal LMs have it. A model that ignores the number gives the mean of its own micro-batch: gradients
     of micro-batches and ranks would not add up to the mean over a step's tokens. One that ignores shift_labels shifts
@@ -110,7 +110,7 @@ def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype
 
 
 def mark_finished(run: RunDirectory) -> None:
-    """From now on the same command says that the run has finished, and exits 0."""
+    """Record that the run has finished: from now on the same command says so, and exits 0."""
     run.update_manifest(finished=time.time())
 
 

@@ -62,7 +62,7 @@ def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> dict[str, Tenso
 
 
 def optimizer_settings(optimizer: Any) -> list[dict[str, Any]]:
-    """Rates, betas and the other settings of every group as they stand, without the parameters: JSON."""
+    """Return rates, betas and the other settings of every group as they are now, without the parameters: JSON."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
@@ -159,7 +159,7 @@ class TrainedText:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._before = self.nats.clone(), self.bytes
 
     def undo(self) -> None:
@@ -189,7 +189,7 @@ class TrainedText:
         self.nats += loss.to(self.nats.dtype) - of_special
 
     def read(self) -> dict[str, float]:
-        """This rank's sums since the last reading, for bits_per_byte."""
+        """Return this rank's sums since the last reading, for bits_per_byte."""
         if self.byte_lengths_V is None:
             return {}
         numbers = self.state()
@@ -200,14 +200,14 @@ class TrainedText:
         return {"nats": self.nats.item(), "bytes": self.bytes}
 
     def load(self, states: list[dict[str, float]]) -> None:
-        """The sums of these, which other ranks may have made: only the sum over all ranks counts."""
+        """Take over these sums, which other ranks may have made: only the sum over all ranks counts."""
         self.nats.fill_(sum(state["nats"] for state in states))
         self.bytes = int(sum(state["bytes"] for state in states))
         self.begin()
 
 
 def bits_per_byte(ranks: list[dict[str, float]]) -> float | None:
-    """Over all ranks, from what each of them has read; None where no byte was trained on."""
+    """Return the figure over all ranks, from what each of them has read; None where no byte was trained on."""
     num_bytes = sum(rank.get("bytes", 0) for rank in ranks)
     return sum(rank["nats"] for rank in ranks) / (math.log(2) * num_bytes) if num_bytes else None
 
@@ -385,7 +385,7 @@ def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
 
 
 def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
-    """This rank's random state, or None when the checkpoint was written by fewer ranks."""
+    """Return this rank's random state, or None when the checkpoint was written by fewer ranks."""
     path = folder / rng_file(rank)
     return load_file(path) if path.exists() else None
 
@@ -426,7 +426,7 @@ def write_state(
 
 
 def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Raises DataError for weights of another model, or that are not finite."""
+    """Raise DataError for weights of another model, or that are not finite."""
     try:
         load_weights(model, checkpoint)
     except ValueError as error:
@@ -437,7 +437,7 @@ def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
 
 
 def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> None:
-    """Raises DataError for a state that is not this optimizer's."""
+    """Raise DataError for a state that is not this optimizer's."""
     tensors, saved = read_optimizer(checkpoint)
     refuse_nonfinite(tensors, where=str(checkpoint), instead=ANOTHER)
     # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
@@ -522,7 +522,7 @@ class CheckpointSaver:
             self.scores[step] = metrics[name]
 
     def note_good(self, checkpoint: Path) -> None:
-        """This whole one is the newest: where a run that is killed now goes on from."""
+        """Record this whole checkpoint as the newest: where a run that is killed now goes on from."""
         seal = read_seal(checkpoint)
         self.last_good = seal["step"], sum(file["bytes"] for file in seal["files"].values())
 
@@ -583,7 +583,7 @@ class CheckpointSaver:
         return self._end()
 
     def wait(self) -> float | None:
-        """As `check`, after waiting for it."""
+        """Wait for the writing, then do as `check`."""
         return None if self.process is None else self._end()
 
     def _end(self) -> float:

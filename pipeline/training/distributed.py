@@ -75,7 +75,7 @@ def store_of_ranks() -> Any:
 
 
 def refuse_unshared(folder: Path, *, key: str = "run.directory") -> None:
-    """Raises CannotWriteError on every rank when a machine of this run sees another folder under that path, or cannot write there.
+    """Raise CannotWriteError on every rank when a machine of this run sees another folder under that path, or cannot write there.
 
     key: what sets the folder. A file that rank 0 makes must be there for all, and each must be able to make one beside it.
     On a single machine there is nothing to prove.
@@ -159,7 +159,7 @@ class Process:
 
 
 def _state_and_beginning(pid: int) -> tuple[str, str]:
-    """When a process began tells it from another one of its number. Not psutil's create_time on Linux: that moves when the
+    """Return a process's state and start time, which tells it from a later one of the same number. Not psutil's create_time on Linux: that moves when the
     system's clock is set, and a rank would look lost."""
     if sys.platform == "linux":
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # proc(5): the name may hold spaces
@@ -176,7 +176,7 @@ class Ranks:
         self.own = next(n for n, process in enumerate(self.processes) if process == Process.this())
 
     def gone(self) -> list[int]:
-        """Ranks whose process is gone, as far as this machine can see."""
+        """Return the ranks whose process is gone, as far as this machine can see."""
         own = self.processes[self.own]
         return [
             n

@@ -40,7 +40,7 @@ def convert_to_fp8(model: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def without_fp8(model: nn.Module) -> Iterator[None]:
-    """The model computes as if it had never been converted: scores and samples are those of the model that is saved.
+    """Let the model compute as if it had never been converted: scores and samples are those of the model that is saved.
 
     The class is swapped, not the modules or an attribute: compiled graphs of steps find all as it was when they come again.
     """

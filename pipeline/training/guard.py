@@ -35,7 +35,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
-    """Raises DataError for numbers that no training can go on from; every rank reads the same ones."""
+    """Raise DataError for numbers that no training can go on from; every rank reads the same ones."""
     if name := first_nonfinite(tensors):
         error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
         error.of_all_ranks = True
@@ -77,7 +77,7 @@ class Cause:
         return f" on rank{several} {', '.join(map(str, self.ranks))} in micro-step {self.micro_step}"
 
     def facts(self) -> dict[str, Any]:
-        """For metrics.jsonl and failure.json."""
+        """Return the facts for metrics.jsonl and failure.json."""
         return {"tensor": self.tensor, "ranks": self.ranks, "micro_step": self.micro_step, "rows": self.rows}
 
 
@@ -106,7 +106,7 @@ def find_cause(trainer: "TandemTrainer", model: Any, losses: list[Tensor], norm:
 
 
 def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
-    """Makes the step's gradients again, one micro-step at a time and before they are summed over ranks or clipped: those
+    """Compute the step's gradients again, one micro-step at a time and before they are summed over ranks or clipped: those
     at hand no longer tell where it began. Another dropout may hide it."""
     step, args = trainer.state.global_step, trainer.args
     rows = trainer.rows
@@ -134,7 +134,7 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
 
 
 def rows_of(trainer: "TandemTrainer", step: int, rank: int | None = None, micro_step: int = 0) -> list[list]:
-    """[source, file, row group, row] of the rows of a step, or of those that one rank reads in one micro-step."""
+    """Return [source, file, row group, row] of the rows of a step, or of those that one rank reads in one micro-step."""
     origins = trainer.rows.origins(step)
     if rank is not None:
         args = trainer.args
@@ -154,19 +154,21 @@ def rows_of(trainer: "TandemTrainer", step: int, rank: int | None = None, micro_
     ]
 
 
-# Judges every step before its update and every state before it is saved: no update from, and no checkpoint with, a
-# number that is not finite; by recipe no update from a spike.
+# The guard: no update from, and no checkpoint with, a number that is not finite; by recipe no update from a spike.
 
 # After this many optimizer steps in a row that the fp16 loss scaler skipped, the run is taken as diverged.
 MAX_SCALER_SKIPS = 20
-# Of so many steps monitor.max_skips may be left out. Not "in all": a few bad rows must not end a long run. Not "in a row":
+# monitor.max_skips counts skipped steps among this many. Not "in all": a few bad rows must not end a long run. Not "in a row":
 # a run that loses every second step trains on half of its data.
 AMONG_STEPS = 1000
 WATCHED = ("optim/grad_norm", "train/loss")
 
 
 class StepGuard:
-    """What a resumed run must know of the steps before it is in state_dict."""
+    """Checks every step before its update, and every state before it is saved.
+
+    state_dict: what a resumed run must know of the steps before it.
+    """
 
     def __init__(self, run: RunDirectory, monitor: Monitor):
         self.run, self.monitor = run, monitor
@@ -197,10 +199,10 @@ class StepGuard:
     # ---- steps ----
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.losses = []
 
-    def judge(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: Tensor | float) -> float:
+    def check_update(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: Tensor | float) -> float:
         """Return the norm as a number, once the update may be made; else take the gradients away, without which it changes nothing,
         or raise DivergedError. Every rank calls it."""
         numbers = self._read(norm)
@@ -208,7 +210,7 @@ class StepGuard:
         if all(map(math.isfinite, numbers)):
             self.scaler_skips_in_a_row = 0
             if self.monitor.on_spike == "skip":
-                self._judge_spike(trainer, model, numbers)
+                self._check_spike(trainer, model, numbers)
             return numbers[0]
         self.nonfinite_steps += 1
         scaler = trainer.accelerator.scaler
@@ -219,7 +221,7 @@ class StepGuard:
                 finite = all(math.isfinite(loss.item()) for loss in self.losses)
                 self._keep_loss_finite(trainer, all(from_every_rank(finite)))
                 return numbers[0]
-        self._judge_nonfinite(trainer, model, numbers[0])
+        self._check_nonfinite(trainer, model, numbers[0])
         return numbers[0]
 
     def _read(self, norm: Tensor | float) -> list[float]:
@@ -234,7 +236,7 @@ class StepGuard:
             torch.distributed.all_reduce(numbers)  # so that ranks agree to the last bit
         return (numbers / ranks).tolist()
 
-    def _judge_nonfinite(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: float) -> None:
+    def _check_nonfinite(self, trainer: "TandemTrainer", model: torch.nn.Module, norm: float) -> None:
         cause = find_cause(trainer, model, self.losses, norm)
         scaled = self.scaler_skips_in_a_row >= MAX_SCALER_SKIPS
         skip = self.monitor.on_nonfinite == "skip" and not cause.is_parameter and not scaled
@@ -255,7 +257,7 @@ class StepGuard:
         )
         self._keep_loss_finite(trainer, cause.loss_is_finite)
 
-    def _judge_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
+    def _check_spike(self, trainer: "TandemTrainer", model: torch.nn.Module, numbers: list[float]) -> None:
         spikes = []
         for name, value in zip(WATCHED, numbers, strict=True):
             highest = self.recent[name].highest_usual()
@@ -364,7 +366,7 @@ class StepGuard:
         return {name: value for name, value in metrics.items() if name not in bad}
 
     def _record(self, trainer: "TandemTrainer", event: str, *, step: int, **facts: Any) -> None:
-        """An event among the rows of metrics.jsonl; its step counts as theirs does, the steps made when this one is."""
+        """Write an event among the rows of metrics.jsonl; its step counts as theirs does, the steps made when this one is."""
         if trainer.is_world_process_zero():
             attempt = self.run.read_manifest().get("attempts", 1)
             row = {"event": event, "step": step, "attempt": attempt, "time": time.time()}

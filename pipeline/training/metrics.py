@@ -46,7 +46,7 @@ class DeviceMemory:
         self.run_peak = self.start_peak = 0
 
     def read(self) -> dict[str, float]:
-        """mem/* of this rank; the interval of peak_allocated begins again."""
+        """Return mem/* of this rank; the interval of peak_allocated begins again."""
         if self.device.type != "cuda":
             return {}
         stats = self.cuda.memory_stats(self.device)
@@ -89,7 +89,7 @@ class UpdateNumbers:
             ours.measure_next_update(self._norms)
 
     def read(self, parameters: Sequence[Tensor]) -> dict[str, float]:
-        """optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no ratio where
+        """Return optim/param_norm, optim/num_zeros_in_grad and optim/update_ratio; nothing where nobody looked, and no ratio where
         the update was left out or the optimizer is another's."""
         if self._zeros is None:
             return {}
@@ -104,7 +104,7 @@ class UpdateNumbers:
 
 
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:
-    """Entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
+    """Return the number of entries that are exactly 0, 0-dimensional on the device; Megatron-LM's num_zeros_in_grad."""
     return torch.stack([g.numel() - torch.count_nonzero(g) for g in gradients]).sum()  # int64
 
 
@@ -119,7 +119,7 @@ class LossSum:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._before = self.total.clone()
 
     def add(self, loss: Tensor) -> None:
@@ -161,7 +161,7 @@ class OwnTime:
         self._steps: list[tuple[Any, Any]] = []
 
     def begin(self) -> None:
-        """A step's rows are about to be asked for."""
+        """Note that a step's rows are about to be requested."""
         beat()
         self._close()
         if self.world_size > 1:
@@ -259,7 +259,7 @@ class StepMeter:
         self._timed_steps, self._timed_s = 0, 0.0
 
     def begin(self) -> None:
-        """A step is about to be made. What came before the first one, as loading a checkpoint, is no time of steps."""
+        """Begin a step. What came before the first one, as loading a checkpoint, is no time of steps."""
         if self._started is None:
             self._started, self._paused_s = time.perf_counter(), 0.0
         elif self._first_step_s is None:
@@ -283,7 +283,7 @@ class StepMeter:
                 self._keys[window] += int((positions_BT + 1).clamp(max=window).sum())
 
     def step(self, targets: int) -> None:
-        """One optimizer step is about to be made on that many targets."""
+        """Note that an optimizer step on that many targets is about to be made."""
         self._steps_since += 1
         self.targets += targets
 
@@ -474,7 +474,7 @@ class LogRow:
 
 
 def data_numbers(consumed: dict[str, Consumed | None], *, row_tokens: int) -> dict[str, float]:
-    """data/* of what each source gave; the sums only where all of them are known."""
+    """Return data/* of what each source gave; the sums only where all of them are known."""
     known = {name: source for name, source in consumed.items() if source is not None}
     sources, numbers = list(known.values()), dict[str, float]()
     if len(known) == len(consumed):

@@ -32,7 +32,7 @@ TINY = 1e-30  # keeps 0/0 out of gradients of zeros, and is so small that the lo
 
 
 def rate_factor(shape: Sequence[int], *, output_dim: int) -> float:
-    """sqrt(max(1, outputs / inputs)): what Muon's rate is multiplied with for a matrix of this shape."""
+    """Return sqrt(max(1, outputs / inputs)), by which Muon's rate is multiplied for a matrix of this shape."""
     return math.sqrt(max(1.0, shape[output_dim] / shape[-3 - output_dim]))
 
 
@@ -104,7 +104,7 @@ def scale_neurons_(x_MRC: Tensor, variance_MN: Tensor, *, output_dim: int, beta2
 
 
 def cautious_update_(parameter: Tensor, direction: Tensor, *, rate: float, weight_decay: float) -> None:
-    """parameter -= rate * (direction + weight_decay * parameter), the decay only where both have the same sign."""
+    """Update in place: parameter -= rate * (direction + weight_decay * parameter), the decay only where both have the same sign."""
     if weight_decay:
         agree = (direction * parameter).ge_(0)
         parameter.addcmul_(parameter, agree, value=-rate * weight_decay)
@@ -125,7 +125,7 @@ def muon_step(
     *,
     norms: list[Tensor] | None = None,
 ) -> None:
-    """One update in place of parameters that all have a gradient. Every rank calls it with the same ones.
+    """Make one update in place of parameters that all have a gradient. Every rank calls it with the same ones.
 
     norms: to which the norm of each one's change is appended.
     """
@@ -198,7 +198,7 @@ class _Stack:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
+    """Return this rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -211,7 +211,7 @@ def gathered(part: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a matrix that every rank has whole, cut as `like` is."""
+    """Return this rank's part of a matrix that every rank has whole, cut as `like` is."""
     if not isinstance(like, DTensor):
         return whole
     replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)

@@ -49,7 +49,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 group.setdefault("fused", all(p.device.type in FUSED_DEVICES for p in group["params"]))
 
     def measure_next_update(self, norms: list[Tensor]) -> None:
-        """The next step appends the norms of its changes, 0-dimensional on the device; the update itself stays the same to
+        """Have the next step append the norms of its changes, 0-dimensional on the device; the update itself stays the same to
         the last bit. Takes the memory of MEASURED_AT_ONCE elements, or of the largest parameter."""
         self._norms = norms
 

@@ -63,7 +63,7 @@ def raised_in(trace: TracebackType | None) -> list[FrameType]:
 
 
 def place_of(frames: list[FrameType]) -> dict[str, Any]:
-    """Stage, whether the thread waits for other ranks, and the innermost line that is not a library's."""
+    """Return the stage, whether the thread waits for other ranks, and the innermost line that is not a library's."""
     waits = any(frame.f_code.co_filename.endswith(COLLECTIVES) for frame in frames)
     own = next((frame for frame in frames if "site-packages" not in frame.f_code.co_filename), frames[0])
     line = f"{Path(own.f_code.co_filename).name}:{own.f_lineno} {own.f_code.co_name}"

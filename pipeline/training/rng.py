@@ -40,7 +40,7 @@ def set_rng_state(state: dict[str, torch.Tensor]) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Evaluations and samples run inside: training draws the same numbers as if they had not happened."""
+    """Preserve the random state around evaluations and samples: training draws the same numbers as if they had not happened."""
     state = get_rng_state()
     try:
         yield

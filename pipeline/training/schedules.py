@@ -19,7 +19,7 @@ def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
 
 
 def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> float:
-    """lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap."""
+    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap."""
     p = decay_progress(schedule, step, max_steps)
     falling = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "1-sqrt": 1 - math.sqrt(p)}[schedule.decay]
     multiplier = falling + (1 - falling) * schedule.final_fraction
@@ -29,7 +29,7 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
 
 
 def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
-    """0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
+    """Return 0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
     p = decay_progress(schedule, step, max_steps)
     momentum = (1 - p) * peak + p * min(LAST_MOMENTUM, peak)
     if step < schedule.momentum_warmup_steps:
@@ -77,7 +77,7 @@ class StepSchedule:
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
 
     def multiplier(self, step: int) -> float:
-        """lrm of the update of `step` (zero-based)."""
+        """Return lrm of the update of `step` (zero-based)."""
         return learning_rate_multiplier(self.schedule, step, self.max_steps)
 
     def get_last_lr(self) -> list[float]:
@@ -93,7 +93,7 @@ class StepSchedule:
 
 
 def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: bool) -> dict[str, float]:
-    """optim/lr is the first group's rate; lrm the multiplier of the step just made.
+    """Return optim/lr, the first group's rate, and the multiplier lrm of the step just made.
 
     trainer_rate, peak: of transformers' own schedulers. skipped: whether the fp16 scaler skipped the update.
     """

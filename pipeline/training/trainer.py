@@ -156,7 +156,7 @@ class TandemTrainer(Trainer):
     def forward_backward(
         self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of the global token mean."""
+        """Run forward and backward of one micro-batch that is on the device; the loss is this micro-batch's share of the global token mean."""
         if not self.model.training:  # model.train() walks every module: not per micro-batch
             model.train()
         with self.compute_loss_context_manager():
@@ -186,14 +186,14 @@ class TandemTrainer(Trainer):
         """
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             norm = super()._clip_grad_norm(model)
-            self.guard.judge(self, model, norm)
+            self.guard.check_update(self, model, norm)
             return norm
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
         if self.log_row.measures_update(self):
             self.log_row.update.look(parameters, self.optimizer)
-        if self.guard.judge(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
+        if self.guard.check_update(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
         return norm
 
@@ -216,7 +216,7 @@ class TandemTrainer(Trainer):
     # ---- evaluation and logging ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Metrics of the bare model by name, the same on every rank; the training's random state does not move."""
+        """Return metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
         # Under FSDP a forward needs every rank: they agree before each batch.
         watched = partial(self.watched, lockstep=True) if self.is_fsdp_enabled else self.watched

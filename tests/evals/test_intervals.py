@@ -81,3 +81,10 @@ def test_students_chances_and_quantiles_are_those_of_the_tables(t, freedom, chan
     assert two_sided(t, freedom) == pytest.approx(chance, rel=2e-3)
     assert student_t(chance, freedom) == pytest.approx(t, rel=1e-3)
     assert two_sided(0.0, freedom) == pytest.approx(1.0)
+
+
+def test_small_chances_of_students_t_are_those_of_scipy_at_few_and_many_degrees_of_freedom():
+    # scipy 1.17.1: 2 * stats.t.sf(t, freedom)
+    scipy = {(10, 1.5): 2.3659355e-2, (5, 7.3): 1.3827744e-3, (5, 100): 2.4501734e-6, (5, 1e5): 5.7427017e-7}
+    for (t, freedom), chance in scipy.items():
+        assert two_sided(t, freedom) == pytest.approx(chance, rel=1e-4)

@@ -10,14 +10,15 @@ import time
 import psutil
 import pytest
 
-from pipeline.monitor.sampler import SIZE, TotalsReader, TotalsWriter
+from pipeline.monitor.client import SIZE, TotalsReader
+from pipeline.monitor.sampler import TotalsWriter
 from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus, read_samples
 
 # A training that is nothing but its monitor: from its first sample on lets it sample for `seconds`, reads it twice, stops it.
 TRAINING = """
 import json, sys, time
 from pathlib import Path
-from pipeline.monitor.sampler import GpuMonitor
+from pipeline.monitor.client import GpuMonitor
 
 output, attempt, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 monitor = GpuMonitor(output, attempt=attempt, hz=20)

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.monitor import gpu as host_module
-from pipeline.monitor.gpu import GpuSampler, HostSampler, is_throttled, throttle_words
+from pipeline.monitor import client as host_module
+from pipeline.monitor.client import HostSampler
+from pipeline.monitor.gpu import GpuSampler, is_throttled, throttle_words
 from pipeline.monitor.samples import COLUMNS, read_samples
 
 ROOT = Path(__file__).parents[2]

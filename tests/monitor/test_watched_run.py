@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.monitor.gpu import why_no_driver
+from pipeline.monitor.client import why_no_driver
 from pipeline.monitor.samples import energy_of, kwh, read_gpus
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report

@@ -40,7 +40,7 @@ def step(trainer, *, loss, norm):
     trainer.loss_sum.begin()
     trainer.guard.losses.append(torch.tensor(loss))
     trainer.loss_sum.add(torch.tensor(loss))
-    return trainer.guard.judge(trainer, trainer.model, norm)
+    return trainer.guard.check_update(trainer, trainer.model, norm)
 
 
 def test_twenty_steps_in_a_row_that_the_scaler_skips_end_the_run_and_name_the_loss_and_its_rows(trainer):

@@ -25,7 +25,7 @@ from pipeline.evals.command import code_of_command
 from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
-from pipeline.evals.together import first_ranks_word, gathered_over_ranks, progress_bar
+from pipeline.evals.together import broadcast_bool, gathered_over_ranks, progress_bar
 from pipeline.generation.stream import positions
 from pipeline.generation.texts import continuations
 from pipeline.hardware.cpu import usable_cores
@@ -74,7 +74,7 @@ def chosen_letters(
     batch_rows: int,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> list[int]:
-    """For each prompt, the place among its letters' ids of the one with the highest logit behind the prompt.
+    """Return, for each prompt, the index among its letters' ids of the highest logit behind the prompt.
 
     The same for any batch_rows: rows are padded on the right, where a causal model does not look. watched: what the
     batches go through.
@@ -90,7 +90,7 @@ def chosen_letters(
 
 
 def _last_logits(model, prompts: list[list[int]], *, pad: int) -> torch.Tensor:
-    """(B, V) logits behind each prompt, fp32 on the CPU."""
+    """Return (B, V) logits behind each prompt, fp32 on the CPU."""
     beat()
     width = max(map(len, prompts))
     ids_BT = torch.tensor([ids + [pad] * (width - len(ids)) for ids in prompts], device=model.device)
@@ -319,7 +319,7 @@ def score_chat_tasks(
             scores.append(_task_score(loaded, shares, name, positions(model), tokenizer))
             if report is not None:
                 report(scores[-1])
-            if max_s is not None and first_ranks_word(time.monotonic() - started > max_s, model.device):
+            if max_s is not None and broadcast_bool(time.monotonic() - started > max_s, model.device):
                 break
     finally:
         model.train(training)
@@ -327,7 +327,7 @@ def score_chat_tasks(
 
 
 def chat_numbers(scores: list[TaskScore]) -> dict[str, float]:
-    """chat/<task>: accuracy. chat/core: the mean centred accuracy of nanochat's five tasks, when all are complete.
+    """Return chat/<task>, the accuracy, and chat/core: the mean centred accuracy of nanochat's five tasks, when all are complete.
 
     chat/core_part: the same where not all of their items were asked. chat/core_spelling_bee: over the five and
     spelling_bee. Another selection of tasks has no figure of its own.
@@ -498,7 +498,7 @@ def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]
 def _cleaned(
     loaded: dict[str, LoadedTask], scores: list[TaskScore], findings: Findings | None
 ) -> dict[str, dict[str, Any]]:
-    """By task, of those that were looked for: the score without contaminated items."""
+    """Return by task, of those that were searched for, the score without contaminated items."""
     cleaned = {}
     for score in scores if findings else []:
         flags = item_flags(findings, f"chat/{score.name}", chat_texts(loaded[score.name]))
@@ -572,7 +572,7 @@ class AskedChat:
     arguments: argparse.Namespace
 
     def require_ready(self, tokenizer: Any) -> None:
-        """Raises what would stop the scoring later: no chat template, no letters, programs that may not be run."""
+        """Raise what would stop the scoring later: no chat template, no letters, programs that may not be run."""
         require_ready(
             self.tasks,
             tokenizer,

@@ -131,7 +131,7 @@ def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str
 
 
 def arc_item(row: Any) -> ChatItem:
-    """ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle (query, choices, gold)."""
+    """Return an item of ARC as on the Hub (question, choices {text, label}, answerKey), or as in the CORE bundle (query, choices, gold)."""
     if isinstance(row, dict) and ("query" in row or "gold" in row):
         choices = _texts(_column(row, "choices", list), "choices")
         question = _column(row, "query", str).removeprefix("Question: ")
@@ -147,7 +147,7 @@ def arc_item(row: Any) -> ChatItem:
 
 
 def mmlu_item(row: Any) -> ChatItem:
-    """MMLU: question, choices, answer (the index of a choice), subject."""
+    """Return an item of MMLU: question, choices, answer (the index of a choice), subject."""
     choices = _texts(_column(row, "choices", list), "choices")
     return _lettered(
         _column(row, "question", str),
@@ -159,7 +159,7 @@ def mmlu_item(row: Any) -> ChatItem:
 
 
 def gsm8k_item(row: Any) -> ChatItem:
-    """GSM8K: question and a worked answer, whose number stands after ####."""
+    """Return an item of GSM8K: question and a worked answer, whose number follows ####."""
     number = number_after_marks(_column(row, "answer", str))
     if number is None:
         raise ValueError("has an answer without a number after ####")
@@ -167,7 +167,7 @@ def gsm8k_item(row: Any) -> ChatItem:
 
 
 def humaneval_item(row: Any) -> ChatItem:
-    """HumanEval: the beginning of a program as the user's message; its test and entry_point are kept for the check."""
+    """Return an item of HumanEval: the beginning of a program as the user's message; its test and entry_point are kept for the check."""
     kept = {name: _column(row, name, str) for name in ("test", "entry_point")}
     prompt = _column(row, "prompt", str)
     return ChatItem(messages=_asked(prompt), answer=prompt + _column(row, "canonical_solution", str), row=kept)
@@ -243,7 +243,7 @@ class ChatTask:
     max_new_tokens: int = 512
 
     def centred(self, accuracy: float) -> float:
-        """0 at guessing, 1 when all is right."""
+        """Return 0 at guessing, 1 when all is right."""
         return (accuracy - self.baseline) / (1 - self.baseline)
 
 
@@ -545,7 +545,7 @@ def _rows(path: Path, label: str) -> Iterator[tuple[str, Any]]:
 
 
 def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
-    """Questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they stand in."""
+    """Yield questions on WORDS of the words that `tandem:spelling` never trains on, whatever list they come from."""
     held_out = {
         w
         for w in words
@@ -558,6 +558,6 @@ def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
 
 
 def _must_be_characters(item: ChatItem) -> None:
-    """A JSON escape can make half of a character, which no tokenizer can read: encode raises a ValueError."""
+    """Raise ValueError for half of a character, which a JSON escape can make and no tokenizer can read."""
     for text in (item.answer, *item.row.values(), *(message.get("content") or "" for message in item.messages)):
         text.encode("utf-8")

@@ -42,7 +42,7 @@ class CoreTask:
     delimiter: str = " "
 
     def centred(self, accuracy: Any, version: str) -> Any:
-        """0 at guessing, 1 when all is right; of one accuracy or an array of them."""
+        """Return 0 at guessing, 1 when all is right; of one accuracy or an array of them."""
         baseline = self.v1 if version == "v1" or self.v2 is None else self.v2
         return (accuracy - baseline) / (1 - baseline)
 
@@ -317,7 +317,7 @@ def _reason(task: CoreTask, item: Any) -> str | None:
 
 
 def why_partial(missing: Iterable[str], tasks: Iterable[tuple[str, int, int, bool]]) -> list[str]:
-    """Reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the file is the
+    """Return the reasons in words; none for CORE itself. tasks: name, items scored, items that were to be, whether the file is the
     published one."""
     missing, tasks = list(missing), list(tasks)
     reasons = [f"missing {', '.join(missing)}"] if missing else []

@@ -13,7 +13,7 @@ import torch
 from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, core_texts, item_flags
 from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
-from pipeline.evals.together import first_ranks_word, summed_over_ranks
+from pipeline.evals.together import broadcast_bool, summed_over_ranks
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.run_dir.protocol import Protocol
@@ -115,7 +115,7 @@ def rows_of(task: CoreTask, items: list[dict], wanted: Iterable[int], tokens: To
 
 
 def _encoded(task: CoreTask, items: list[dict], shots: dict[int, int], tokens: Tokens) -> dict[int, list[tuple]]:
-    """(ids, start) of each item's rows, with so many of its examples, the last ones."""
+    """Return (ids, start) of each item's rows, with so many of its examples, the last ones."""
     found = {}
     indices = list(shots)
     for first in range(0, len(indices), ITEMS_AT_ONCE):
@@ -135,7 +135,7 @@ def _fit(spans: list[tuple[np.ndarray, int]], tokens: Tokens) -> bool:
 
 
 def _spans(task: CoreTask, rows: list[np.ndarray]) -> list[tuple[np.ndarray, int]]:
-    """(ids, start) of the rows to score."""
+    """Return (ids, start) of the rows to score."""
     if task.kind == "schema":
         suffix = common_length([ids[::-1] for ids in rows])
         return [(ids, len(ids) - suffix) for ids in rows]
@@ -219,7 +219,7 @@ def score_rows(
     batch_tokens: int | None = None,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> Scores:
-    """Scores of rows (ids (T,), start): targets ids[start:] given what stands before them; start is at least 1.
+    """Return scores of rows (ids (T,), start): targets ids[start:] given what stands before them; start is at least 1.
 
     Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of them.
     The model is left in the mode it was in. watched: what this rank's batches go through; it may raise LeftEarly.
@@ -287,7 +287,7 @@ def groups_of(rows: list[tuple[np.ndarray, int]], *, share: bool = True) -> list
 
 
 def _shared_with(group: Group, sequence: Sequence) -> int:
-    """Tokens that the group would share with this sequence in it; 0 when it should not go in."""
+    """Return the tokens that the group would share with this sequence in it; 0 when it should not go in."""
     if len(group.sequences) == ROWS_OF_A_PREFIX:
         return 0
     last = group.sequences[-1]
@@ -302,7 +302,7 @@ def _shared_with(group: Group, sequence: Sequence) -> int:
 
 
 def batches_of(groups: list[Group], *, batch_tokens: int, cached_tokens: float) -> list[list[Group]]:
-    """Groups of about equal length together, as long as that wastes less than another forward pass costs; the dearest
+    """Return groups of about equal length, as long as that wastes less than another forward pass costs; the dearest
     batches first, so that ranks end at about the same time. cached_tokens: of all rows that go on from kept prefixes."""
     priced: list[tuple[int, list[Group]]] = []
     batch: list[Group] = []
@@ -402,7 +402,7 @@ def _forward(
 
 
 def _bytes_of_a_position(model) -> int:
-    """Memory of what the model keeps of one position; 0 when a prefix's states cannot be kept and dealt out to rows."""
+    """Return the bytes that the model caches for one position; 0 when a prefix's states cannot be kept and dealt out to rows."""
     if not {"past_key_values", "use_cache"} <= set(inspect.signature(model.forward).parameters):
         return 0
     with torch.no_grad():
@@ -470,7 +470,7 @@ class CoreScore:
         return float(np.mean([t.task.centred(t.accuracy, version) for t in self.tasks]))
 
     def interval(self, version: str) -> tuple[float, float]:
-        """95 % bootstrap interval of the mean: items drawn again within each task."""
+        """Return the 95 % bootstrap interval of the mean: items drawn again within each task."""
         draws = [t.task.centred(bootstrap_means(t.correct, seed=n), version) for n, t in enumerate(self.tasks)]
         return interval(np.mean(draws, axis=0))
 
@@ -548,7 +548,7 @@ def score_core(
         for wave in _waves(items):
             so_far = sum(map(len, correct.values()))
             expected = (time.monotonic() - started) * sum(map(len, wave.values())) / max(so_far, 1)
-            if so_far and first_ranks_word(time.monotonic() - started + expected > max_s, device):
+            if so_far and broadcast_bool(time.monotonic() - started + expected > max_s, device):
                 cut_short = True
                 break
             score(wave)
@@ -610,7 +610,7 @@ def _correct(
 
 
 def _waves(items: dict[CoreTask, list[dict]]) -> Iterator[dict[CoreTask, range]]:
-    """Shares of every task, each twice the one before: about half the time limit at least is used."""
+    """Return shares of every task, each twice the one before: about half the time limit at least is used."""
     done = dict.fromkeys(items, 0)
     for share in WAVES:
         ends = {task: max(1, round(share * len(some))) for task, some in items.items()}
@@ -671,7 +671,7 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
 
 
 def _cleaned(score: CoreScore, findings: Findings | None) -> dict[str, dict[str, Any]]:
-    """By task, of those that were looked for: the score without contaminated items."""
+    """Return by task, of those that were searched for, the score without contaminated items."""
     cleaned = {}
     for scored in score.tasks if findings else []:
         texts = core_texts(scored.task, score.bundle.items[scored.task.file])

@@ -46,7 +46,7 @@ class Isolation:
 
     @property
     def name(self) -> str:
-        """For the record of results."""
+        """Return the name for the record of results."""
         return ("" if self.safe else "unsafe: ") + ("+".join(self.mechanisms) or "child process only")
 
 

@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: Any) -> int:
-    """Result of the function; OSError with its name where it fails or does not exist."""
+    """Return the result of the function; raise OSError with its name where it fails or does not exist."""
     # An int is passed as 64 bits: a C int would leave half of a register of `syscall` and `prctl` undefined.
     wide = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     try:
@@ -115,7 +115,7 @@ def compute_only() -> bytes:
 
 
 def _load(argument: int, *, high: bool = False) -> bytes:
-    """Half of the argument; both machines store the low half first."""
+    """Return the instruction that loads half of the argument; both machines store the low half first."""
     return instruction(LOAD, 16 + 8 * argument + 4 * high)
 
 
@@ -142,7 +142,7 @@ OPEN_FILES = 64
 
 
 def readable_folders() -> list[str]:
-    """Python's library and the shared objects it loads: all that a program may read. None is named below another one."""
+    """Return Python's library and the shared objects it loads: all that a program may read. None is named below another one."""
     found: list[str] = []
     names = [*sys.path, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     for folder in sorted({os.path.abspath(name) for name in names if os.path.isdir(name)}):
@@ -167,7 +167,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Processes that outlive their parent become children of this one, whatever session they made."""
+    """Make processes that outlive their parent children of this one, whatever session they made."""
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -178,7 +178,7 @@ def drop_privileges() -> None:
 
 
 def enter_namespaces() -> None:
-    """Own users, network, IPC and host name; the next child is the first process of its own process tree."""
+    """Enter own namespaces of users, network, IPC and host name; the next child is the first process of its own process tree."""
     user, group = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
@@ -190,7 +190,7 @@ def enter_namespaces() -> None:
 
 
 def hide_files(folders: list[str]) -> None:
-    """Have a root folder that holds nothing but these, read-only, in a namespace of mounts. Needs enter_namespaces."""
+    """Mount a root folder that holds nothing but these, read-only, in a namespace of mounts. Needs enter_namespaces."""
     call("unshare", CLONE_NEWNS)  # not together with the others: pivot_root takes along all processes that share it
     root = "/proc"  # any folder that holds none of them
     call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
@@ -210,7 +210,7 @@ def hide_files(folders: list[str]) -> None:
 
 
 def restrict_to(folders: list[str]) -> None:
-    """By Landlock: read these folders and open no other file; what the kernel's version also knows is refused: TCP, signals."""
+    """Restrict this process by Landlock: read these folders and open no other file; what the kernel's version also knows is refused: TCP, signals."""
     abi = call("syscall", LANDLOCK_CREATE_RULESET, None, 0, 1)
     files = LANDLOCK_FILES[max(known for known in LANDLOCK_FILES if known <= abi)]
     tcp = LANDLOCK_TCP if abi >= LANDLOCK_TCP_ABI else 0
