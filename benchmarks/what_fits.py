@@ -41,7 +41,10 @@ def time_text(seconds: float) -> str:
 
 def cell(plan: Plan) -> str:
     """Return the rows of a micro-batch and the time, or a dash where not even one row fits."""
-    assert plan.memory and plan.memory.total and plan.duration and plan.device.memory_gib
+    assert plan.memory
+    assert plan.memory.total
+    assert plan.duration
+    assert plan.device.memory_gib
     if plan.memory.total > DEVICE_SHARE * plan.device.memory_gib * 2**30:
         return "-"
     return f"{micro_batch(plan.recipe)} rows, {time_text(plan.duration.total.value)}"

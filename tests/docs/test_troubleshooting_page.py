@@ -9,7 +9,7 @@ from pipeline.process import errors
 from tests.docs.pages import ROOT, page_text
 
 PAGE = page_text("troubleshooting.md")
-QUOTED = [row for row in re.findall(r"^\| `([^`]+)` \|", PAGE, re.M)]
+QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.M)
 GAP = "\0"  # what a message puts in
 
 

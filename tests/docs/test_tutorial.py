@@ -22,7 +22,8 @@ def test_every_command_of_the_tutorial_runs_in_its_order_and_ends_in_a_chat_and_
     assert (tmp_path / "comparison" / "comparison.html").is_file()
     (chat_run,) = (tmp_path / "runs").glob("my_chats-*")
     assert (chat_run / "model" / "config.json").is_file()
-    assert (chat_run / "report" / "report.html").is_file() and list((chat_run / "export").iterdir())
+    assert (chat_run / "report" / "report.html").is_file()
+    assert list((chat_run / "export").iterdir())
 
 
 def test_every_command_that_the_tutorial_names_in_passing_is_one_of_tandem():
