@@ -1,7 +1,7 @@
 # `make` alone is the check before a commit. PYTHON: one with the dev extra; `bash run_tests.sh` makes .venv with it.
 PYTHON ?= $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)/bin/python
 
-.PHONY: check quick lint test bench docs faults ladder
+.PHONY: check quick lint test bench docs site faults ladder
 
 check: lint test
 
@@ -41,6 +41,10 @@ docs:
 	$(PYTHON) -m pipeline.recipe
 	$(PYTHON) -m pipeline.metrics
 	$(PYTHON) -m pipeline.report.diagnosis
+
+# docs/ as a site, in build/site; `mkdocs serve` shows it while you write.
+site:
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
 
 # The fault campaigns, N trials each (of the soak: minutes): hours for N=200. Can be stopped and started again. Then the faults
 # of services and all wrong inputs, whose figures docs/reliability.md takes from docs/log.md.

@@ -1,16 +1,44 @@
 """docs/data.md: each row of its tables is recognised as the table says."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from pipeline.data.preview import preview
 from pipeline.sources.recognition import CHAT_COLUMNS, PROMPTS, RESPONSES, TEXT_COLUMNS, recognise
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 ROWS = [(form, json.loads(row)) for form, row in re.findall(r"^\| ([^|]+) \| `(\{.+?\})` \|", PAGE, re.M)]
 REFUSED = ("preference pairs", "answers judged good or bad", "one message of a tree a row")
+
+FILES = re.findall(r"^\| `files: (\S+)` \| (\d+) \|$", PAGE, re.M)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder in which the page's block has written a file of each kind."""
+    folder = tmp_path_factory.mktemp("files")
+    (block,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.S | re.M)
+    with contextlib.chdir(folder):
+        exec(compile(block, "docs/data.md", "exec"), {})
+    return folder
+
+
+@pytest.mark.parametrize(("name", "rows"), FILES)
+def test_each_file_that_the_page_writes_is_read_as_one_source(written, name, rows):
+    (size,) = (
+        line
+        for line in preview(str(written / name), [], tokenizer=None, rows=2, colour=False)
+        if " rows, " in line or " row, " in line
+    )
+    assert size.startswith(f"{rows} row")
+
+
+def test_the_page_writes_a_file_of_each_kind():
+    assert len(FILES) == 7
 
 
 @pytest.mark.parametrize(("form", "row"), ROWS, ids=[form for form, _ in ROWS])

@@ -39,6 +39,14 @@ def test_every_key_that_the_glossary_names_is_a_key_of_a_recipe():
         assert re.search(rf"^\| {key}( =)? \|", rows, re.M), f"{section}.{key}"
 
 
-def test_every_page_of_docs_is_linked_from_the_readme():
-    linked = set(re.findall(r"\((docs/\w+\.md)", (ROOT / "README.md").read_text()))
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked
+def test_every_page_of_docs_is_reached_from_the_readme_and_stands_in_the_site_s_navigation():
+    reached, waiting = set(), {ROOT / "README.md"}
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        links = re.findall(r"\]\(([\w./]+\.md)", page.read_text())
+        waiting |= {target for link in links if (target := (page.parent / link).resolve()).exists()} - reached
+    in_navigation = set(re.findall(r"[\w./]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    pages = set((ROOT / "docs").glob("*.md"))
+    assert pages <= reached
+    assert {page.name for page in pages} <= in_navigation

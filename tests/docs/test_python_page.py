@@ -1,0 +1,29 @@
+"""docs/python.md: its blocks one after the other in one process, as a reader pastes them."""
+
+import json
+import shutil
+
+from tests.docs.pages import ROOT, blocks, run, write_named_blocks
+
+TOLD = """
+import json
+json.dump({"status": status, "texts": texts, "bpb": score.bpb, "losses": losses, "run": str(run.path)}, open("told.json", "w"))
+"""
+
+
+def test_the_page_s_blocks_train_load_continue_and_score(tmp_path, cache):
+    (tmp_path / "my_texts").mkdir()
+    for name in ("data.md", "evals.md", "hub.md"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "my_texts")
+    write_named_blocks("python.md", tmp_path)
+    script = "\n".join(blocks("python.md", "python"))
+    (tmp_path / "page.py").write_text(script + TOLD)
+
+    printed = run(["python", "page.py"], folder=tmp_path, cache=cache)
+
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["status"] == 0
+    assert told["run"].endswith("from_python")
+    assert len(told["losses"]) >= 2
+    assert 1 < told["bpb"] < 8
+    assert "bits per byte over" in printed
