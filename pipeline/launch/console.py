@@ -54,6 +54,7 @@ def main() -> int:
         return WRONG
     # Python processes started from here put the current folder on no path: a user's own pipeline.py would hide this package.
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ[CONSOLE] = "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
     sys.path[:] = [str(PACKAGE.parent), *(place for place in sys.path[1:] if place)]
     if command in STAGES:
         from pipeline.launch.launch import start

@@ -1,13 +1,9 @@
 """The shape a run is trained on: what may change between two starts, at the price of the last bits."""
 
-import os
-import shlex
-import shutil
 import sys
 import time
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,17 +11,16 @@ import torch
 from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
-from pipeline.metrics import is_evaluation
 from pipeline.preflight.plan import Plan, make_plan, remember
+from pipeline.process.commands import command
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.batch_size import memory_hint
+from pipeline.run.ending import last_words, results
 from pipeline.run.open_run import OpenRun
 from pipeline.run.publishing import Publishing
 from pipeline.run_dir.failures import write_report
-from pipeline.run_dir.rows import last_attempts, read_rows
-from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
@@ -164,62 +159,12 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     if trainer.is_world_process_zero():
         publishing.finish()  # alone: no other rank waits for a service
         mark_finished(directory)  # last: a run cut off before this does its end again
-        print("\n".join([*answered(results(directory)), next_command(recipe, directory)]), flush=True)
+        print(last_words(recipe, run), flush=True)
 
 
 def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
     found = {"host": peak_bytes()}
     return found | ({"device": trainer.log_row.memory.peak()} if trainer.args.device.type == "cuda" else {})
-
-
-def results(directory: RunDirectory) -> dict[str, float]:
-    """Return the last value of each validation number, the first one as <name>/first, and the time trained."""
-    rows = last_attempts(read_rows(directory.metrics))
-    found: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            if is_evaluation(name):
-                found.setdefault(f"{name}/first", value)
-                found[name] = value
-            elif name in ("train/loss", "perf/total_s", "tokens", "step"):
-                found[name] = value
-    return found
-
-
-def answered(found: dict[str, float]) -> list[str]:
-    """Return a line for each chat task that is split by subject: the share of right answers, before training and by subject."""
-    lines = []
-    for name in [name for name in found if name.startswith("chat/") and f"{name}/first" in found]:
-        subjects = {
-            n.removeprefix(f"{name}/"): share
-            for n, share in found.items()
-            if n.startswith(f"{name}/") and not n.endswith("/first")
-        }
-        if subjects:
-            by_subject = ", ".join(f"{subject} {share:.0%}" for subject, share in subjects.items())
-            first = "" if found[f"{name}/first"] == found[name] else f" (at first {found[f'{name}/first']:.1%})"
-            lines.append(f"{name}: {found[name]:.1%} answered right{first}: {by_subject}")
-    return lines
-
-
-def next_command(recipe: Recipe, directory: RunDirectory) -> str:
-    """Return what a person would want to do now, to be pasted into the shell that started the run."""
-    path, python = shlex.quote(str(directory.path)), _python()
-    lines = [f"{directory.path}: finished; the model is in {directory.model}"]
-    if recipe.stage == "pretrain":
-        lines.append(f"stage 2:          bash run_sft.sh recipes/quickstart_sft.yaml model.start_from={path}")
-        lines.append(f'continue a text:  {python} -m pipeline.chat {path} -p "Once upon a time"')
-    else:
-        lines.append(f"chat with it:     {python} -m pipeline.chat {path}")
-    return "\n".join(lines)
-
-
-def _python() -> str:
-    """`python` where that is this environment's, else its path: the scripts make one without activating it."""
-    found = shutil.which("python")
-    if found and Path(found).parent == Path(sys.executable).parent:
-        return "python"
-    return shlex.quote(os.path.relpath(sys.executable))
 
 
 def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
@@ -232,9 +177,8 @@ def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     except Exception:
         problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
     if problem:
-        path = shlex.quote(str(directory.path))
         print(
             f"{problem}\n{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
-            f"To try again: {_python()} -m pipeline.report {path}",
+            f"To try again: {command('report', directory.path)}",
             file=sys.stderr,
         )
