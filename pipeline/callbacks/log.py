@@ -6,6 +6,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from pipeline.metrics import is_evaluation, metric_of
+from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -14,12 +15,12 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 def step_line(row: dict, *, step: int, max_steps: int) -> str:
     """Return the line of one logged step; `step` counts from zero."""
-    mfu = row.get("perf/bf16_mfu_pct")
+    mfu, eta = row.get("perf/bf16_mfu_pct"), row.get("perf/eta_s")
     return (
         f"step {step:05d}/{max_steps:05d} ({100 * step / max_steps:.2f}%) | loss: {row['train/loss_ema']:.6f} | lrm: {row['optim/lrm']:.2f} | "
         f"dt: {1000 * row['perf/step_s']:.2f}ms | tok/sec: {int(row['perf/tok_per_s']):,} | bf16_mfu: {'n/a' if mfu is None else f'{mfu:.2f}'} | "
         f"epoch: {row.get('data/epoch', 1)} pq: {row.get('data/pq', 0)} rg: {row.get('data/rg', 0)} | "
-        f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {row['perf/eta_s'] / 60:.1f}m"
+        f"total time: {row['perf/total_s'] / 60:.2f}m | eta: {'n/a' if eta is None else f'{eta / 60:.1f}m'}"
     )
 
 
@@ -45,7 +46,7 @@ class Console(TrainerCallback):
             self.print_line(f"step {state.global_step:05d} | {scores}")
 
     def print_line(self, line: str) -> None:
-        print(line, flush=True)
+        write(line)
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 

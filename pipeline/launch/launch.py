@@ -235,7 +235,11 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     if nodes:
         config = "multi_node"
     count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if nodes else "")
-    print(f"accelerate_configs/{config}.yaml, {count}: {Path(entry).name} {' '.join(arguments)}", flush=True)
+    device = "the CPU" if not gpus else "a GPU" if processes == 1 else "GPUs"
+    print(
+        f"starting {count} on {device}: {Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)",
+        flush=True,
+    )
     everywhere = processes * number(environ, "NNODES", 1, least=1)
     command = launch_command(config, everywhere, entry, arguments, nodes=nodes)
     return run(command, environ, processes=processes, restarts=restarts)

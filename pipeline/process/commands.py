@@ -20,7 +20,7 @@ def command(name: str, *arguments: str | Path) -> str:
     if console:
         words = [console, name]
     elif name in STAGES and (script := ROOT / f"run_{name}.sh").is_file():
-        words = ["bash", os.path.relpath(script)]
+        words = ["bash", _near(script)]
     elif name in STAGES:
         words = ["tandem", name]
     else:
@@ -32,7 +32,7 @@ def stage_command(recipe: str, stage: str, settings: Sequence[str] = ()) -> str:
     """Return the command that trains a shipped recipe; the scripts are given its path, which a reader can open."""
     path = Path("recipes", f"{recipe}.yaml")
     if not os.environ.get(CONSOLE) and (ROOT / path).is_file():
-        recipe = os.path.relpath(ROOT / path)
+        recipe = _near(ROOT / path)
     return command(stage, recipe, *settings)
 
 
@@ -41,7 +41,13 @@ def _python() -> str:
     found = shutil.which("python")
     if found and Path(found).parent == Path(sys.executable).parent:
         return "python"
-    return shlex.quote(os.path.relpath(sys.executable))
+    return shlex.quote(_near(Path(sys.executable)))
+
+
+def _near(path: Path) -> str:
+    """Return the path from the current folder, where that is not far away."""
+    near = os.path.relpath(path)
+    return str(path) if near.startswith(os.path.join("..", "..")) else near
 
 
 def _quoted(argument: str) -> str:

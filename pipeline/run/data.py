@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.prepare import Preparation, start_preparation
+from pipeline.data.prepare import Preparation, short_count, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
@@ -54,15 +54,16 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
-    lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
+    tokens = recipe.data.batch_tokens or 0
+    lines = [f"training: {steps:,} steps of {tokens:,} tokens, {short_count(steps * tokens)} in all"]
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:
             epochs, about = _estimate(share["rows"], opened, sequence), "about "
         if epochs is None:
-            lines.append(f"  {source}: epochs not known before all of it is prepared")
+            lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue
-        lines.append(f"  {source}: {about}{epochs:.2f} epochs")
+        lines.append(f"  {source}: read {about}{epochs:.2f} times (epochs)")
         if epochs > MANY_EPOCHS:
             lines.append(
                 f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches little. Add text, or train shorter."
@@ -169,8 +170,9 @@ def record_inputs(
         shares = rows.shares()
         _record(run, now, shares=shares)
         run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
-        for source in sources[0] + sources[1]:
-            print(source.headline())
+        for use, opened in (("data", sources[0]), ("validation", sources[1])):
+            for source in opened:
+                print(f"{use}: {source.headline()}", flush=True)
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.hardware.cpu import process_start
 from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.process.commands import command, stage_command
+from pipeline.process.progress import seconds_text
 from pipeline.recipe import Recipe
 from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.rows import last_attempts, read_rows
@@ -115,13 +116,6 @@ def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) 
     return f"{seconds_text(now - began)}{starts}: " + ", ".join(
         f"{name} {seconds_text(s)}" for name, s in parts.items()
     )
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time as people say it: 9 s, 4.2 min, 3.1 h."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _ordinal(number: int) -> str:

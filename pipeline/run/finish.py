@@ -13,6 +13,7 @@ from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
 from pipeline.preflight.plan import Plan, make_plan, remember
 from pipeline.process.commands import command
+from pipeline.process.progress import waiting
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
@@ -46,7 +47,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
     }
     before = run.directory.read_manifest().get("shape")
     run.directory.update_manifest(shape=shape)
-    print("shape: " + ", ".join(f"{name} {value}" for name, value in shape.items()), flush=True)
+    print(shape_text(shape), flush=True)
     changed = [
         f"{name} {before.get(name)} -> {value}" for name, value in shape.items() if before and before.get(name) != value
     ]
@@ -55,6 +56,20 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
             f"note: going on with another shape ({'; '.join(changed)}): the same rows follow, equal to rounding but not bitwise.",
             flush=True,
         )
+
+
+def shape_text(shape: dict[str, Any]) -> str:
+    """Return the shape in words, for the console."""
+    processes, rows, passes = shape["processes"], shape["micro_batch"], shape["micro_steps"]
+    parts = [
+        f"{processes} process" + ("es" if processes > 1 else ""),
+        f"{shape['threads']} threads",
+        shape["dtype"],
+        *(["torch.compile"] if shape["compiled"] else []),
+        f"attention {shape['attention']}",
+        f"{rows} rows at once" + (f", {passes} times a step" if passes > 1 else ""),
+    ]
+    return f"device: {shape['device']}: {', '.join(parts)}"
 
 
 # What a run promised and what it was built as, in its manifest: the two sides of the report's plan against outcome.
@@ -136,13 +151,14 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
     directory = run.directory
     if trainer.is_world_process_zero():
-        write_finished_model(
-            directory,
-            trainer.accelerator.unwrap_model(trainer.model),
-            trainer.processing_class,
-            dtype=recipe.hub.dtype,
-            step=trainer.state.global_step,
-        )
+        with waiting("writing the model", after_s=1.0):
+            write_finished_model(
+                directory,
+                trainer.accelerator.unwrap_model(trainer.model),
+                trainer.processing_class,
+                dtype=recipe.hub.dtype,
+                step=trainer.state.global_step,
+            )
         directory.update_manifest(
             status="finished",
             ended=time.time(),
@@ -152,7 +168,10 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         )
         if hint := memory_hint(recipe, trainer):
             print(f"note: {hint}")
-        print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
+        with open(
+            directory.console, "a", encoding="utf-8"
+        ) as log:  # of the data: by now all that the run read is prepared
+            log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
@@ -170,7 +189,8 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
 def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
     directory = run.directory
-    problem = write_report(directory)
+    with waiting("writing the report", after_s=1.0):
+        problem = write_report(directory)
     try:
         if run.step == 0:  # one that was stopped and went on tells nothing of a start
             remember(plan_of(recipe, run, trainer), directory)
