@@ -10,9 +10,8 @@ from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.callbacks.alarms import Spikes, Stragglers
 from pipeline.callbacks.benchmarks import Benchmarks
-from pipeline.callbacks.compiling import Compiling
 from pipeline.callbacks.hang_watch import HangWatch
-from pipeline.callbacks.log import Console, MetricsFile
+from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
