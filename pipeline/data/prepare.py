@@ -23,7 +23,16 @@ from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.progress import waiting
 from pipeline.process.retries import keep_retries_in, retries_in
-from pipeline.process.storage import file_lock, folder_bytes, is_stand_in, lock, read_json, remove_file, write_json
+from pipeline.process.storage import (
+    file_lock,
+    folder_bytes,
+    is_stand_in,
+    lock,
+    locks_are_inherited,
+    read_json,
+    remove_file,
+    write_json,
+)
 from pipeline.process.user_code import import_built_in
 
 # The order in which shards are made: what the run reads first is made first.
@@ -315,7 +324,7 @@ class Preparation:
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
             environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
-            # The child inherits the lock: it is held without a gap from here until the child ends, however it ends.
+            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = subprocess.Popen(
                     [sys.executable, "-m", "pipeline.data", "--ahead", str(self.folder)],
@@ -323,7 +332,7 @@ class Preparation:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[held.fileno()],
+                    pass_fds=held.descriptors(),
                     start_new_session=True,  # Ctrl-C is for the training, which then still gets its last rows.
                 )
             assert self.child.stdin is not None
@@ -474,7 +483,9 @@ def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
     _end_with(os.getppid())
-    os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    if hasattr(os, "nice"):
+        os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:
