@@ -121,7 +121,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
                better="higher", panel="Share of the peak FLOP/s"),
         Metric("perf/bf16_mfu_pct", "%", "nanochat's FLOPs per token (12 x heads x head width x window per layer, 6 x matmul parameters) x perf/tok_per_s_per_gpu / the dense bf16 peak; the console's `bf16_mfu`",
                better="higher", panel="Share of the peak FLOP/s", aliases=[nanochat("bf16_mfu"), wandb("train/mfu"), nanochat("mfu", label="SFT and older", meaning=OTHER_PEAK), nanochat_csv("mfu", meaning=OTHER_PEAK)]),
-        Metric("perf/eta_s", "s", "steps left x mean step time of this start",
+        Metric("perf/eta_s", "s", "steps left x mean step time of this start, without its first interval, which compiles; left out in that one",
                better="lower", aliases=[nemo("time remaining", imported=False), nanochat("eta", unit="min")]),
         Metric("perf/total_s", "s", "time in steps over all attempts that count",
                better="lower", aliases=[nanochat("total time", unit="min", meaning=WITHOUT_FIRST), wandb("total_training_time", meaning=WITHOUT_FIRST), nanochat_csv("total_time_min", unit="min", meaning=WITHOUT_FIRST), trainer("train_runtime", meaning="with evaluations and saves")]),

@@ -7,6 +7,7 @@ from typing import Literal
 from transformers import TrainerCallback
 
 from pipeline.process.errors import DivergedError
+from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import WATCHED
@@ -44,7 +45,10 @@ class Spikes(TrainerCallback):
     def _report(self, name: str, value: float, highest: float, state) -> None:
         spike = f"step {state.global_step}: {name} is {value:.4g}, above {highest:.4g}, the highest usual by its last {len(self.recent[name])} values"
         if state.is_world_process_zero:
-            print(f"spike: {spike}", flush=True)
+            write(
+                f"spike: step {state.global_step}: {name} is {value:.4g}, usually {highest:.4g} at most. A single one is harmless while the loss goes on "
+                "falling; the report counts them"
+            )
             row = {"event": "spike", "step": state.global_step, "attempt": self.attempt, "time": time.time()}
             append_row(self.run.metrics, row | {"name": name, "value": value, "highest_usual": highest})
         if self.policy == "stop":

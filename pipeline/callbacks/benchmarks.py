@@ -11,7 +11,8 @@ import torch
 
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.results import append_entry, entry_of, in_precision
-from pipeline.evals.together import LeftEarly, OtherRankFailed, progress_bar
+from pipeline.evals.together import LeftEarly, OtherRankFailed
+from pipeline.process.progress import progress
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
@@ -132,7 +133,7 @@ class Benchmarks(StepCallback):
                     rank=trainer.args.process_index if world_size > 1 else 0,
                     world_size=world_size,
                     watched=lambda batches: watched(
-                        progress_bar(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
+                        progress(batches, name=benchmark.name, shown=trainer.is_world_process_zero())
                     ),
                 )
             # Before the numbers are logged, which is what a resume goes by.

@@ -1,7 +1,9 @@
 """The callbacks of a run, in the order in which they act."""
 
 import dataclasses
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
@@ -9,7 +11,7 @@ from transformers import PrinterCallback, TrainerCallback
 from pipeline.callbacks.alarms import Spikes, Stragglers
 from pipeline.callbacks.benchmarks import Benchmarks
 from pipeline.callbacks.hang_watch import HangWatch
-from pipeline.callbacks.log import Console, MetricsFile
+from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
@@ -56,6 +58,7 @@ def add_callbacks(
         *([ProfileSteps(run, *profile, meter=trainer.meter)] if profile else []),
         MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
         Console(run.console),
+        Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
         *([TrackioRun(run)] if "trackio" in recipe.monitor.trackers else []),  # reads the files of the run itself
         Samples(

@@ -9,6 +9,7 @@ from transformers import TrainerCallback
 
 from pipeline.evals.together import LeftEarly
 from pipeline.metrics import is_validation
+from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.fp8 import without_fp8
@@ -81,7 +82,7 @@ class Samples(TrainerCallback):
         for prompt, text in zip(self.prompts, texts, strict=True):
             if prompt in there:
                 continue
-            print(f"  {prompt!r} -> {text!r}")
+            write(f"  {prompt!r} -> {text!r}")
             append_row(
                 self.run.samples,
                 {

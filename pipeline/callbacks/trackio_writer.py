@@ -28,6 +28,7 @@ from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoint_writer import take_lock
 from pipeline.run_dir.rows import counts
 from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.signals import NUMBERS
 
 POLL_S = 1.0
 BATCH_ROWS = 1000
@@ -126,7 +127,7 @@ def main(argv: list[str]) -> int:
         return 0
     run, follow = RunDirectory(argv[0]), "--follow" in argv[1:]
     if follow:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in NUMBERS:
             signal.signal(number, signal.SIG_IGN)
     for name in ("TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID"):  # from which it would fill the folder first
         os.environ.pop(name, None)

@@ -5,13 +5,11 @@ import argparse
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 
+from pipeline.process.progress import Bar
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
-
-LINE_EVERY_S = 1.0
 
 
 def main(argv: list[str]) -> int:
@@ -105,9 +103,17 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if source.recognised:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
-    preparation = prepare_now(
-        recipe, tokenizer, sources=sources, verify=True, report=_Line(recipe), watchlist=arguments.watchlist
-    )
+    with Bar("data: preparing", unit="tokens") as bar:
+
+        def report(role: str, source: int, stream) -> None:
+            seals, total = stream.sequences[source].seals, stream.mixture.total_rows
+            if role == "train" and total:  # of a source of unknown length nobody knows it before its end
+                bar.reach(bar.done, total=total * recipe.data.row_tokens)
+            bar.update((seals[-1]["rows"] if seals else 0) * recipe.data.row_tokens)
+
+        preparation = prepare_now(
+            recipe, tokenizer, sources=sources, verify=True, report=report, watchlist=arguments.watchlist
+        )
     print(table(preparation.plan))
     rows, validation = TrainingRows.open(preparation=preparation), ValidationRows.open(preparation)
     rows.raise_if_too_bad()
@@ -119,27 +125,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if arguments.prune:
         count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))
         print(f"data: {count} unused shard folders deleted, {freed / 1e9:.2f} GB freed")
-
-
-class _Line:
-    """Progress: one line that is rewritten on a terminal, else a line now and then."""
-
-    def __init__(self, recipe):
-        self.row_tokens, self.started, self.printed_at, self.rows = recipe.data.row_tokens, time.monotonic(), 0.0, 0
-
-    def __call__(self, role: str, source: int, stream) -> None:
-        seals = stream.sequences[source].seals
-        self.rows += seals[-1]["rows"] if seals else 0
-        now = time.monotonic()
-        if now - self.printed_at < (LINE_EVERY_S if sys.stderr.isatty() else 10 * LINE_EVERY_S):
-            return
-        self.printed_at = now
-        name = stream.sequences[source].folder.name[:8]
-        from pipeline.data.prepare import short_count
-
-        tokens = self.rows * self.row_tokens
-        text = f"data: {short_count(tokens)} tokens prepared, {short_count(tokens / (now - self.started))}/s; {role} {name} shard {len(seals)}"
-        print(text, file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
 
 
 if __name__ == "__main__":

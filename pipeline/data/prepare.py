@@ -21,8 +21,18 @@ from pipeline.data.stream import Stream
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
+from pipeline.process.progress import waiting
 from pipeline.process.retries import keep_retries_in, retries_in
-from pipeline.process.storage import file_lock, folder_bytes, is_stand_in, lock, read_json, remove_file, write_json
+from pipeline.process.storage import (
+    file_lock,
+    folder_bytes,
+    is_stand_in,
+    lock,
+    locks_are_inherited,
+    read_json,
+    remove_file,
+    write_json,
+)
 from pipeline.process.user_code import import_built_in
 
 # The order in which shards are made: what the run reads first is made first.
@@ -204,7 +214,6 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
 
 RETRIES = "retries"  # a file of the preparation's folder
 POLL_S = 0.05
-LINE_EVERY_S = 10.0
 START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is still being started
 
 
@@ -315,7 +324,7 @@ class Preparation:
             paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
             environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
-            # The child inherits the lock: it is held without a gap from here until the child ends, however it ends.
+            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it ends.
             with open(self.folder / "log.txt", "wb") as log:
                 self.child = subprocess.Popen(
                     [sys.executable, "-m", "pipeline.data", "--ahead", str(self.folder)],
@@ -323,7 +332,7 @@ class Preparation:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    pass_fds=[held.fileno()],
+                    pass_fds=held.descriptors(),
                     start_new_session=True,  # Ctrl-C is for the training, which then still gets its last rows.
                 )
             assert self.child.stdin is not None
@@ -344,17 +353,16 @@ class Preparation:
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
         """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""
-        started = printed_at = time.monotonic()
-        while not there():
-            time.sleep(POLL_S)
-            now = time.monotonic()
-            if now - printed_at >= LINE_EVERY_S and int(os.environ.get("RANK", 0)) == 0:
-                printed_at = now
-                print(f"data: waited {now - started:.0f} s for {what}; {self.progress()}", file=sys.stderr, flush=True)
-            if self.is_running():
-                beat()  # it may fetch a large file for long; this rank does not hang
-            elif not there():
-                self._go_on_or_raise(what)
+        if there():
+            return
+        started = time.monotonic()
+        with waiting(f"data: preparing {what}", detail=self.progress, after_s=1.0):
+            while not there():
+                time.sleep(POLL_S)
+                if self.is_running():
+                    beat()  # it may fetch a large file for long; this rank does not hang
+                elif not there():
+                    self._go_on_or_raise(what)
         self.waited_s += time.monotonic() - started
 
     def num_retries(self) -> int:
@@ -365,7 +373,7 @@ class Preparation:
         """Return how far each training source is."""
         stream = streams_of(self.plan)["train"]
         return ", ".join(
-            f"{about['name']}: {short_count(sequence.rows * self.plan['row_tokens'])} tokens prepared"
+            f"{about['name']}: {short_count(sequence.rows * self.plan['row_tokens'])} tokens are ready"
             for about, sequence in zip(self.plan["train"]["sequences"], stream.sequences, strict=True)
         )
 
@@ -475,7 +483,9 @@ def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
     _end_with(os.getppid())
-    os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    if hasattr(os, "nice"):
+        os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)
     try:

@@ -185,7 +185,7 @@ class Asked:
 
     def _core(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> list[dict[str, Any]]:
         from pipeline.evals.core.score import closing_lines, core_results, heading, score_core, task_line
-        from pipeline.evals.together import progress_bar
+        from pipeline.process.progress import progress
 
         print(heading())
         score = score_core(
@@ -194,7 +194,7 @@ class Asked:
             tokenizer,
             max_per_task=self.arguments.max_per_task,
             long_prompts=self.arguments.long_prompts or self._of_recipe("core").get("long_prompts") or "fewer_shots",
-            watched=lambda batches: progress_bar(batches, name="core", shown=where["rank"] == 0),
+            watched=lambda batches: progress(batches, name="core", shown=where["rank"] == 0),
             report=lambda task: print(task_line(task), flush=True),
             **where,
         )

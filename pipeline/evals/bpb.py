@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from pipeline.metrics import BPB_OF_STAGE, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.monitor.heartbeat import beat
+from pipeline.process.progress import progress
 
 IGNORED = -100
 # Logits of a foreign model that are held at once, in elements of (rows, T, V): 1 GiB in fp32.
@@ -219,10 +220,11 @@ def score_validation(
 
     sources = validation.sources
 
-    def score(batches, lengths_V=byte_lengths_V):
+    def score(batches, lengths_V=byte_lengths_V, role="validation"):
+        count = -(-validation.num_rows(role) // (rows * world_size))
         return bits_per_byte(
             model,
-            watched(batches),
+            watched(progress(batches, name="evaluation", unit="batches", total=count)),
             lengths_V,
             device=device,
             autocast_dtype=autocast_dtype,
@@ -236,6 +238,6 @@ def score_validation(
     packed, name = score(batches), BPB_OF_STAGE[stage]
     numbers = {name: packed.bpb, VAL_LOSS: packed.loss} | by_source(name, packed, sources)
     if stage != "sft" and validation.has_documents:
-        whole = score(validation.document_batches(rows=rows, rank=rank, world_size=world_size))
+        whole = score(validation.document_batches(rows=rows, rank=rank, world_size=world_size), role="documents")
         numbers |= {VAL_BPB_DOCUMENTS: whole.bpb} | by_source(VAL_BPB_DOCUMENTS, whole, sources)
     return numbers

@@ -1,7 +1,5 @@
 """Communication between the ranks of an evaluation: once a share, when each has done its own."""
 
-import sys
-from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -76,15 +74,3 @@ def _raise(error: Exception | None, *, worst: int) -> None:
         raise error
     if worst:
         raise OtherRankFailed("another rank failed in its share of the evaluation")
-
-
-# A bar for what takes minutes, on terminals only: a log file would fill with it.
-
-
-def progress_bar(items: Iterable, *, name: str, shown: bool = True) -> Iterator[Any]:
-    """Return the items, with a bar on stderr while they are gone through; without one when nobody knows how many they are."""
-    from tqdm import tqdm
-
-    return iter(
-        tqdm(items, desc=name, leave=False, disable=not (shown and isinstance(items, Sized) and sys.stderr.isatty()))
-    )

@@ -63,8 +63,13 @@ def peak_bytes() -> int:
     for line in lines:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    import resource
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
 
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss)
     # Of the whole life of the process, a part before exec included; macOS counts bytes, others KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 

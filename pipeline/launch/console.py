@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,6 +56,9 @@ def main() -> int:
     # Python processes started from here put the current folder on no path: a user's own pipeline.py would hide this package.
     os.environ["PYTHONSAFEPATH"] = "1"
     sys.path[:] = [str(PACKAGE.parent), *(place for place in sys.path[1:] if place)]
+    from pipeline.process.commands import CONSOLE
+
+    os.environ[CONSOLE] = "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
     if command in STAGES:
         from pipeline.launch.launch import start
 

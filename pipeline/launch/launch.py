@@ -35,7 +35,7 @@ from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
 from pipeline.run_dir.rows import read_rows  # noqa: E402
 from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
 # What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
@@ -105,7 +105,8 @@ class Supervisor:
         self.processes, self.signals = processes, signals
         self.ranks: list[psutil.Process] = []
         # A session of its own keeps the terminal's Ctrl-C away from the launcher, which would kill the ranks.
-        self.launcher = psutil.Popen(command, env=dict(environ), start_new_session=True, preexec_fn=_end_with_parent)
+        end = _end_with_parent if sys.platform == "linux" else None  # where there is none, Popen takes none
+        self.launcher = psutil.Popen(command, env=dict(environ), start_new_session=True, preexec_fn=end)
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
                 signal.signal(number, self.forward)
@@ -138,9 +139,8 @@ class Supervisor:
 
 def _end_with_parent() -> None:
     """SIGTERM for the launcher when this script is killed: its ranks then save and end, instead of training on unseen."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # linux/prctl.h
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def report(message: str) -> None:
@@ -235,7 +235,11 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     if nodes:
         config = "multi_node"
     count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if nodes else "")
-    print(f"accelerate_configs/{config}.yaml, {count}: {Path(entry).name} {' '.join(arguments)}", flush=True)
+    device = "the CPU" if not gpus else "a GPU" if processes == 1 else "GPUs"
+    print(
+        f"starting {count} on {device}: {Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)",
+        flush=True,
+    )
     everywhere = processes * number(environ, "NNODES", 1, least=1)
     command = launch_command(config, everywhere, entry, arguments, nodes=nodes)
     return run(command, environ, processes=processes, restarts=restarts)

@@ -23,7 +23,9 @@ ALONE = {
     "mixed_precision": "no",
 }
 LOST = 70
-ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # before a rank could answer them
+ASKED = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
+)  # before a rank could answer them
 # What ranks say that are left behind: our bug (1, an error in a collective), a lost rank, SIGTERM (the launcher's, to them).
 LEFT_BEHIND = (1, LOST, 75)
 
@@ -34,7 +36,7 @@ def report(rank: int, number: int) -> None:
     words = file.read_text().split() if file.exists() else []  # nothing of a rank that found its disk full
     if words and int(words[0]) not in LEFT_BEHIND:
         return
-    reasons = " (on Linux often the kernel, when memory ran out)" if number == signal.SIGKILL else ""
+    reasons = " (on Linux often the kernel, when memory ran out)" if number == getattr(signal, "SIGKILL", None) else ""
     file.write_text(
         f"{LOST}\nrank {rank} was lost: killed by {signal.Signals(number).name}{reasons}, which ended the run. The last whole checkpoint is good. "
         "Run the same command again to go on from it.\n"

@@ -138,6 +138,7 @@ def _attention(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
 # in bfloat16 and 4e-6 in float32 (sdpa on a CPU), a window one key too short to 1e-1 and more.
 TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-2, "float32": 1e-5}
 LONGEST_TRIAL = 2048  # tokens: attention spelt out takes memory with their square
+AS_ASKED = "as the recipe says"
 
 
 def choose_attention(
@@ -150,11 +151,11 @@ def choose_attention(
     """
     asked, trial = recipe.model.attn_implementation, trial or difference_from_eager
     if asked in ("eager", "sdpa") or (asked and (device.kind != "cuda" or sizes is None)):
-        return asked, "as the recipe says"
+        return asked, AS_ASKED
     if asked:
         worked, found = _tried(asked, recipe, sizes, trial)
         if worked:
-            return asked, f"as the recipe says; {found}"
+            return asked, f"{AS_ASKED}; {found}"
         raise RecipeError(
             f"{recipe.where('model.attn_implementation')}: {asked} does not give this model's attention on {device.name} ({found}). "
             "Write sdpa, or remove the key."

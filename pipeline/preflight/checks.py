@@ -157,7 +157,7 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     A run that has finished needs nothing any more: it is not checked.
     """
     from pipeline.hardware.device import device_info
-    from pipeline.preflight.attention import attention_line, choose_attention
+    from pipeline.preflight.attention import AS_ASKED, attention_line, choose_attention
     from pipeline.preflight.inputs import named_code_problems, reading_findings, service_findings
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
@@ -175,7 +175,8 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
         for note in notes:
             print(f"note: {note}", flush=True)
         chosen = choose_attention(recipe, plan.device, plan.sizes)
-        print(attention_line(*chosen), flush=True)
+        if chosen[1] != AS_ASKED:
+            print(attention_line(*chosen), flush=True)
         return chosen
 
     chosen = on_rank_0(decide)

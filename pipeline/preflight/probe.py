@@ -83,7 +83,7 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
         raise NotMeasured(f"three steps took more than {limit:.0f} s (--probe SECONDS gives them more)") from None
     finally:
         with suppress(ProcessLookupError):  # whatever it has started
-            os.killpg(child.pid, signal.SIGKILL)
+            os.killpg(child.pid, signal.SIGKILL) if hasattr(os, "killpg") else child.kill()
         child.wait()
     results = [line for line in out.splitlines() if line.startswith('{"step_s"')]
     if not results:

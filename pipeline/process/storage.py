@@ -1,7 +1,6 @@
 """Files written whole or not at all, locks, and the cache's folder."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from pipeline.process.errors import CannotWriteError, DamagedFileError
 
 # A file system that has no such call says one of these; it is no error of this file.
 NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+PLAIN_OPEN = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows has the last alone
 JSON_BYTES = 256 * 2**20  # of a tokenizer.json 40 MB are seen, of our own files far less
 JSON_DEPTH = 100
 OWN_SUM = "own_sha256"
@@ -50,6 +50,8 @@ def _fsync(descriptor: int, folder: Path) -> None:
 
 def fsync_folder(path: Path) -> None:
     """Make the entries of a folder durable: a rename is on disk only after its parent is."""
+    if os.name == "nt":
+        return  # a folder cannot be opened there
     descriptor = os.open(path, os.O_RDONLY)
     try:
         _fsync(descriptor, path)
@@ -152,7 +154,7 @@ def open_regular(path: str | Path, mode: str = "rb") -> BinaryIO:
     flags = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab+": os.O_RDWR | os.O_APPEND | os.O_CREAT}[mode]  # fmt: skip
     try:
         # Without O_NONBLOCK the opening of a pipe waits for somebody who writes.
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, flags | PLAIN_OPEN, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise DamagedFileError(
@@ -343,27 +345,64 @@ def can_be_made(folder: Path) -> bool:
 
 
 # Locks on files: the kernel drops one when the last process that has it open dies, so a lock file left behind locks
-# nothing.
+# nothing. flock is called as it is where the system has it, since a child inherits it without a gap, several can share it, and
+# the file may say who holds it; filelock can none of these, and has the locks of other systems.
 
 ABSENT = (*NOT_SUPPORTED, errno.ENOLCK)
 POLL_S = 0.05
 FOREVER = float("inf")
 
 
-def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[bytes] | None:
-    """Return the open file that holds the lock until it is closed here and in every child that inherited it; None when
-    another process still holds it after `wait_s`.
+class Held:
+    """A lock, until it is closed here and in every child that inherited it."""
+
+    def __init__(self, file: Any, *, name: str, inherits: bool = False):
+        self.file, self.name, self.inherits = file, name, inherits
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.file.close() if self.inherits else self.file.release()
+
+    def descriptors(self) -> list[int]:
+        """Return what a child is to be passed, so that it holds the lock too; nothing where it has to take it itself."""
+        return [self.file.fileno()] if self.inherits else []
+
+
+def locks_are_inherited() -> bool:
+    """Return whether a child holds the locks whose descriptors it is passed."""
+    return _flock() is not None
+
+
+def _flock() -> Any:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    return fcntl
+
+
+def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> Held | None:
+    """Return the held lock; None when another process still holds it after `wait_s`.
 
     The file is `path`, which is made unless the lock is shared, or where that cannot be locked one of this machine.
     """
     file: IO[bytes] = open_regular(path, "rb" if shared else "ab")  # the lock lives as long as it is open
+    fcntl = _flock()
+    if fcntl is None:
+        file.close()
+        return _lock_of_filelock(Path(path), wait_s)
     deadline = time.monotonic() + wait_s
     operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     operation |= 0 if wait_s == FOREVER else fcntl.LOCK_NB
     while True:
         try:
             fcntl.flock(file, operation)
-            return file
+            return Held(file, name=file.name, inherits=True)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 file.close()
@@ -373,7 +412,7 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[b
             file.close()
             if error.errno not in ABSENT:
                 raise
-            if is_stand_in(file):
+            if Path(file.name).parent == _folder():
                 raise CannotWriteError(
                     f"{Path(path).parent}: neither its file system nor that of {tempfile.gettempdir()} has locks ({error.strerror}), so two "
                     "starts of one run could not be told apart. Set TMPDIR to a folder that has."
@@ -386,9 +425,22 @@ def lock(path: str | Path, *, shared: bool = False, wait_s: float = 0.0) -> IO[b
             file = open(_stand_in(Path(path)), "ab")  # noqa: SIM115
 
 
-def is_stand_in(file: IO[bytes]) -> bool:
+def _lock_of_filelock(path: Path, wait_s: float) -> Held | None:
+    """Return the lock of a file beside `path`: what Windows locks nobody else can read."""
+    import filelock
+
+    # A process has one object for a file, which counts how often it is held: two of one process would not exclude each other.
+    held = filelock.FileLock(f"{path}.held", is_singleton=False, thread_local=False)
+    try:
+        held.acquire(timeout=-1 if wait_s == FOREVER else wait_s, poll_interval=POLL_S)
+    except filelock.Timeout:
+        return None
+    return Held(held, name=str(path))
+
+
+def is_stand_in(held: Held) -> bool:
     """Return whether a lock holds on this machine only, as the path's own file system has none."""
-    return Path(file.name).parent == _folder()
+    return Path(held.name).parent == _folder()
 
 
 @contextmanager
@@ -405,7 +457,8 @@ def file_lock(path: str | Path, *, blocking: bool = True) -> Iterator[bool]:
 
 
 def _folder() -> Path:
-    return Path(tempfile.gettempdir()) / f"tandem-locks-{os.getuid()}"
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    return Path(tempfile.gettempdir()) / f"tandem-locks-{user}"
 
 
 def _stand_in(path: Path) -> Path:

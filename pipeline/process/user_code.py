@@ -294,7 +294,7 @@ def _first_on_path(folder: str | None) -> Iterator[None]:
 @contextmanager
 def _time_limit() -> Iterator[None]:
     """Raise _TooLong in the main thread after IMPORT_LIMIT_S, and again every second in case it is caught."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):  # as on Windows
         yield
         return
 

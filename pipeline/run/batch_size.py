@@ -5,7 +5,6 @@ The training does not depend on it but for the last bits: so a run that has begu
 fits. It stands in the manifest's `shape`.
 """
 
-import resource
 from typing import Any
 
 import torch
@@ -72,7 +71,17 @@ def _kept(run: OpenRun, possible: list[int]) -> int | None:
 
 def _memory_refuses(device: torch.device) -> bool:
     """Return whether too large an allocation is an error: a CPU swaps or is killed, but under a limit of the address space."""
-    return device.type == "cuda" or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return device.type == "cuda" or _address_space() >= 0
+
+
+def _address_space() -> int:
+    """Return the bytes of address space that the process may have; -1 where they are not limited, as on Windows."""
+    try:
+        import resource
+    except ImportError:
+        return -1
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return -1 if limit == resource.RLIM_INFINITY else limit
 
 
 def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None:
@@ -89,7 +98,7 @@ def _tried(trainer: TandemTrainer, possible: list[int], step: int) -> int | None
     # DDP will hold the gradients a second time.
     reserve = sum(p.nbytes for p in model.parameters() if p.requires_grad) if args.world_size > 1 else 0
     on_cuda = args.device.type == "cuda"
-    limit = torch.cuda.mem_get_info(args.device)[1] if on_cuda else resource.getrlimit(resource.RLIMIT_AS)[0]
+    limit = torch.cuda.mem_get_info(args.device)[1] if on_cuda else _address_space()
     reserve += max(int(RESERVE * max(limit, 0)), 0 if on_cuda else THREADS)  # a limit of -1 is none
     found = next((n for n in possible if all(from_every_rank(fits(trainer, n, step=step, reserve=reserve)))), None)
     if on_cuda:

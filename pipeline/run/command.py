@@ -20,7 +20,8 @@ def run_stage(argv: list[str], *, stage: Stage) -> int:
     signals = Signals()
     recipe = read_recipe(argv, stage=stage)
     if int(os.environ.get("RANK", 0)) == 0:
-        print(f"{recipe.path}: {stage}; importing torch and transformers", flush=True)
+        what = "stage 1, pretraining" if stage == "pretrain" else "stage 2, chat SFT"
+        print(f"{recipe.path}: {what}; importing torch and transformers, some seconds", flush=True)
 
     from pipeline.run.train import train  # It imports torch: a mistake in the recipe is reported before.
 

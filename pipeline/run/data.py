@@ -1,12 +1,13 @@
 """The rows of a run, and the record of what they were made of."""
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.prepare import Preparation, start_preparation
+from pipeline.data.prepare import Preparation, short_count, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
@@ -53,15 +54,16 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
-    lines = [f"horizon: {steps:,} steps of {recipe.data.batch_tokens or 0:,} tokens"]
+    tokens = recipe.data.batch_tokens or 0
+    lines = [f"training: {steps:,} steps of {tokens:,} tokens, {short_count(steps * tokens)} in all"]
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:
             epochs, about = _estimate(share["rows"], opened, sequence), "about "
         if epochs is None:
-            lines.append(f"  {source}: epochs not known before all of it is prepared")
+            lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue
-        lines.append(f"  {source}: {about}{epochs:.2f} epochs")
+        lines.append(f"  {source}: read {about}{epochs:.2f} times (epochs)")
         if epochs > MANY_EPOCHS:
             lines.append(
                 f"note: {source} is repeated more than {MANY_EPOCHS:.0f} times, from where on repeated text teaches little. Add text, or train shorter."
@@ -146,7 +148,7 @@ def keep_inputs(recipe: Recipe, run: OpenRun) -> Recipe:
 def record_inputs(
     recipe: Recipe, run: OpenRun, *, tokenizer: Any, sources: tuple[list, list], rows: Any, validation: Any
 ) -> None:
-    """Write the inputs to the manifest at the first start, and set validation.coverage.
+    """Write the inputs to the manifest at the first start, set validation.coverage, and note that all is prepared.
 
     At a later one raises DataError naming each input that is another one now: going on would mix two runs.
     """
@@ -168,8 +170,9 @@ def record_inputs(
         shares = rows.shares()
         _record(run, now, shares=shares)
         run.directory.update_manifest(code={"trusted": recipe.run.trust_code, "ran": ran()})
-        for source in sources[0] + sources[1]:
-            print(source.headline())
+        for use, opened in (("data", sources[0]), ("validation", sources[1])):
+            for source in opened:
+                print(f"{use}: {source.headline()}", flush=True)
         if len(shares) > 1:
             print("shares of the rows: " + ", ".join(f"{name} {100 * s['share']:.1f} %" for name, s in shares.items()))
         if not validation.keeps_text:
@@ -179,6 +182,7 @@ def record_inputs(
         return validation.coverage
 
     validation.coverage = on_rank_0(record)
+    run.prepared = time.time()
 
 
 def _protocols(recipe: Recipe, validation: Any, scored_bytes: dict[str, int]) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 """The shape a run is trained on: what may change between two starts, at the price of the last bits."""
 
-import os
-import shlex
-import shutil
 import sys
 import time
 import traceback
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,17 +11,17 @@ import torch
 from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
 from pipeline.hardware.device import device_info
-from pipeline.metrics import is_evaluation
 from pipeline.preflight.plan import Plan, make_plan, remember
+from pipeline.process.commands import command
+from pipeline.process.progress import waiting
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.batch_size import memory_hint
+from pipeline.run.ending import last_words, results
 from pipeline.run.open_run import OpenRun
 from pipeline.run.publishing import Publishing
 from pipeline.run_dir.failures import write_report
-from pipeline.run_dir.rows import last_attempts, read_rows
-from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
 from pipeline.training.trainer import TandemTrainer
 
@@ -51,7 +47,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
     }
     before = run.directory.read_manifest().get("shape")
     run.directory.update_manifest(shape=shape)
-    print("shape: " + ", ".join(f"{name} {value}" for name, value in shape.items()), flush=True)
+    print(shape_text(shape), flush=True)
     changed = [
         f"{name} {before.get(name)} -> {value}" for name, value in shape.items() if before and before.get(name) != value
     ]
@@ -60,6 +56,20 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
             f"note: going on with another shape ({'; '.join(changed)}): the same rows follow, equal to rounding but not bitwise.",
             flush=True,
         )
+
+
+def shape_text(shape: dict[str, Any]) -> str:
+    """Return the shape in words, for the console."""
+    processes, rows, passes = shape["processes"], shape["micro_batch"], shape["micro_steps"]
+    parts = [
+        f"{processes} process" + ("es" if processes > 1 else ""),
+        f"{shape['threads']} threads",
+        shape["dtype"],
+        *(["torch.compile"] if shape["compiled"] else []),
+        f"attention {shape['attention']}",
+        f"{rows} rows at once" + (f", {passes} times a step" if passes > 1 else ""),
+    ]
+    return f"device: {shape['device']}: {', '.join(parts)}"
 
 
 # What a run promised and what it was built as, in its manifest: the two sides of the report's plan against outcome.
@@ -141,13 +151,14 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
     directory = run.directory
     if trainer.is_world_process_zero():
-        write_finished_model(
-            directory,
-            trainer.accelerator.unwrap_model(trainer.model),
-            trainer.processing_class,
-            dtype=recipe.hub.dtype,
-            step=trainer.state.global_step,
-        )
+        with waiting("writing the model", after_s=1.0):
+            write_finished_model(
+                directory,
+                trainer.accelerator.unwrap_model(trainer.model),
+                trainer.processing_class,
+                dtype=recipe.hub.dtype,
+                step=trainer.state.global_step,
+            )
         directory.update_manifest(
             status="finished",
             ended=time.time(),
@@ -157,14 +168,17 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
         )
         if hint := memory_hint(recipe, trainer):
             print(f"note: {hint}")
-        print(table(trainer.rows.plan))  # of the data: by now all that the run read is prepared
+        with open(
+            directory.console, "a", encoding="utf-8"
+        ) as log:  # of the data: by now all that the run read is prepared
+            log.write(f"{table(trainer.rows.plan)}\n")
         _look_back(recipe, run, trainer)
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         publishing.finish()  # alone: no other rank waits for a service
         mark_finished(directory)  # last: a run cut off before this does its end again
-        print("\n".join([*answered(results(directory)), next_command(recipe, directory)]), flush=True)
+        print(last_words(recipe, run), flush=True)
 
 
 def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
@@ -172,69 +186,19 @@ def _peak_memory(trainer: TandemTrainer) -> dict[str, int]:
     return found | ({"device": trainer.log_row.memory.peak()} if trainer.args.device.type == "cuda" else {})
 
 
-def results(directory: RunDirectory) -> dict[str, float]:
-    """Return the last value of each validation number, the first one as <name>/first, and the time trained."""
-    rows = last_attempts(read_rows(directory.metrics))
-    found: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            if is_evaluation(name):
-                found.setdefault(f"{name}/first", value)
-                found[name] = value
-            elif name in ("train/loss", "perf/total_s", "tokens", "step"):
-                found[name] = value
-    return found
-
-
-def answered(found: dict[str, float]) -> list[str]:
-    """Return a line for each chat task that is split by subject: the share of right answers, before training and by subject."""
-    lines = []
-    for name in [name for name in found if name.startswith("chat/") and f"{name}/first" in found]:
-        subjects = {
-            n.removeprefix(f"{name}/"): share
-            for n, share in found.items()
-            if n.startswith(f"{name}/") and not n.endswith("/first")
-        }
-        if subjects:
-            by_subject = ", ".join(f"{subject} {share:.0%}" for subject, share in subjects.items())
-            first = "" if found[f"{name}/first"] == found[name] else f" (at first {found[f'{name}/first']:.1%})"
-            lines.append(f"{name}: {found[name]:.1%} answered right{first}: {by_subject}")
-    return lines
-
-
-def next_command(recipe: Recipe, directory: RunDirectory) -> str:
-    """Return what a person would want to do now, to be pasted into the shell that started the run."""
-    path, python = shlex.quote(str(directory.path)), _python()
-    lines = [f"{directory.path}: finished; the model is in {directory.model}"]
-    if recipe.stage == "pretrain":
-        lines.append(f"stage 2:          bash run_sft.sh recipes/quickstart_sft.yaml model.start_from={path}")
-        lines.append(f'continue a text:  {python} -m pipeline.chat {path} -p "Once upon a time"')
-    else:
-        lines.append(f"chat with it:     {python} -m pipeline.chat {path}")
-    return "\n".join(lines)
-
-
-def _python() -> str:
-    """`python` where that is this environment's, else its path: the scripts make one without activating it."""
-    found = shutil.which("python")
-    if found and Path(found).parent == Path(sys.executable).parent:
-        return "python"
-    return shlex.quote(os.path.relpath(sys.executable))
-
-
 def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     """Write the report and keep what the run took. An error of theirs is printed: the run is whole without them."""
     directory = run.directory
-    problem = write_report(directory)
+    with waiting("writing the report", after_s=1.0):
+        problem = write_report(directory)
     try:
         if run.step == 0:  # one that was stopped and went on tells nothing of a start
             remember(plan_of(recipe, run, trainer), directory)
     except Exception:
         problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
     if problem:
-        path = shlex.quote(str(directory.path))
         print(
             f"{problem}\n{directory.report}: the report, or the record of its times, could not be written, for the reason above; nothing else of the run depends on it. "
-            f"To try again: {_python()} -m pipeline.report {path}",
+            f"To try again: {command('report', directory.path)}",
             file=sys.stderr,
         )

@@ -19,12 +19,12 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, cast
 
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.process.storage import lock, parse_json, publish_folder, remove_file
+from pipeline.process.storage import Held, lock, locks_are_inherited, parse_json, publish_folder, remove_file
 from pipeline.run_dir.checkpoints import rotate, seal
 
 LOCK = ".writing"
@@ -46,6 +46,8 @@ class Job:
 
 def start(job: Job) -> subprocess.Popen:
     """Begin to write; the caller leaves the images alone until the process has ended."""
+    if os.name == "nt":  # where no descriptors are inherited
+        return cast(subprocess.Popen, Written(job))
     held = take_lock(Path(job.target).parent)
     try:
         process = subprocess.Popen(
@@ -53,7 +55,7 @@ def start(job: Job) -> subprocess.Popen:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
             stderr=subprocess.PIPE,
-            pass_fds=[held.fileno(), *(descriptor for descriptor, _ in job.images.values())],
+            pass_fds=[*held.descriptors(), *(descriptor for descriptor, _ in job.images.values())],
             start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
         )
     finally:
@@ -68,11 +70,29 @@ def start(job: Job) -> subprocess.Popen:
     return process
 
 
-def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> IO[bytes]:
-    """Return the open, locked file; BlockingIOError when a writer still holds it after `wait_s`."""
-    if (file := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
+class Written:
+    """A checkpoint that was written in this process, as the process looks that has written one and ended."""
+
+    def __init__(self, job: Job):
+        self.returncode, self.stderr = 0, b""
+        try:
+            with take_lock(Path(job.target).parent):
+                write(job)
+        except OSError as error:
+            self.returncode, self.stderr = 1, error_line(error).encode()
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        return b"", self.stderr
+
+
+def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> Held:
+    """Return the lock; BlockingIOError when a writer still holds it after `wait_s`."""
+    if (held := lock(checkpoints / LOCK, wait_s=wait_s)) is None:
         raise BlockingIOError(errno.EWOULDBLOCK, "another process is writing a checkpoint", str(checkpoints / LOCK))
-    return file
+    return held
 
 
 def write(job: Job) -> None:
@@ -97,6 +117,12 @@ class NotRotatedError(OSError):
     """The new checkpoint is whole; old ones could not be deleted."""
 
 
+def error_line(error: OSError) -> str:
+    """Return the error as `last_words` reads it."""
+    facts = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
+    return json.dumps(facts | {"rotating": isinstance(error, NotRotatedError)})
+
+
 def last_words(stderr: bytes) -> dict[str, Any]:
     """Return the writer's error, the last line that it wrote; ValueError when it died without one. Notes may stand before it."""
     return parse_json(stderr.strip().rpartition(b"\n")[2])
@@ -116,8 +142,9 @@ def _write_image(path: Path, descriptor: int, size: int) -> str:
     digest = hashlib.sha256()
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
+        os.lseek(descriptor, 0, os.SEEK_SET)
         for offset in range(0, size, _CHUNK):
-            chunk = memoryview(os.pread(descriptor, min(_CHUNK, size - offset), offset))
+            chunk = memoryview(os.read(descriptor, min(_CHUNK, size - offset)))
             digest.update(chunk)
             while chunk:
                 chunk = chunk[os.write(out, chunk) :]
@@ -129,18 +156,20 @@ def _write_image(path: Path, descriptor: int, size: int) -> str:
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # of which Windows lacks the last
+        number = getattr(signal, name, signal.SIGINT)
         signal.signal(number, signal.SIG_IGN)
     text = sys.stdin.buffer.read()
     if not text.endswith(b"\n"):
         return 1  # the training died before it had said what to write; the next start clears its folder away
     job = Job(**json.loads(text))
     job.scores = {int(step): score for step, score in job.scores.items()}
+    # Held to the end of the process; where it was not inherited, the training has let go of it for this one.
+    own = None if locks_are_inherited() else take_lock(Path(job.target).parent, wait_s=10.0)  # noqa: F841
     try:
         write(job)
     except OSError as error:
-        facts = {"errno": error.errno, "strerror": error.strerror, "filename": error.filename}
-        print(json.dumps(facts | {"rotating": isinstance(error, NotRotatedError)}), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return 1
     return 0
 

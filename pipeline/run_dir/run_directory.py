@@ -5,10 +5,11 @@ import re
 import socket
 import warnings
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError
 from pipeline.process.storage import (
+    Held,
     keep_in_place,
     lock,
     move_folder,
@@ -206,8 +207,8 @@ class RunDirectory:
 # Seconds that a start waits for the writer of a checkpoint that an earlier, killed attempt left behind.
 WRITER_WAIT_S = 600.0
 
-# Open files of the locks this process holds: closing one would release it.
-_locks: list[IO[bytes]] = []
+# The locks this process holds: closing one would release it.
+_locks: list[Held] = []
 
 
 def _take_lock(path: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.process.errors import Interrupted, Preempted, TandemError
 from pipeline.run_dir.failures import is_leaving, leave
 
-NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+# Those that the system has: Windows knows no SIGHUP.
+NUMBERS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name))
 POLL_S = 0.25  # how soon the launcher's death and another rank's signal are seen
 # A scheduler may signal every process of a job, and launchers hand on what they get: within this time it is one signal.
 SAME_SIGNAL_S = 1.0
@@ -50,7 +51,8 @@ class Signals:
         for number in self._heard:
             signal.signal(number, _leave_it_to_the_thread)
         # A forked child shares the pipe: what it gets before it has left it would be taken for ours.
-        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=self._forget)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=self._forget)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def connect(self, store: Any) -> None:

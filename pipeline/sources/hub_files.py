@@ -8,6 +8,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.retries import note_retry
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
@@ -382,7 +384,7 @@ def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> So
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(repo, remote.path, revision=revision, repo_type="dataset")
-    fetch = functools.partial(_fetch, repo, revision, remote.path, where)
+    fetch = functools.partial(_fetch, repo, revision, remote.path, where, size=remote.bytes)
     return SourceFile(
         label=remote.path,
         sha256=remote.content,
@@ -393,16 +395,19 @@ def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> So
     )
 
 
-def _fetch(repo: str, revision: str, path: str, where: str) -> Path:
+def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = None) -> Path:
     from huggingface_hub import hf_hub_download
 
-    return Path(
-        retried(
-            lambda: hf_hub_download(repo, path, repo_type="dataset", revision=revision),
-            what=f"{repo}/{path}",
-            where=where,
+    # On a terminal the library has a bar of its own.
+    about = f" ({count_text(size)}B)" if size else ""
+    with nullcontext() if on_terminal() else waiting(f"fetching {repo}/{path}{about}"):
+        return Path(
+            retried(
+                lambda: hf_hub_download(repo, path, repo_type="dataset", revision=revision),
+                what=f"{repo}/{path}",
+                where=where,
+            )
         )
-    )
 
 
 def retried(call, *, what: str, where: str):

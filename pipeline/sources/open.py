@@ -154,16 +154,17 @@ class OpenSource:
         }
 
     def headline(self) -> str:
-        """Return one line for the console: what is read, how much of it is here, and of a built-in source its sha256."""
-        have = sum(file.path is not None for file in self.files)
+        """Return one line for the console: what is read, and how much of it is here. The hashes are in the manifest."""
+        have, files = sum(file.path is not None for file in self.files), len(self.files)
         size = sum(file.bytes for file in self.files) / 1e6
-        line = f"{self.name}: have {have} of {len(self.files)} files, {size:,.1f} MB"
+        what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
+        line = f"{self.name}: {what}, {size:,.1f} MB"
         if self.recognised:
             line += f", {self.recognised}"
         if self.revision:
             line += f", commit {self.revision[:12]}"
         if self.is_built_in:
-            line += f", sha256 {self.files[0].sha256}"
+            line += ", made on this machine"
         return line
 
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:

@@ -26,6 +26,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
 
+    from pipeline.process.storage import read_json
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import identity, load_or_train
     from pipeline.tokenizer.load import cached_folder, judge, table
@@ -34,7 +35,10 @@ def _show(arguments: argparse.Namespace) -> None:
     kept = not recipe.tokenizer.path and cached_folder(recipe, train).is_dir()
     tokenizer = load_or_train(recipe, train, validation=validation, beside=arguments.beside)
     if kept or recipe.tokenizer.path:
-        print(table(judge(tokenizer, train=train, validation=validation, beside=arguments.beside)))
+        judgement = judge(tokenizer, train=train, validation=validation, beside=arguments.beside)
+    else:
+        judgement = read_json(cached_folder(recipe, train) / "report.json")["judgement"]
+    print(table(judgement))
     print(
         f"tokenizer: {recipe.tokenizer.path or cached_folder(recipe, train)}, {len(tokenizer):,} ids, {identity(tokenizer)[:16]}"
     )

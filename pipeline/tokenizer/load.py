@@ -5,10 +5,12 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.progress import Bar, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.tokenizer.chat import DATE, built_in_template, own_template, template_problems
@@ -440,12 +442,15 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
     settings = recipe.tokenizer
     names = ", ".join(source.name for source in sources)
     print(
-        f"tokenizer: training {settings.vocab_size:,} ids on up to {int(settings.train_chars):,} characters of {names}"
+        f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from up to {int(settings.train_chars):,} characters of {names}",
+        flush=True,
     )
     read = _Counted(
-        training_texts(sources, total_chars=int(settings.train_chars), document_chars=int(settings.document_chars))
+        training_texts(sources, total_chars=int(settings.train_chars), document_chars=int(settings.document_chars)),
+        most=int(settings.train_chars),
     )
-    tokenizer = train_bpe(read, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
+    with read.merging:
+        tokenizer = train_bpe(read, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
     if read.chars == 0:
         raise DataError(f"{names}: no text to train a tokenizer on. Name sources with text, or set tokenizer.path.")
     if len(tokenizer) < settings.vocab_size:
@@ -461,8 +466,11 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
         tokenizer.save_pretrained(temporary)
         save_file({"byte_lengths": byte_lengths(tokenizer)}, temporary / "byte_lengths.safetensors")
         write_json(temporary / "report.json", report)
-    print(table(report["judgement"]))
-    print(f"tokenizer: {len(tokenizer):,} ids from {read.chars:,} characters of {read.texts:,} texts, kept in {folder}")
+    own = report["judgement"]["texts"]["train"]["bytes_per_token"]
+    print(
+        f"tokenizer: {len(tokenizer):,} tokens learned, {own:.2f} bytes per token of this text; kept in {folder}",
+        flush=True,
+    )
 
 
 def _damage(folder: Path) -> list[str]:
@@ -519,16 +527,20 @@ def identity(tokenizer) -> str:
 
 
 class _Counted:
-    """Texts on their way through, counted."""
+    """Texts on their way through, counted; up to `most` characters, which a bar shows."""
 
-    def __init__(self, texts):
-        self._texts, self.texts, self.chars = texts, 0, 0
+    def __init__(self, texts, *, most: int):
+        self._texts, self.most, self.texts, self.chars = texts, most, 0, 0
+        self.merging = ExitStack()  # shows the time from the last text on
 
     def __iter__(self):
-        for text in self._texts:
-            self.texts += 1
-            self.chars += len(text)
-            yield text
+        with Bar("tokenizer: reading text", total=self.most, unit="characters") as bar:
+            for text in self._texts:
+                self.texts += 1
+                self.chars += len(text)
+                yield text
+                bar.update(len(text))
+        self.merging.enter_context(waiting("tokenizer: merging what stands together often", after_s=1.0))
 
 
 # Whether transformers gives a saved tokenizer back: for some model types it puts a class of its own in its place.

@@ -30,6 +30,7 @@ from pipeline.metrics import BEST_BY
 from pipeline.model.export import load_weights, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
+from pipeline.process.progress import waiting
 from pipeline.process.storage import raise_if_moved, read_json, temporary_folder
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
@@ -584,7 +585,10 @@ class CheckpointSaver:
 
     def wait(self) -> float | None:
         """Wait for the writing, then do as `check`."""
-        return None if self.process is None else self._end()
+        if self.process is None:
+            return None
+        with waiting("saving the checkpoint", after_s=1.0):
+            return self._end()
 
     def _end(self) -> float:
         assert self.process is not None

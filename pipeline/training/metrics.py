@@ -308,11 +308,11 @@ class StepMeter:
             "perf/step_s": step_s,
             "perf/tok_per_s": tokens_per_s,
             "perf/tok_per_s_per_gpu": tokens_per_s / self.world_size,
-            "perf/eta_s": (self.max_steps - step)
-            * (self._timed_s / self._timed_steps if self._timed_steps else step_s),
             "perf/total_s": self.total_s,
             "data/wait_s": waited / steps,
         }
+        if self._timed_steps or step >= self.max_steps:  # a forecast from compilation would be off by hours
+            numbers["perf/eta_s"] = (self.max_steps - step) * self._timed_s / max(self._timed_steps, 1)
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
         exact, nanochat = self._exact_flops(), self.flops_per_token.get("nanochat")

@@ -30,6 +30,11 @@ def test_an_unknown_peak_reads_not_available_instead_of_a_number():
     assert "| bf16_mfu: n/a |" in step_line(row, step=0, max_steps=10)
 
 
+def test_the_time_left_reads_not_available_until_it_is_known():
+    row = {name: value for name, value in ROW.items() if name != "perf/eta_s"}
+    assert step_line(row, step=0, max_steps=10).endswith(" | total time: 92.46m | eta: n/a")
+
+
 def test_an_evaluations_line_has_the_whole_and_leaves_out_its_sources_the_tasks_of_core_and_other_numbers(
     tmp_path, capsys
 ):

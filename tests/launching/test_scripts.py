@@ -77,7 +77,7 @@ def installs(environ):
 def test_an_active_environment_is_used_as_it_is(clone):
     done = run(clone, "run_sft.sh", "my.yaml", "run.name=x", environ=active())
     assert done.returncode == 0, done.stderr
-    assert "accelerate_configs/cpu.yaml, 1 process: sft.py my.yaml run.name=x" in done.stdout
+    assert "starting 1 process on the CPU: sft.py my.yaml run.name=x (accelerate_configs/cpu.yaml)" in done.stdout
     assert "entry got my.yaml run.name=x" in done.stdout
     assert "installing" not in done.stdout
     assert not (clone / ".venv").exists()

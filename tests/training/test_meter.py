@@ -27,6 +27,22 @@ def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_
     assert "perf/first_step_s" not in meter.read(step=3, loss=1.0, wait_s=0.0)
 
 
+def test_the_forecast_begins_after_the_first_interval_and_leaves_it_out():
+    meter = StepMeter(
+        batch_tokens=1, max_steps=12, world_size=1, flops_per_token={"exact_causal": 1.0}, peak=None, bf16_peak=None
+    )
+    meter.begin()
+    meter.step(1)
+    time.sleep(0.5)  # compilation
+    assert "perf/eta_s" not in meter.read(step=1, loss=1.0, wait_s=0.0)
+    meter.begin()
+    meter.step(1)
+    time.sleep(0.01)
+    row = meter.read(step=2, loss=1.0, wait_s=0.0)
+    assert row["perf/eta_s"] == pytest.approx(10 * row["perf/step_s"])
+    assert row["perf/total_s"] > 0.5  # which is honest
+
+
 def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_across():
     rows, window = 8, 3
     sizes = Sizes(

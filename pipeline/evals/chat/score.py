@@ -25,12 +25,13 @@ from pipeline.evals.command import code_of_command
 from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
-from pipeline.evals.together import broadcast_bool, gathered_over_ranks, progress_bar
+from pipeline.evals.together import broadcast_bool, gathered_over_ranks
 from pipeline.generation.stream import positions
 from pipeline.generation.texts import continuations
 from pipeline.hardware.cpu import usable_cores
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError
+from pipeline.process.progress import progress
 from pipeline.process.storage import cache_dir
 from pipeline.recipe.schema import Source
 from pipeline.run_dir.protocol import Protocol, digest
@@ -596,7 +597,7 @@ class AskedChat:
             world_size=world_size,
             execute=self.arguments.execute,
             unsafe_exec=self.arguments.unsafe_exec,
-            watched=lambda batches: progress_bar(batches, name="chat", shown=rank == 0),
+            watched=lambda batches: progress(batches, name="chat", shown=rank == 0),
             report=lambda score: print(task_line(score), flush=True),
             where=WHERE,
         )

@@ -8,11 +8,15 @@ import ctypes
 import errno
 import os
 import platform
-import resource
 import signal
 import struct
 import sys
 from typing import Any
+
+try:
+    import resource  # now: behind the walls nothing is found any more
+except ImportError:  # Windows, where programs are not run
+    resource = None  # type: ignore[assignment]
 
 # Calls of the C library that Python has no name for.
 

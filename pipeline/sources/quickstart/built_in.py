@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import RecipeError
+from pipeline.process.progress import waiting
 from pipeline.process.storage import file_lock, new_folder
 from pipeline.sources.files import SourceFile
 from pipeline.sources.quickstart import world
@@ -50,7 +51,7 @@ def corpus_folder(cache: Path) -> Path:
     if not folder.exists():
         with file_lock(cache / "quickstart" / "lock"):
             if not folder.exists():
-                with new_folder(folder) as new:
+                with waiting("quickstart texts: writing the small world, once"), new_folder(folder) as new:
                     for name, rows in _files().items():
                         _write(new / name, rows)
     return folder

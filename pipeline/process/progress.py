@@ -1,0 +1,188 @@
+"""Progress of what takes long: a bar on a terminal, elsewhere plain lines at intervals; on the first rank alone.
+
+Bars stand on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+FIRST_LINE_S = 10.0  # what is done sooner needs no line
+LINE_EVERY_S = 30.0
+REDRAW_S = 0.5
+DETAIL_EVERY_S = 2.0  # may read many files
+
+_open: list["Bar"] = []
+
+
+def on_terminal() -> bool:
+    """Return whether somebody looks at a bar on stderr: a terminal that can go back in its line."""
+    return sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Bar:
+    """What has been done of `total`, with rate and time left; without a total the count and the time alone.
+
+    unit: of what is counted. shown: False on other ranks than the first.
+    """
+
+    def __init__(self, name: str, *, total: float | None = None, unit: str = "batches", shown: bool | None = None):
+        self.name, self.total, self.unit, self.done = name, total, unit, 0.0
+        self.shown = int(os.environ.get("RANK", 0)) == 0 if shown is None else shown
+        self._next_line = time.monotonic() + FIRST_LINE_S
+        self._first: tuple[float, float] | None = None  # when the first of it was done, and how much: it may compile
+        self._bar: Any = None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def update(self, count: float = 1) -> None:
+        """Count more as done."""
+        self.done += count
+        if not self.shown:
+            return
+        if on_terminal():
+            self._opened().update(count)
+            return
+        now = time.monotonic()
+        self._first = self._first or (now, self.done)
+        if now >= self._next_line:
+            self._next_line = now + LINE_EVERY_S
+            print(f"{self.name}: {self.text(now)}", file=sys.stderr, flush=True)
+
+    def _opened(self) -> Any:
+        """Return tqdm's bar, made with the first thing that is done: what waits for that may have the line."""
+        if self._bar is None:
+            from tqdm import tqdm
+
+            tqdm.set_lock(threading.RLock())  # its own is of multiprocessing, which starts a process on some systems
+            self._bar = tqdm(
+                desc=self.name,
+                total=self.total,
+                unit=self.unit,
+                unit_scale=True,
+                leave=False,
+                dynamic_ncols=True,
+                file=sys.stderr,
+            )
+            _open.append(self)
+        return self._bar
+
+    def reach(self, done: float, *, total: float | None = None) -> None:
+        """Say how much is done in all, and of how much where that is known by now."""
+        if total is not None:
+            self.total = total
+            if self._bar is not None:
+                self._bar.total = total
+        self.update(max(done - self.done, 0))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+            _open.remove(self)
+
+    def text(self, now: float) -> str:
+        """Return done, total, rate and time left in words."""
+        began, before = self._first or (now, self.done)
+        rate = (self.done - before) / (now - began) if now > began else 0.0
+        text = f"{count_text(self.done)} {self.unit}"
+        if self.total:
+            text = f"{count_text(self.done)} of {count_text(self.total)} {self.unit} ({self.done / self.total:.0%})"
+        if rate:
+            text += f", {count_text(rate)} a second"
+        if self.total and rate:
+            text += f", about {seconds_text(max(self.total - self.done, 0) / rate)} left"
+        return text
+
+
+def count_text(count: float) -> str:
+    """Return a count in the unit that shows it: 9, 12.3k, 1.2M, 10.5G."""
+    for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.99995 * size:
+            return f"{count / size:,.1f}{letter}"
+    return f"{count:.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time as people say it: 9 s, 4.2 min, 3.1 h."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def progress(
+    items: Iterable, *, name: str, unit: str = "batches", total: int | None = None, shown: bool | None = None
+) -> Iterator[Any]:
+    """Return the items, with a bar while they are gone through. total: their number, where they do not know it themselves.
+
+    The first of them may be long in coming back, as it compiles: until then the time is shown.
+    """
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    with Bar(name, total=total, unit=unit, shown=shown) as bar, ExitStack() as first:
+        if bar.shown:
+            first.enter_context(waiting(name, after_s=1.0))  # redraws the line that the bar will have
+        for item in items:
+            yield item
+            first.close()
+            bar.update()
+
+
+@contextmanager
+def waiting(what: str, *, detail: Callable[[], str] = str, after_s: float = 0.0) -> Iterator[None]:
+    """Show while the block runs that it does, and for how long by now: for work whose length nobody knows.
+
+    detail: what to add, asked from a thread of its own. after_s: before which nothing is shown.
+    """
+    if int(os.environ.get("RANK", 0)) != 0:
+        yield
+        return
+    over, began = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        if over.wait(after_s):
+            return
+        terminal, next_line, more, asked = on_terminal(), FIRST_LINE_S, "", 0.0
+        while True:
+            elapsed = time.monotonic() - began
+            text = f"{what}: {seconds_text(elapsed)}"
+            if elapsed - asked >= DETAIL_EVERY_S:
+                more, asked = detail(), elapsed
+            if terminal:
+                sys.stderr.write(f"\r{text}{', ' if more else ''}{more}\x1b[K")
+                sys.stderr.flush()
+            elif elapsed >= next_line:
+                next_line = elapsed + LINE_EVERY_S
+                print(f"{text} so far{', ' if more else ''}{more}", file=sys.stderr, flush=True)
+            if over.wait(REDRAW_S):
+                break
+        if terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=show, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def write(text: str) -> None:
+    """Print a line of the console, above the bars that are open."""
+    if _open:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=sys.stdout):
+            print(text, flush=True)
+    else:
+        print(text, flush=True)
