@@ -56,13 +56,16 @@ def written(runs, folder):
 
 
 def test_the_page_has_the_markdowns_sections_in_its_order_and_the_warning_above_them(tmp_path):
-    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", recipe={"model.n_layer": 5}, batch=2000)]
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", recipe={"model.n_layer": 5}, batch=2000, bpb=1.1)]
     html, text = written(runs, tmp_path)
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert titles == ["Curves", "What differs", "Evaluations", "Against seed noise", "Runs", "Speed and memory"]
     assert re.findall(r"<h2 id=\"[^\"]+\">(.+)</h2>", html) == titles
     for whole, below in ((html, "<h2"), (text, "## Curves")):
-        warning, winner = whole.index("Warning: more than one major variable"), whole.index("so another seed might turn it around")
+        warning, winner = (
+            whole.index("Warning: more than one major variable"),
+            whole.index("so another seed might turn it around"),
+        )
         assert warning < winner < whole.index("what differs from a") < whole.index(below)
     first_cells = re.findall(r"^\| (?!---)(\S[^|]*?) \|", text, re.MULTILINE)
     assert {"train/loss (last)", "model.n_layer", "tokens of a step", "perf/step_s"} < set(first_cells)

@@ -49,7 +49,17 @@ def test_the_page_has_the_sections_of_the_markdown_in_its_order_each_folded_and_
     assert re.findall(r"<h2 id=\"[^\"]+\">(.+)</h2>", text) == titles
     assert text.count("<details>") == len(titles) == text.count("</details>")
     assert [title for title in SECTIONS if title in titles] == titles
-    assert titles == ["Diagnosis", "Curves", "Evaluations", "Samples", "Data", "Time, cost and energy", "System", "Recipe", "Manifest"]
+    assert titles == [
+        "Diagnosis",
+        "Curves",
+        "Evaluations",
+        "Samples",
+        "Data",
+        "Time, cost and energy",
+        "System",
+        "Recipe",
+        "Manifest",
+    ]
 
 
 def test_hostile_texts_stay_texts_in_every_place_they_can_come_from(tmp_path):
