@@ -25,6 +25,8 @@ NOTICE = "document.querySelector('.notice')?.innerText ?? ''"
 def run(tmp_path):
     run = RunDirectory(write_run(tmp_path / "live", finished=False))
     run.update_manifest(status="running", inputs={"max_steps": 100})
+    for step in (38, 40):
+        log_step(run, step)
     return run
 
 
@@ -58,7 +60,7 @@ def test_the_served_page_follows_a_run_to_its_failure_and_keeps_what_was_unfolde
             assert page.run("[...document.querySelectorAll('details[open] h2')].map((node) => node.id)") == ["system"]
             assert page.run("[scrollY, axis.value]") == [300, "tokens"]
             lines = "Bokeh.documents[0].roots()[0].renderers.filter((line) => line.name)"
-            assert page.run(f"{lines}.map((line) => [line.name, line.visible, line.glyph.x.field])") == [["train/loss", False, "tokens"]]  # fmt: skip
+            assert page.run(f"{lines}.map((line) => [line.name, line.visible, line.glyph.x.field])") == [["train/loss", False, "tokens"], ["train/loss_ema", True, "tokens"]]  # fmt: skip
         assert sorted(path for path in run.path.rglob("*") if path.is_file()) == before
         held.close()
         write_json(run.failure, {"status": 76, "class": "DivergedError", "message": "step 51: nan"})
