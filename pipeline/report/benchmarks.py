@@ -6,6 +6,7 @@ from typing import Any
 from pipeline.evals.core.bundle import why_partial
 from pipeline.report.run_data import (
     Benchmark,
+    Key,
     RunData,
     Score,
     cell,
@@ -24,17 +25,11 @@ from pipeline.run_dir.protocol import why_not_compared
 # Figures of evaluations side by side, only where the same was scored.
 
 SHOWN = 3  # other runs against which a figure that is not compared is told
-Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
-
-
-def newest_scores(data: RunData) -> dict[Key, Score]:
-    """The newest figure per metric and what was scored."""
-    return {(score.name, score.protocol, score.items): score for score in [*data.scores(), *data.means()]}
 
 
 def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
     """Return one row per figure that at least two runs have, measured on the same; sentences on the rest."""
-    newest = [newest_scores(data) for data in runs]
+    newest = [data.newest_scores for data in runs]
     rows: list[list[Any]] = []
     refused = []
     for key in sorted({key for scores in newest for key in scores}, key=repr):

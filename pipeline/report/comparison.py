@@ -21,11 +21,11 @@ from pipeline.report.aligned import (
     positions,
     trained_on,
 )
-from pipeline.report.benchmarks import Key, newest_scores, score_rows
+from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
 from pipeline.report.imported_run import is_imported, lost_lines, meaning_of
 from pipeline.report.outcome import wall_s
-from pipeline.report.run_data import RunData, cell, filled_table, number, table
+from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
 from pipeline.report.sections import last_texts, paid
 from pipeline.report.summary import duration, share, shortened
 
@@ -308,7 +308,7 @@ Groups = list[tuple[Sequence[RunData], list[float]]]  # runs that repeat each ot
 def judged_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
     """Return each figure that two groups of repeats, or two runs of one, have under the same protocol, in the order of DECIDING."""
     groups = repeats(runs)
-    scores = [[newest_scores(data) for data in group] for group in groups]
+    scores = [[data.newest_scores for data in group] for group in groups]
     keys = dict.fromkeys(key for group in scores for run in group for key in run if key[1] is not None)
     found: dict[Key, Groups] = {}
     for key in sorted(keys, key=_rank):
@@ -638,7 +638,7 @@ def _results(runs: Sequence[RunData], keys: list[Key]) -> str:
     loss = loss_of_all(runs)
     rows = []
     for data in runs:
-        scores = newest_scores(data)
+        scores = data.newest_scores
         seconds = wall_s(data) or data.last("perf/total_s")
         cost = paid(data)
         rows.append(

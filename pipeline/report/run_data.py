@@ -380,6 +380,9 @@ def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
     return [list(g.values()) for key, g in sorted(groups.items(), key=lambda pair: order.index(pair[0][0]))]
 
 
+Key = tuple[str, str | None, tuple[tuple[str, int | None], ...]]  # name, protocol, items of a benchmark
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """One bits-per-byte figure, or the mean of a benchmark.
@@ -526,14 +529,9 @@ class RunData:
     def scores(self) -> list[Score]:
         """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
         own = [
-            Score(
-                name=name,
-                step=step,
-                value=value,
-                protocol=self.protocol(name),
-                parts=self.protocol_parts(name),
-            )
+            Score(name=name, step=step, value=value, protocol=protocol, parts=parts)
             for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)
+            for protocol, parts in [(self.protocol(name), self.protocol_parts(name))]
             for step, value in self.series(name)
         ]
         later = [
@@ -571,6 +569,11 @@ class RunData:
             for benchmark in self.benchmarks()
             for row in benchmark.means or benchmark.whole_tasks()
         ]
+
+    @cached_property
+    def newest_scores(self) -> dict[Key, Score]:
+        """The newest figure per metric and what was scored."""
+        return {(score.name, score.protocol, score.items): score for score in [*self.scores(), *self.means()]}
 
     def other_results(self) -> list[tuple[str, int | None, float, str | None]]:
         """(name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and benchmarks."""

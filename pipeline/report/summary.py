@@ -12,7 +12,6 @@ import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.report.aligned import trained_on
-from pipeline.report.benchmarks import newest_scores
 from pipeline.report.curves import finite
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
@@ -192,7 +191,7 @@ def _of_base(data: RunData, row: dict[str, Any], benchmark: Benchmark) -> Score 
     base = data.parent
     if base is None:
         return None
-    return newest_scores(base).get((row["name"], row["protocol"], benchmark.items_of(row)))
+    return base.newest_scores.get((row["name"], row["protocol"], benchmark.items_of(row)))
 
 
 def _model_at(data: RunData, step: int | None) -> str:

@@ -109,14 +109,14 @@ def test_a_failing_benchmark_is_told_and_the_run_goes_on(runner, ranks):
 def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scored(runner):
     run = runner.train(recipe_of(runner, "told"), "run.callbacks=[breaks:Breaks]")
     text = (run.directory / "report" / "report.md").read_text()
-    section = text.split("## Benchmarks\n")[1].split("\n## ")[0]
+    section = text.split("## Evaluations\n")[1].split("\n## ")[0]
     v1, v2 = run.values("core_partial/v1"), run.values("core_partial/v2")
     assert "### core_partial: step 10\n" in section
     assert f"| step 8 | {v1[8]:.6f} | {v2[8]:.6f} |\n| step 10 | {v1[10]:.6f} | {v2[10]:.6f} |" in section
     assert f"| copa | {run.values('core/copa')[10]:.4f} | " in section
     assert "This is not CORE: none of the files is the published one." in section
     assert "| 4 | core | MemoryError: no room for this |" in section
-    assert "core/copa" not in text.split("## Was it worth its cost\n")[1].split("\n## ")[0]
+    assert "core/copa" not in text.split("## Time, cost and energy\n")[1].split("\n## ")[0]
 
 
 def test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on(runner):

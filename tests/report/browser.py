@@ -127,3 +127,35 @@ def opened(place: Path | str, *, width: int = 1280, height: int = 900, dark: boo
             process.wait()
             os.close(from_us)
             os.close(to_us)
+
+
+# What of the page cannot be read at its width: what stands out of the window or of a box that hides it, and does not scroll.
+CUT_OFF = """
+(() => {
+  const width = document.documentElement.clientWidth, found = [];
+  const scrolls = (node) => node && (["auto", "scroll"].includes(getComputedStyle(node).overflowX) || scrolls(node.parentElement));
+  for (const node of document.querySelectorAll("body *")) {
+    if (!node.checkVisibility() || node.closest(".plot, script, select")) continue;
+    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    const hides = (overflow) => ["hidden", "clip"].includes(overflow);
+    const wide = node.scrollWidth > node.clientWidth + 1, high = node.scrollHeight > node.clientHeight + 1;
+    if ((box.right > width + 1 || box.left < -1 || (style.display !== "inline" && wide)) && !scrolls(node)) found.push(node.outerHTML.slice(0, 200));
+    else if ((hides(style.overflowX) && wide) || (hides(style.overflowY) && high)) found.push(node.outerHTML.slice(0, 200));
+  }
+  return document.documentElement.scrollWidth > innerWidth ? [...found, "the page scrolls sideways"] : found;
+})()
+"""
+UNFOLD = "for (const section of document.querySelectorAll('details')) section.open = true"
+
+
+def looks(page: Page) -> Iterator[tuple[int, bool]]:
+    """Show the page at 1400 and 390 px, light and dark, and yield which (width, dark) it has."""
+    for width, height in ((1400, 900), (390, 844)):
+        page.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        for dark in (False, True):
+            scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+            page.send("Emulation.setEmulatedMedia", features=scheme)
+            page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            yield width, dark

@@ -13,7 +13,7 @@ from pipeline.run_dir.rows import append_row
 from tests.report.evaluated_run import chat_rows, contaminated, core_rows, lm_eval_row, write_evaluated_run
 
 
-def section(run, name="Benchmarks"):
+def section(run, name="Evaluations"):
     return report(read_run(str(run.path))).split(f"## {name}\n")[1].split("\n## ")[0]
 
 
@@ -179,7 +179,7 @@ def test_older_files_with_fewer_keys_are_told_as_far_as_they_go(tmp_path):
     comparison([read_run(str(run.path))] * 2)
     for broken in ("[]", "{", '{"entries": null}'):
         run.evals.write_text(broken)
-        assert "## Benchmarks" not in report(read_run(str(run.path)))
+        assert "## Evaluations" not in report(read_run(str(run.path)))
 
 
 def test_samples_by_command_stand_beside_those_of_the_training(tmp_path):

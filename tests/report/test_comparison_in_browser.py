@@ -46,8 +46,8 @@ def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the
         assert shown.run("document.querySelector('h1').textContent") == "<b>x and b and nanochat and bare"
         assert shown.run("document.querySelectorAll('b').length") == 0
         assert shown.run("document.documentElement.scrollWidth") <= width
-        below = "document.querySelector('h2').offsetTop > document.querySelector('header strong').offsetTop"
-        assert shown.run(f"document.querySelector('header strong').textContent.startsWith('Warning') && {below}")
+        below = "document.querySelector('h2').offsetTop > document.querySelector('.results strong').offsetTop"
+        assert shown.run(f"document.querySelector('.results strong').textContent.startsWith('Warning') && {below}")
         assert shown.complaints() == []
         assert shown.asked_for() == []
 

@@ -9,7 +9,7 @@ from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.report.browser import CHROMIUM, opened
+from tests.report.browser import CHROMIUM, UNFOLD, opened
 from tests.report.test_report import write_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
@@ -57,6 +57,7 @@ def test_every_plot_is_drawn_without_an_error_a_request_or_a_page_wider_than_the
     with opened(page, width=width) as shown:
         count = int(shown.until(DRAWN))
         assert count == page.read_text().count('class="plot"') == 10
+        shown.run(UNFOLD)
         assert (
             len(
                 shown.until(
@@ -82,6 +83,7 @@ def test_the_axis_of_all_plots_is_switched_and_a_curve_can_be_hidden(page):
         assert set(shown.run(f"{LINES}.map((line) => line.glyph.x.field)")) == {"tokens"}
         ranges = "Bokeh.documents[0].roots().map((plot) => plot.x_range.end)"
         assert all(89 * 4096 <= end < 92 * 4096 for end in shown.run(ranges))
+        shown.run(UNFOLD)
         shown.run("document.querySelector('[data-curve=\"train/loss\"]').click()")
         assert shown.run(f"{LINES}.filter((line) => !line.visible).map((line) => line.name)") == ["train/loss"]
         shown.until(f"{INKED}.every((canvases) => canvases > 0)")
@@ -91,18 +93,19 @@ def test_the_axis_of_all_plots_is_switched_and_a_curve_can_be_hidden(page):
 def test_a_value_is_told_under_the_cursor_in_every_unit_of_the_x_axis(page):
     with opened(page) as shown:
         shown.until(DRAWN)
+        shown.run(UNFOLD)
         shown.until(f"{INKED}.every((canvases) => canvases > 0)")
         box = json.loads(
             shown.run(
-                "(() => { const plot = document.getElementById('plot-1'); plot.scrollIntoView({block: 'center'});"
+                "(() => { const plot = document.getElementById('plot-0'); plot.scrollIntoView({block: 'center'});"
                 " return JSON.stringify(plot.getBoundingClientRect()) })()"
             )
         )
         for move in range(3):
             x, y = box["x"] + box["width"] / 2 + move, box["y"] + box["height"] / 2
             shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        told = "document.querySelector('#plot-1 + .told:not([hidden])').innerText.split(/[\\t\\n]+/)"
-        shown.until("document.querySelector('#plot-1 + .told:not([hidden])') !== null")
+        told = "document.querySelector('#plot-0 + .told:not([hidden])').innerText.split(/[\\t\\n]+/)"
+        shown.until("document.querySelector('#plot-0 + .told:not([hidden])') !== null")
         words = shown.run(told)
         assert words[1:4] == ["value", "optimizer step", "tokens (row positions)"]
         assert words[4].startswith("hours running")
