@@ -18,40 +18,10 @@ from pipeline.process.errors import DataError
 
 GREEDY = Sampling(temperature=0.0)
 # All that Markdown and the copy button make.
-TAGS = set(
-    [
-        "div",
-        "span",
-        "p",
-        "strong",
-        "em",
-        "code",
-        "pre",
-        "a",
-        "ul",
-        "ol",
-        "li",
-        "blockquote",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "hr",
-        "br",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "s",
-        "button",
-        "svg",
-        "path",
-    ]
-)
+TAGS = {
+    "div", "span", "p", "strong", "em", "code", "pre", "a", "ul", "ol", "li", "blockquote", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "br",
+    "table", "thead", "tbody", "tr", "th", "td", "s", "button", "svg", "path",
+}  # fmt: skip
 HOSTILE = [
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[l](javascript:alert(1))", "[l](data:text/html,<script>)",
     "![x](https://example.com/x.png)", "<a href='javascript:alert(1)'>x</a>", "`<b>`", "```\n</code></pre><script>x</script>\n```",
