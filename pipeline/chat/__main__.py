@@ -1,7 +1,6 @@
 """python -m pipeline.chat RUN_OR_MODEL [-p PROMPT] [--web]: talk to a model in the terminal, or to several in a browser."""
 
 import argparse
-import os
 import sys
 
 from pipeline.chat.conversation import Sampling, open_speaker
@@ -22,9 +21,6 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130 if arguments.prompt is not None else 0
-    except BrokenPipeError:  # The reader of the answers has left, as `head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else flushing stdout fails again
-        return 141
     return 0
 
 

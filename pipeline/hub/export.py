@@ -88,7 +88,9 @@ def _batch(config: Any, *, lengths: tuple[int, ...]) -> dict[str, Any]:
 # A Space's folder: the chat page for published models, with this program, which runs it there.
 
 GRADIO = "6.31.0"  # The page was looked at with this one, and a Space installs the version that its README names.
-PACKAGES = ("torch", "transformers", "accelerate", "safetensors", "tiktoken", "jinja2", "pyyaml", "psutil")
+PACKAGES = (
+    "torch", "transformers", "accelerate", "safetensors", "tiktoken", "jinja2", "markdown-it-py", "pyyaml", "psutil",
+)  # fmt: skip
 
 APP = '''"""The chat page of {names}."""
 

@@ -2,10 +2,13 @@
 
 import io
 import os
+import re
+import select
 import shutil
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from known_answers import DIALOG, SUM
 
 from pipeline.chat.__main__ import main
 from pipeline.chat.conversation import Conversation, Sampling, open_speaker
+from pipeline.chat.terminal import open_history
 from pipeline.process.errors import TandemError
 
 ROOT = Path(__file__).parents[2]
@@ -209,3 +213,177 @@ def test_a_conversation_is_as_it_was_when_the_template_refuses_it(run):
     with pytest.raises(DataError):
         next(talking.answer("again", GREEDY))
     assert talking.messages == before
+
+
+# Somebody at a terminal: a real process on a pseudo-terminal, whose keys are bytes.
+
+PROMPT = r"(?:^|\n)> $"
+MORE = r"\.\.\. $"
+
+
+class Keyboard:
+    def __init__(self, process: int, terminal: int):
+        self.process, self.terminal, self.screen = process, terminal, ""
+
+    def type(self, keys: str, *, until: str = PROMPT) -> str:
+        """Return what the terminal shows from these keys on, when it matches."""
+        os.write(self.terminal, keys.encode())
+        return self.wait(until)
+
+    def wait(self, until: str) -> str:
+        start, ends = len(self.screen), time.monotonic() + 120
+        while not re.search(until, self.screen[start:]):
+            assert time.monotonic() < ends, self.screen
+            if select.select([self.terminal], [], [], 0.2)[0]:
+                try:
+                    read = os.read(self.terminal, 65536).decode(errors="replace")
+                except OSError:  # Linux: the process has ended
+                    read = ""
+                if not read:
+                    break
+                self.screen += read.replace("\r\n", "\n").replace("\x1b[?2004h", "").replace("\x1b[?2004l\r", "")
+        return self.screen[start:]
+
+    def status(self) -> int:
+        """Return the exit status of the process, which must be about to end."""
+        self.wait(r"\Z(?!)")  # the end
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+@contextmanager
+def keyboard(*words, cache: Path, code: str | None = None):
+    pty = pytest.importorskip("pty")
+    own = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "TANDEM_CACHE": str(cache),
+        "TERM": "dumb",
+        "PYTHONPATH": str(ROOT),
+        "INPUTRC": os.devnull,
+    }
+    command = [sys.executable, *(("-c", code) if code else ("-m", "pipeline.chat")), *map(str, words)]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.chdir(ROOT)
+        os.execve(sys.executable, command, own)
+    keys = Keyboard(process, terminal)
+    try:
+        keys.wait(PROMPT)
+        yield keys
+    finally:
+        os.close(terminal)  # hangs up: a process that still runs ends
+    assert "Traceback" not in keys.screen, keys.screen
+
+
+def test_somebody_at_a_terminal_learns_the_model_and_the_commands_and_ctrl_c_asks_again(run, tmp_path):
+    with keyboard(run, "--greedy", cache=tmp_path) as keys:
+        assert "parrot: chat model, gpt2, " in keys.screen
+        assert "128 positions\ntrained on dialogs (6.4k tokens)\n" in keys.screen
+        assert f"in {run / 'model'}\n" in keys.screen
+        shown = keys.type("/help\n")
+        assert all(f"  {name}" in shown for name in ("/help", "/new", "/system", "/retry", "/undo", "/quit", '"""'))
+        assert "Ctrl-D or /quit ends" in keys.type("half a line\x03")
+        assert "Ctrl-D or /quit ends" in keys.type("\x03")
+        assert "pong" in keys.type("ping\n")
+        assert "and pong it is" in keys.type("again\n")
+        assert "and pong it is" in keys.type("/retry\n")
+        assert "(taken back: again)" in keys.type("/undo\n")
+        assert "and pong it is" in keys.type("again\n")
+        assert "(a new conversation)" in keys.type("/clear\n")
+        assert "what?" in keys.type("again\n")
+        shown = keys.type("/pink floyd\n")
+        assert "/pink is no command; /help lists them" in shown
+        assert "there is no message to take back" in keys.type("/new\n/undo\n", until="take back")
+        keys.wait(PROMPT)
+        os.write(keys.terminal, b"\x04")
+        assert keys.status() == 0
+
+
+def test_a_message_of_several_lines_stands_between_triple_quotes(run, tmp_path, monkeypatch, capsys):
+    with keyboard(run, cache=tmp_path) as keys:
+        keys.type('"""one\n', until=MORE)
+        keys.type("/two\n", until=MORE)
+        keys.type('three"""\n')
+        assert "(taken back: one\n/two\nthree)" in keys.type("/undo\n")
+        keys.type('"""lost\n', until=MORE)
+        assert "Ctrl-D or /quit ends" in keys.type("\x03")
+        assert "there is no message to take back" in keys.type("/undo\n")
+    lines = ['"""', "ping", '"""', '"""again"""', '"""', "again"]  # the last one ends with the pipe
+    assert talk(monkeypatch, capsys, lines, run, "--greedy")[1].splitlines()[:2] == [
+        "pong \u4e2d\u00e9!",
+        "and pong it is",
+    ]
+
+
+def test_arrow_keys_give_the_lines_of_an_earlier_session_and_only_the_user_may_read_them(run, tmp_path):
+    pytest.importorskip("readline")
+    with keyboard(run, "--greedy", cache=tmp_path) as keys:
+        keys.type("ping\n")
+        keys.type("again\n")
+        os.write(keys.terminal, b"/quit\n")
+        assert keys.status() == 0
+    assert (tmp_path / "chat_history").read_text().split() == ["ping", "again", "/quit"]
+    assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0
+    with keyboard(run, "--greedy", cache=tmp_path) as keys:
+        assert "what?" in keys.type("\x1b[A\x1b[A\n")  # the last but one: again
+    assert (tmp_path / "chat_history").read_text().split() == ["ping", "again", "/quit", "again"]
+
+
+def test_without_readline_the_terminal_works_and_keeps_no_history(run, tmp_path):
+    main = "import sys; sys.modules['readline'] = None; from pipeline.chat.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    with keyboard(run, "--greedy", cache=tmp_path, code=main) as keys:
+        assert "pong" in keys.type("ping\n")
+    assert not (tmp_path / "chat_history").exists()
+
+
+def test_a_history_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    pytest.importorskip("readline")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "file"))
+    open_history()()
+
+
+def test_ctrl_c_stops_an_answer_at_a_terminal_and_the_next_message_is_answered(babbler, tmp_path):
+    with keyboard(babbler, "--greedy", "--max-new-tokens", "4000", cache=tmp_path) as keys:
+        keys.type("xyz\n", until=r"xyz\n.{20}")
+        stopped = keys.type("\x03")
+        assert len(stopped) < 8000
+        keys.type("and\n", until=r"and\n.{20}")
+        keys.type("\x03")
+        assert "(taken back: and)" in keys.type("/undo\n")
+        assert "(taken back: xyz)" in keys.type("/undo\n")
+        os.write(keys.terminal, b"/quit\n")
+        assert keys.status() == 0
+
+
+def test_a_base_model_says_at_the_start_that_it_continues_text_and_reads_no_system_message(base, tmp_path):
+    with keyboard(base, "--max-new-tokens", "3", cache=tmp_path) as keys:
+        assert "base is a base model: it was not trained to chat and continues your text" in keys.screen
+        assert "/system" not in keys.type("/help\n")
+        assert "reads no system message: it is a base model" in keys.type("/system x\n")
+
+
+def test_a_template_without_a_system_message_is_said_to_have_none(run):
+    speaker = open_speaker(str(run))
+    assert speaker.takes_system
+    for template in (
+        "{% for message in messages if message.role != 'system' %}<|user|>{{ message.content }}<|end|>{% endfor %}<|assistant|>",
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}<|user|>{{ messages[0].content }}<|assistant|>",
+    ):
+        other = open_speaker(str(run))
+        other.tokenizer.chat_template = template
+        assert not other.takes_system
+
+
+def test_an_unknown_command_in_a_pipe_is_not_sent(run, monkeypatch, capsys):
+    _, out, err = talk(monkeypatch, capsys, ["/agian", "again", "/retry", "/undo", "again"], run, "--greedy")
+    assert out.splitlines() == ["what?", "what?", "what?"]
+    assert "/agian is no command" in err
+
+
+def test_help_names_the_command_as_it_was_typed():
+    for command, name in (
+        (("-m", "pipeline.chat"), "python -m pipeline.chat"),
+        ((str(ROOT / "pipeline" / "launch" / "console.py"), "chat"), "tandem chat"),
+    ):
+        done = subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout.startswith(f"usage: {name} [-h]"), done.stderr
