@@ -35,8 +35,8 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
   `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
-- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`: write
-  `# yaml-language-server: $schema=PATH/recipes/schema.json` as the first line of a recipe.
+- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
+  the shipped recipes name in their last line: in one of yours write `# yaml-language-server: $schema=PATH/recipes/schema.json`.
 - A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
 - The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
   with another value it is another run (`run.fork_from`). All others may change and are really applied.
