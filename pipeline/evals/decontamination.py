@@ -46,14 +46,14 @@ class Words:
 
     @cached_property
     def hashes(self) -> np.ndarray:
-        """(W,) uint64 of each word."""
+        """Return (W,) uint64 of each word."""
         inside = self.folded != 0
         ends = np.flatnonzero(inside[:-1] & ~inside[1:]) + 1
         return _hashes_of_runs(OF_BYTES[self.folded], self.begins, ends)
 
     @cached_property
     def texts(self) -> np.ndarray:
-        """(W,) number of the text to which each word belongs; the word before a text counts as its first."""
+        """Return (W,) number of the text to which each word belongs; the word before a text counts as its first."""
         return np.cumsum(self.folded[self.begins] == BETWEEN_TEXTS) - 1
 
     def runs_within_texts(self, n: int) -> np.ndarray:

@@ -90,7 +90,7 @@ def run_name(snapshot: Path, repo_id: str, *, needs: tuple[str, ...] = ()) -> st
             f"{repo_id}: its run_manifest.json is not what a run writes ({'; '.join(wrong)}), so it is no run of this program. Do not use it."
         )
     name = str(manifest.get("name"))
-    # It becomes a folder's name here, and a stranger may have written it.
+    # It becomes a folder's name here, and anybody may have written it.
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", name):
         raise DataError(
             f"{repo_id}: its manifest names the run {name!r}, which cannot be a folder. Take its files from the Hub by hand."

@@ -12,7 +12,7 @@ from pipeline.process.errors import ServiceError
 from pipeline.process.storage import read_json, sha256_file
 from pipeline.process.user_code import CodeFolder
 
-# Of logits in fp32 between the class of this program and that of a stranger.
+# Of logits in fp32 between the class of this program and the published code.
 CLOSE = 1e-4
 NAMING_CLASSES = ("config.json", "generation_config.json", "tokenizer_config.json", "processor_config.json")
 
@@ -42,7 +42,7 @@ def verify(
         _refuse(wrong, repo_id, commit)
         if not trust_code and (foreign := foreign_code(model)):
             return f"downloaded again and equal; not loaded, since {', '.join(foreign)} is not this program's code"
-        _load_as_a_stranger(Path(folder), model=model, published=f"{repo_id}@{commit}")
+        _load_in_isolation(Path(folder), model=model, published=f"{repo_id}@{commit}")
     return "downloaded again, equal and loaded"
 
 
@@ -66,7 +66,7 @@ def _classes_elsewhere(file: Path) -> list[str]:
 
 
 def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
-    """As verify, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
+    """Compare as verify does, by the hashes that the Hub states: a checkpoint is too large to fetch again at every save."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     wrong = []
@@ -91,8 +91,8 @@ def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:
         )
 
 
-def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
-    """Its files are ours by their hashes: no code is run but what was sent."""
+def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
+    """Load it in a process without this package. The files are ours by their hashes: no code is run but what was sent."""
     import torch
     from safetensors.torch import load_file
 
@@ -100,7 +100,7 @@ def _load_as_a_stranger(folder: Path, *, model: Path, published: str) -> None:
     from pipeline.hub import isolated_load_test
     from pipeline.tokenizer.load import open_tokenizer
 
-    output = folder / ".stranger.safetensors"
+    output = folder / ".isolated.safetensors"
     # -P: the script's folder, which lies in this package, is not searched for imports.
     command = [sys.executable, "-P", str(isolated_load_test.__file__), str(folder), str(output)]
     done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)

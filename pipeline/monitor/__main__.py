@@ -17,7 +17,7 @@ from pipeline.run_dir.failures import exit_with_status
 
 
 def write_samples(output: TextIO, *, hz: float, samples: int | None) -> None:
-    """Samples to CSV until that many are written, or until interrupted; the rate that was reached to stderr at the end."""
+    """Write samples as CSV until that many are written, or until interrupted; the rate that was reached to stderr at the end."""
     gpus, pace = GpuSampler(), Pace(hz)
     if gpus.why_none:
         print(gpus.why_none, file=sys.stderr)

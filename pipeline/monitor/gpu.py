@@ -54,7 +54,7 @@ class GpuSampler:
         return f"{len(self.gpus)} GPU{'' if len(self.gpus) == 1 else 's'}"
 
     def sample(self) -> list[dict[str, Any]]:
-        """Per GPU: index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w, power_pct, sm_clock_mhz,
+        """Return for each GPU index, name, util_pct, mem_busy_pct, mem_used_gib, mem_total_gib, temp_c, power_w, power_pct, sm_clock_mhz,
         mem_clock_mhz, throttle, energy_j.
 
         util_pct is the share of the last moments in which any kernel ran; power_pct is of the enforced limit; throttle holds

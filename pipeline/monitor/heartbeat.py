@@ -8,7 +8,7 @@ _beats = 0
 
 
 def beat() -> None:
-    """Some work was done. No lock, clock or system call: it is called in every step."""
+    """Note that some work was done. No lock, clock or system call: it is called in every step."""
     global _beats
     _beats += 1
 

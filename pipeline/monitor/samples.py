@@ -41,7 +41,7 @@ class SampleTable:
 
     @classmethod
     def appended(cls, path: Path, *, host: str, attempt: int) -> "SampleTable":
-        """Behind what earlier attempts wrote; a last line torn by a crash is cut off."""
+        """Return the table, behind what earlier attempts wrote; a last line torn by a crash is cut off."""
         file = io.TextIOWrapper(
             open_regular(path, "ab"), encoding="utf-8", newline=""
         )  # written to as long as it is sampled
@@ -50,7 +50,7 @@ class SampleTable:
         return cls(file, host=host, attempt=attempt, header=whole == 0)
 
     def write(self, time_s: float, gpus: list[dict[str, Any]], host: dict[str, float]) -> None:
-        """One sample of all GPUs; without a GPU one row of the host's numbers."""
+        """Write one sample of all GPUs; without a GPU one row of the host's numbers."""
         common = {"time": f"{time_s:.4f}", "attempt": self.attempt, "host": self.host} | host
         for gpu in gpus or [{}]:
             row = common | {f"gpu/{name}": value for name, value in gpu.items()}
@@ -188,7 +188,7 @@ class EnergyMeter:
     _counter: float | None = None
 
     def add(self, time_s: float, watts: float | None, counter_j: float | None = None) -> None:
-        """One sample; what the GPU did not tell is None."""
+        """Add one sample; what the GPU did not report is None."""
         if counter_j is not None:
             # Never less than nothing: the counter begins again when the driver is loaded again.
             since = 0.0 if self._counter is None else max(counter_j - self._counter, 0.0)
@@ -221,7 +221,7 @@ def energy_of(gpu: GpuSeries) -> EnergyMeter:
 
 
 def usual_period_s(times: Sequence[float]) -> float | None:
-    """Median distance of neighbouring samples; None for fewer than two."""
+    """Return the median distance of neighbouring samples; None for fewer than two."""
     return statistics.median(b - a for a, b in pairwise(times)) if len(times) > 1 else None
 
 

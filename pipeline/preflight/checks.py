@@ -31,7 +31,7 @@ from pipeline.recipe.resolve import micro_batch
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import chosen_sizes
 from pipeline.recipe.start_from import begun_run
-from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.supported_arguments import ARGUMENTS
 from pipeline.run_dir.run_directory import RunDirectory
 
 # What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the
@@ -97,7 +97,7 @@ def trainer_problems(recipe: Recipe) -> list[TandemError]:
 
 
 def _without(recipe: Recipe, name: str) -> Recipe:
-    return with_values(recipe, {f"train.{name}": FATES[name].default})
+    return with_values(recipe, {f"train.{name}": ARGUMENTS[name].default})
 
 
 def _refusal(recipe: Recipe) -> str | None:

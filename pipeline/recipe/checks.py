@@ -6,7 +6,7 @@ from pipeline.recipe.resolve import GROUPED, KEY, MATRIX_GROUP, group_settings, 
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
 from pipeline.recipe.sizes import GPT2_NAMES, PORTABLE_TYPE, options_of
 from pipeline.recipe.start_from import becomes_tandem
-from pipeline.recipe.supported_arguments import FATES, MOST_STEPS
+from pipeline.recipe.supported_arguments import ARGUMENTS, MOST_STEPS
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 MOST_APART = 1e9  # weights of sources
@@ -252,7 +252,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
             )
         return
     for name in sorted(recipe.train):
-        if FATES[name].trainer_only and recipe.train[name] is not None:
+        if ARGUMENTS[name].trainer_only and recipe.train[name] is not None:
             hint = {
                 "learning_rate": _all_rates(recipe),
                 "warmup_steps": "optimizer.schedule.warmup_steps",

@@ -7,14 +7,14 @@ from typing import Any, get_args, get_type_hints
 from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
 from pipeline.recipe.schema import SECTIONS, Model, Recipe
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import FATES, Fate
+from pipeline.recipe.supported_arguments import ARGUMENTS, Argument
 from pipeline.recipe.training_arguments import DERIVED
 from pipeline.recipe.values import expected
 
 INTRODUCTION = """\
 # Recipes
 
-<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py or fates.py, then run it again. -->
+<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py or supported_arguments.py, then run it again. -->
 
 One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
 
@@ -35,8 +35,8 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
   `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
-- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`: write
-  `# yaml-language-server: $schema=PATH/recipes/schema.json` as the first line of a recipe.
+- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
+  the shipped recipes name in their last line: in one of yours write `# yaml-language-server: $schema=PATH/recipes/schema.json`.
 - A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
 - The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
   with another value it is another run (`run.fork_from`). All others may change and are really applied.
@@ -44,9 +44,9 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 TRAIN = """\
 ## train
 
-`transformers.TrainingArguments` by their own names. Every field has one of four fates: passed unchanged (the default is
-transformers'), passed with our default, set by another key of the recipe, or refused with its reason; what is added
-stands among them and is this program's. Cadences
+`transformers.TrainingArguments` by their own names. Every field is passed unchanged (the default is
+transformers'), passed with our default, set by another key of the recipe, or refused with its reason; what is added is
+this program's. Cadences
 (`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
 """
 OPTIONS = """\
@@ -163,14 +163,14 @@ def _group_defaults() -> str:
 
 
 def _train() -> str:
-    def rows(fate: str) -> list[tuple[str, Fate]]:
-        return [(name, f) for name, f in FATES.items() if f.fate == fate]
+    def rows(kind: str) -> list[tuple[str, Argument]]:
+        return [(name, f) for name, f in ARGUMENTS.items() if f.kind == kind]
 
     lines = [TRAIN]
-    titles = {"passed": "Passed unchanged", "default": "Passed with our default", "added": "Added"}
-    for fate, title in titles.items():
+    titles = {"supported": "Passed unchanged", "overridden": "Passed with our default", "added": "Added"}
+    for kind, title in titles.items():
         lines += [f"### {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
-        for name, f in rows(fate):
+        for name, f in rows(kind):
             notes = " Only with optimizer.type: trainer." if f.trainer_only else ""
             notes += f" No other value is accepted: {f.only}." if f.only else ""
             mark = " =" if f.must_match else ""
@@ -179,9 +179,9 @@ def _train() -> str:
             )
         lines.append("")
     lines += ["### Set by another key", "", "| field | set by |", "|---|---|"]
-    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("ours")]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("managed")]
     lines += ["", "### Refused", "", "| field | why |", "|---|---|"]
-    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("refused")]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("rejected")]
     return "\n".join([*lines, ""])
 
 
@@ -217,12 +217,12 @@ def _section_schema(cls: Any) -> dict[str, Any]:
 
 def _train_schema() -> dict[str, Any]:
     properties = {}
-    for name, fate in FATES.items():
-        if fate.accepted:
-            kind = fate.type | None if name in DERIVED else fate.type
-            properties[name] = _type_schema(kind) | _limits(fate.limits) | {"description": fate.text, "default": fate.default}  # fmt: skip
-            if fate.keys:
-                keys = {key: _type_schema(kind) for key, kind in fate.keys.items()}
+    for name, argument in ARGUMENTS.items():
+        if argument.accepted:
+            kind = argument.type | None if name in DERIVED else argument.type
+            properties[name] = _type_schema(kind) | _limits(argument.limits) | {"description": argument.text, "default": argument.default}  # fmt: skip
+            if argument.keys:
+                keys = {key: _type_schema(kind) for key, kind in argument.keys.items()}
                 properties[name] |= {"properties": keys, "additionalProperties": False}
     text = "transformers.TrainingArguments by their own names."
     return {"type": ["object", "null"], "description": text, "properties": properties, "additionalProperties": False}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.recipe.schema import Recipe
-from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.supported_arguments import ARGUMENTS
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
 KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
@@ -40,8 +40,8 @@ def must_match(recipe: Recipe) -> dict[str, Any]:
             for name, value in found.items()
             if not name.startswith("optimizer.") or name == "optimizer.type"
         }
-    for name, fate in FATES.items():
-        if fate.must_match and name in recipe.train:
+    for name, argument in ARGUMENTS.items():
+        if argument.must_match and name in recipe.train:
             found[f"train.{name}"] = recipe.train[name]
     return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
 

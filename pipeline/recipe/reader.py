@@ -11,7 +11,7 @@ from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, 
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
 from pipeline.recipe.schema import SECTIONS, Recipe, freeze
 from pipeline.recipe.sizes import LLAMA_NAMES, NOT_OPTIONS, PORTABLE_PATTERN, PORTABLE_TYPE, TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.supported_arguments import ARGUMENTS
 from pipeline.recipe.training_arguments import read_train
 from pipeline.recipe.values import MISSING, Converter, unknown_key
 
@@ -164,7 +164,7 @@ def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:
             value = _given(section, value)
         elif isinstance(value, list):
             value = [_given(section, v) if isinstance(v, dict) else v for v in value]
-        undone = section == "train" and value is None and FATES[name].default is not None
+        undone = section == "train" and value is None and ARGUMENTS[name].default is not None
         if undone or (value is not None and (value != {} or section == "train")):
             kept[name] = value
     return kept

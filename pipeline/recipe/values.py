@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pipeline.recipe.located_yaml import SECRET_NAME, Item, Problems, lookalike, show
 from pipeline.recipe.schema import SECTIONS, Recipe
 from pipeline.recipe.sizes import TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.supported_arguments import ARGUMENTS
 
 # What to say about a key that does not exist: the right section, the new name, the nearest name.
 
@@ -96,8 +96,8 @@ def all_keys() -> dict[str, list[str]]:
                 walk(nested[0], f"{prefix}{f.name}.0.")
 
     walk(Recipe, "")
-    for name, fate in FATES.items():
-        if fate.accepted:
+    for name, argument in ARGUMENTS.items():
+        if argument.accepted:
             found.setdefault(name, []).append(f"train.{name}")
     return found
 
@@ -116,8 +116,8 @@ def unknown_key(path: str) -> str:
         return f"is not a key here: {text[1:]}." if text.startswith("-") else f"is not a key here. Use {text}."
     if elsewhere:
         return f"unknown key here; it belongs to another section. Write it as {' or '.join(elsewhere[:3])}."
-    if name in FATES and section != "train":
-        return f"unknown key here, and train.{name} is not accepted: {fate_sentence(name)}"
+    if name in ARGUMENTS and section != "train":
+        return f"unknown key here, and train.{name} is not accepted: {why_not_accepted(name)}"
     strange = lookalike(name)
     if near := difflib.get_close_matches(name, siblings(section), n=1, cutoff=0.6):
         return f"unknown key. {strange}Did you mean {f'{section}.' if section else ''}{near[0]}?"
@@ -132,7 +132,7 @@ def siblings(section: str) -> list[str]:
     if section == "model.options":
         return list(TANDEM_OPTIONS)
     if section == "train":
-        return [name for name, fate in FATES.items() if fate.accepted]
+        return [name for name, argument in ARGUMENTS.items() if argument.accepted]
     if not section:
         return [*SECTIONS, "extends"]
     generic = ".".join("0" if part.isdecimal() else part for part in section.split(".")).replace(
@@ -142,12 +142,12 @@ def siblings(section: str) -> list[str]:
     return [p[len(generic) + 1 :] for p in paths if p.startswith(generic + ".") and "." not in p[len(generic) + 1 :]]
 
 
-def fate_sentence(name: str) -> str:
+def why_not_accepted(name: str) -> str:
     """Return why a field of TrainingArguments is not accepted under train."""
-    fate = FATES[name]
-    if fate.fate == "ours":
-        return f"is set by {fate.text}. Set it there."
-    return f"is refused: {fate.text}. Remove it."
+    argument = ARGUMENTS[name]
+    if argument.kind == "managed":
+        return f"is set by {argument.text}. Set it there."
+    return f"is refused: {argument.text}. Remove it."
 
 
 # Typed values out of YAML items: what a key's annotation promises is what it holds, or the mistake is named.
@@ -268,8 +268,8 @@ def annotation_of(name: str) -> Any:
     """Return what a dotted key may hold, None for one that is not there. An entry of a list has its number as a part of the name."""
     section, _, field_name = name.partition(".")
     if section == "train":
-        fate = FATES.get(field_name)
-        return fate.type if fate else None
+        argument = ARGUMENTS.get(field_name)
+        return argument.type if argument else None
     annotation: Any = Recipe
     for part in name.split("."):
         options = alternatives(annotation)

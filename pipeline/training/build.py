@@ -80,7 +80,7 @@ class OneDeviceArguments(TrainingArguments):
 
 
 def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> TrainingArguments:
-    """decided: values that the hardware settled, such as bf16 and torch_compile."""
+    """Return the TrainingArguments. decided: values that the hardware decided, such as bf16 and torch_compile."""
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     arguments = training_arguments(
         recipe,

@@ -178,7 +178,7 @@ class TrainedText:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, outputs: Any, labels_BT: torch.Tensor, special: torch.Tensor) -> None:
-        """loss: the nats of all targets of the micro-batch. special: as look() found them."""
+        """Add a micro-batch. loss: the nats of all its targets. special: as look() found them."""
         if getattr(outputs, "nats", None) is not None:
             of_special = outputs.nats.flatten()[special].sum()
         elif getattr(outputs, "logits", None) is not None:

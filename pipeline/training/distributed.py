@@ -124,7 +124,7 @@ def _refusal(file: Path, *, keep: bool = False) -> str:
 
 
 def _is_there(mark: Path) -> bool:
-    """Network file systems remember for a while that a file was absent; listing its folder asks anew."""
+    """Return whether the file exists now: network file systems remember for a while that it did not, until its folder is listed."""
     try:
         return mark.name in os.listdir(mark.parent)
     except OSError:  # absent, or not for this user: the other ranks wait for this one's word

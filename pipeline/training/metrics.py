@@ -82,7 +82,7 @@ class UpdateNumbers:
         self._norms: list[Tensor] = []
 
     def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """parameters: those with a gradient, which nothing has scaled or clipped to zero yet."""
+        """Record the parameters with a gradient, before anything scales it or clips it to zero."""
         self._zeros, self._norms = count_zeros([p.grad for p in parameters if p.grad is not None]), []
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
@@ -340,7 +340,7 @@ class StepMeter:
         return self._carried_s + now - self._started - self._paused_s
 
     def state_dict(self) -> dict[str, float]:
-        """open_s, open_steps: of the interval since the last reading."""
+        """Return the state. open_s, open_steps: of the interval since the last reading."""
         return {
             "total_s": self.total_s,
             "open_s": self._elapsed(),
@@ -405,7 +405,7 @@ class LogRow:
         return step % state.logging_steps == 0 and (state.logging_steps >= UPDATE_EVERY or step % UPDATE_EVERY == 0)
 
     def row(self, trainer: "TandemTrainer", logs: dict[str, float]) -> dict[str, Any]:
-        """logs: Trainer's, of this step. None is a number that this row leaves out."""
+        """Return the row. logs: Trainer's, of this step. None is a number that this row leaves out."""
         step, args, loss, norm = trainer.state.global_step, trainer.args, logs["loss"], logs.get("grad_norm")
         row: dict[str, Any] = {"train/loss": loss}
         with suppress(OverflowError):

@@ -173,7 +173,7 @@ def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, A
 
 
 def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
-    """lr and weight_decay, and the initial_lr that a schedule scales and never changes."""
+    """Return lr and weight_decay, and the initial_lr that a schedule scales and never changes."""
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)

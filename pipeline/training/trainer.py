@@ -41,7 +41,7 @@ class StepCallback(TrainerCallback):
     """A callback with an event that transformers has not."""
 
     def on_step_done(self, args: Any, state: Any, control: Any) -> None:
-        """A step is logged, saved and evaluated. Every rank calls it."""
+        """Act after a step is logged, saved and evaluated. Every rank calls it."""
 
 
 class TandemTrainer(Trainer):
@@ -117,7 +117,7 @@ class TandemTrainer(Trainer):
         return self.loader
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> tuple:
-        """As Trainer's, but no epoch is made where the checkpoint is of the last step: its run owes evaluations at most."""
+        """Return the same as Trainer, but no epoch is made where the checkpoint is of the last step: its run owes evaluations at most."""
         num_train_epochs, *values = super().set_initial_training_values(args, dataloader)
         return (0 if self.restore.start_step >= args.max_steps else num_train_epochs), *values
 
@@ -288,7 +288,7 @@ class TandemTrainer(Trainer):
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 
     def log_written(self, seconds: float | None) -> None:
-        """seconds: that the writing of a checkpoint took, once it is done."""
+        """Log the seconds that the writing of a checkpoint took, once it is done."""
         if seconds is not None:
             self.log({"ckpt/write_s": seconds})
 

@@ -13,7 +13,7 @@ import yaml
 from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import read_recipe
 from pipeline.recipe.start_from import resolve_start
-from pipeline.recipe.supported_arguments import FATES
+from pipeline.recipe.supported_arguments import ARGUMENTS
 from pipeline.recipe.values import all_keys, alternatives, annotation_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_arguments
@@ -53,7 +53,7 @@ SHIPPED = [
 ]
 # Those that are refused whatever their value are few among them.
 KEYS = sorted(
-    {path for paths in all_keys().values() for path in paths} | {f"train.{name}" for name in list(FATES)[::8]}
+    {path for paths in all_keys().values() for path in paths} | {f"train.{name}" for name in list(ARGUMENTS)[::8]}
 )
 
 # Values that people and programs write by mistake, or somebody on purpose.

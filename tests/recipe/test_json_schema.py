@@ -31,6 +31,7 @@ def test_the_schema_file_is_up_to_date():
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_is_valid_as_written_and_as_resolved(validate, path):
+    assert "\n# yaml-language-server: $schema=schema.json\n" in path.read_text()
     validate(load(path.read_text()))
     if path.stem not in WITHOUT_DATA:
         validate(load(dump_recipe(read_recipe([str(path)]))))

@@ -1,4 +1,4 @@
-"""The table of fates against the installed transformers.TrainingArguments, and what is passed to it."""
+"""The support table against the installed transformers.TrainingArguments, and what is passed to it."""
 
 from dataclasses import fields
 from typing import get_args
@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.supported_arguments import FATES, OPTIMIZERS, SCHEDULERS
+from pipeline.recipe.supported_arguments import ARGUMENTS, OPTIMIZERS, SCHEDULERS
 from pipeline.recipe.training_arguments import defaults, training_arguments
 from pipeline.recipe.values import RENAMED, all_keys
 
@@ -30,12 +30,12 @@ def recipe_file(tmp_path, **train):
     return str(path)
 
 
-def test_every_field_of_the_installed_training_arguments_has_exactly_one_fate(training_argument_fields):
-    assert {name for name, fate in FATES.items() if fate.fate != "added"} == set(training_argument_fields)
+def test_every_field_of_the_installed_training_arguments_has_exactly_one_entry(training_argument_fields):
+    assert {name for name, argument in ARGUMENTS.items() if argument.kind != "added"} == set(training_argument_fields)
 
 
 def test_what_is_added_is_no_field_and_is_not_handed_to_transformers(tmp_path, training_argument_fields):
-    added = {name for name, fate in FATES.items() if fate.fate == "added"}
+    added = {name for name, argument in ARGUMENTS.items() if argument.kind == "added"}
     assert added == {"fp8"}
     assert not added & set(training_argument_fields)
     recipe = read_recipe([recipe_file(tmp_path, bf16="true", fp8="true")])
@@ -46,23 +46,23 @@ def test_what_is_added_is_no_field_and_is_not_handed_to_transformers(tmp_path, t
 
 def test_passed_defaults_are_those_of_transformers(training_argument_fields):
     ours_when_open = {"max_steps", "num_train_epochs", "gradient_accumulation_steps"}
-    for name, fate in FATES.items():
-        if fate.fate == "passed" and name not in ours_when_open:
-            assert fate.default == training_argument_fields[name].default, name
+    for name, argument in ARGUMENTS.items():
+        if argument.kind == "supported" and name not in ours_when_open:
+            assert argument.default == training_argument_fields[name].default, name
 
 
 def test_every_default_of_ours_differs_from_transformers_or_is_pinned(training_argument_fields):
-    for name, fate in FATES.items():
-        if fate.fate == "default" and not fate.only:
-            assert fate.default != training_argument_fields[name].default or name == "save_strategy", name
+    for name, argument in ARGUMENTS.items():
+        if argument.kind == "overridden" and not argument.only:
+            assert argument.default != training_argument_fields[name].default or name == "save_strategy", name
 
 
 def test_every_field_says_what_it_means_why_it_is_refused_or_which_key_owns_it():
     keys = {path for paths in all_keys().values() for path in paths}
-    for name, fate in FATES.items():
-        assert fate.text, name
-        if fate.fate == "ours":
-            owner = fate.text.split(" ")[0]
+    for name, argument in ARGUMENTS.items():
+        assert argument.text, name
+        if argument.kind == "managed":
+            owner = argument.text.split(" ")[0]
             assert owner in keys or owner == "the", name
 
 
@@ -75,7 +75,7 @@ def test_the_choices_are_names_that_transformers_knows():
 
 
 def test_renamed_names_are_no_keys_where_they_are_refused():
-    assert not set(RENAMED) & set(FATES)
+    assert not set(RENAMED) & set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("optimizer", ["trainer", "muon_adamw"])
@@ -95,9 +95,9 @@ def test_transformers_accepts_what_is_passed(tmp_path, optimizer):
     assert ("learning_rate" in values) == (optimizer == "trainer")
 
 
-@pytest.mark.parametrize("name", [n for n, f in FATES.items() if f.accepted])
+@pytest.mark.parametrize("name", [n for n, f in ARGUMENTS.items() if f.accepted])
 def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
-    fate = FATES[name]
+    argument = ARGUMENTS[name]
     sample = {
         "lr_scheduler_type": "cosine",
         "optim": "sgd",
@@ -111,7 +111,7 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
         "accelerator_config": "{non_blocking: true}",
         "debug": "underflow_overflow",
     }
-    kind = str(fate.type)
+    kind = str(argument.type)
     number = (
         "3"
         if "int" in kind or "float" in kind
@@ -122,8 +122,8 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
         else "text"
     )
     value = sample.get(name, {"adam_beta1": "0.5", "adam_beta2": "0.5", "warmup_steps": "3"}.get(name, number))
-    if fate.only or name in ("eval_strategy", "save_strategy"):
-        value = str(fate.default).lower()
+    if argument.only or name in ("eval_strategy", "save_strategy"):
+        value = str(argument.default).lower()
     if name in ("max_steps", "num_train_epochs"):
         return
     batch = ["data.batch_tokens=null"] if name == "gradient_accumulation_steps" else []
@@ -139,16 +139,16 @@ def test_every_accepted_field_reaches_the_recipe(tmp_path, name):
         assert got == (float(expected) if isinstance(got, (int, float)) and not isinstance(got, bool) else expected)
 
 
-@pytest.mark.parametrize("name", [n for n, f in FATES.items() if not f.accepted])
+@pytest.mark.parametrize("name", [n for n, f in ARGUMENTS.items() if not f.accepted])
 def test_every_other_field_is_refused_with_its_owner_or_reason(tmp_path, name):
     from pipeline.process.errors import RecipeError
 
     with pytest.raises(RecipeError) as error:
         read_recipe([recipe_file(tmp_path, **{name: 1})])
     message = str(error.value)
-    assert FATES[name].text in message or "a secret never stands in a recipe" in message
+    assert ARGUMENTS[name].text in message or "a secret never stands in a recipe" in message
 
 
 def test_rate_settings_of_the_trainer_stay_out_beside_groups():
     assert "learning_rate" in defaults(trainer_optimizer=True)
-    assert not [n for n in defaults(trainer_optimizer=False) if FATES[n].trainer_only]
+    assert not [n for n in defaults(trainer_optimizer=False) if ARGUMENTS[n].trainer_only]
