@@ -20,7 +20,7 @@ TEXT = """
 # model: {depth: 6}               # larger learns more and takes longer: `tandem plan` says how long
 # train: {num_train_epochs: 8}    # passes over your text; 4 if not given
 samples:
-  prompts: ["The "]               # what the model continues after each evaluation
+  prompts: ["The"]                # what the model continues after each evaluation
 """
 CHAT = """
 model:

@@ -10,7 +10,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.recipe.sizes import LLAMA_NAMES, options_of
 from pipeline.run_dir.checkpoints import by_step
-from pipeline.run_dir.run_directory import RunDirectory, find_run, is_run_of, latest_run
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 # Largest that is read of a config.json; models have at most some hundred layers.
 SIZES = (
@@ -194,15 +194,13 @@ def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: st
 
 
 def _run(recipe: Recipe, start: str) -> RunDirectory | None:
-    if not start.startswith("latest:"):
-        return find_run(start, recipe.run.directory)
-    name = start.removeprefix("latest:")
-    begun = begun_run(recipe).get("model.start_from")
-    if begun is not None:
+    begun = begun_run(recipe).get("model.start_from") if start.startswith("latest:") else None
+    if begun is not None and Path(begun).is_dir():
         run = RunDirectory(Path(begun).parent)
-        if Path(begun).is_dir() and is_run_of(run.read_manifest(), name):
+        manifest = run.read_manifest()
+        if start.removeprefix("latest:") in (manifest.get("recipe_name"), manifest.get("stage")):
             return run
-    return latest_run(name, recipe.run.directory)
+    return find_run(start, recipe.run.directory)
 
 
 def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:

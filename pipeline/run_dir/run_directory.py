@@ -267,14 +267,9 @@ def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
         if wrong:
             note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{name} passes over this run")
             continue
-        if is_run_of(manifest, name) and "finished" in manifest:
+        if name in (manifest.get("recipe_name"), manifest.get("stage")) and "finished" in manifest:
             found.append((manifest["finished"], run))
     return max(found, key=lambda pair: pair[0])[1] if found else None
-
-
-def is_run_of(manifest: dict[str, Any], name: str) -> bool:
-    """Return whether the manifest is of a run of that recipe or stage."""
-    return name in (manifest.get("recipe_name"), manifest.get("stage"))
 
 
 # The runs that a run comes from: the one whose weights it began with, and the one that it forks.

@@ -25,7 +25,6 @@ from pipeline.sources.splits import (
 
 LOG = logging.getLogger(__name__)
 READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
-RUN_MANIFEST = "run_manifest.json"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
 
@@ -163,17 +162,14 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
     found: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        if (
-            RUN_MANIFEST in names
-        ):  # of a run that was started in the folder of its data: its records and report are no texts
+        if RUN_MANIFEST in names:  # of a run that was started in the folder of its data: its records are no texts
             folders.clear()
-            continue
-        if is_saved(Path(parent)):
+        elif is_saved(Path(parent)):
             found += saved_files(Path(parent), split=split, where=where)
             folders.clear()
-            continue
-        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        found += [Path(parent, n) for n in names if is_data(n) and not n.startswith(".") and n not in IGNORED]
+        else:
+            folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+            found += [Path(parent, n) for n in names if is_data(n) and not n.startswith(".") and n not in IGNORED]
     return _of_a_corpus(found, folder, where)
 
 

@@ -20,5 +20,5 @@ def test_the_page_s_commands_train_a_tokenizer_and_a_model_on_german_and_score_i
     assert list(printed) == ["init", "tokenizer", "pretrain", "evals"]
     assert "Bäckerin" in printed["init"]
     assert "bytes per token" in printed["tokenizer"]
-    assert "'Das '" in printed["pretrain"]
+    assert "'Das'" in printed["pretrain"]
     assert "bpb" in printed["evals"]
