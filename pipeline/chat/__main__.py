@@ -5,6 +5,7 @@ import sys
 from contextlib import closing
 
 from pipeline.chat.conversation import Conversation, Sampling, Speaker, terminal_text
+from pipeline.process.commands import program
 from pipeline.run_dir.failures import exit_with_status
 
 # A conversation in the terminal or through a pipe.
@@ -106,7 +107,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.chat",
+        prog=program("chat"),
         description="Talk to a model in the terminal, or to one or several side by side on a local page.",
         epilog=f"In the terminal: {COMMANDS}.",
     )

@@ -59,6 +59,11 @@ def main() -> int:
     from pipeline.process.commands import CONSOLE
 
     os.environ[CONSOLE] = "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
+    if command in STAGES and {"-h", "--help"} & set(arguments):
+        from pipeline.recipe import help_text
+
+        print(help_text(command))
+        return 0
     if command in STAGES:
         from pipeline.launch.launch import start
 

@@ -77,7 +77,8 @@ def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None
     period = period_of(rows)
     if not period:
         raise DataError(
-            f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
+            f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
+            "One long text becomes documents with `tandem init FILE` (python -m pipeline.launch.init FILE)."
         )
     train.part, held.part = "train", "validation"
     train.period = held.period = period
