@@ -5,6 +5,7 @@ import sys
 
 from pipeline.chat.conversation import Sampling, open_speaker
 from pipeline.chat.terminal import COMMANDS, Terminal, is_base, note
+from pipeline.process.commands import program
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -58,7 +59,7 @@ def sampling_of(arguments: argparse.Namespace) -> Sampling:
 
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=globals().get("PROG", "python -m pipeline.chat"),  # `tandem` sets it (launch/console.py)
+        prog=program("chat"),
         description="Talk to a model in the terminal, or to one or several side by side on a local page.",
         epilog="In the terminal:\n" + "\n".join(f"  {name:<13} {meaning}" for name, meaning in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from pipeline.process.commands import program
 from pipeline.process.progress import Bar
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
@@ -14,7 +15,7 @@ from pipeline.run_dir.failures import exit_with_status
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.data",
+        prog=program("data"),
         description="Fetch, verify, tokenize and pack the data of a recipe; or look at data that has none yet.",
     )
     parser.add_argument(

@@ -1,7 +1,6 @@
 """Rows as a person reads them: what a source gives, what is learnt, and the line for a recipe."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -16,6 +15,7 @@ import yaml
 
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.data.shard_writer import rendered_talks
+from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
@@ -300,16 +300,14 @@ def _given(spec: Source) -> dict[str, Any]:
 
 
 def _recipe_lines(given: dict[str, Any], stage: str) -> Iterator[str]:
-    script, recipe = f"run_{stage}.sh", OWN_RECIPES[stage]
+    recipe = OWN_RECIPES[stage]
     yield "A recipe:"
     tree = {"extends": recipe, "data": {"sources": [given]}}
     for line in yaml.safe_dump(tree, sort_keys=False, width=70, allow_unicode=True).splitlines():
         yield f"  {line}"
     yield ""
     yield "Or on the command line:"
-    there = (REPOSITORY / script).is_file()  # else this is an installed wheel
-    command = f"bash {shlex.quote(os.path.relpath(REPOSITORY / script))}" if there else f"tandem {stage}"
-    yield f"  {command} {recipe} \\"
+    yield f"  {command(stage, recipe)} \\"
     yield f"      {shlex.quote(f'data.sources=[{_flow(given)}]')}"
 
 

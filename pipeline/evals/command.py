@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from pipeline.evals.core.bundle import TASKS as CORE_TASKS
+from pipeline.process.commands import program
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder
 
@@ -17,7 +18,7 @@ DEFAULT = ("bpb", "samples")
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     """Return the arguments; `tasks` by name, with the parts asked for (None: all). Raises RecipeError for an unknown one."""
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.evals",
+        prog=program("evals"),
         description="Score a run, a checkpoint, a local model folder or a Hub id. A run's results go to its report/evals.json.",
         epilog="On several devices: accelerate launch --module pipeline.evals RUN_OR_MODEL TASK ...",
     )

@@ -2,12 +2,13 @@
 
 import argparse
 
+from pipeline.process.commands import program
 from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.hub",
+        prog=program("hub"),
         description="Publish a finished run with verification, restore one, or write its model for other programs. The token comes from HF_TOKEN or `hf auth login`.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

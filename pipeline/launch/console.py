@@ -59,14 +59,17 @@ def main() -> int:
     from pipeline.process.commands import CONSOLE
 
     os.environ[CONSOLE] = "tandem" if shutil.which("tandem") else os.path.relpath(sys.argv[0])
+    if command in STAGES and {"-h", "--help"} & set(arguments):
+        from pipeline.recipe import help_text
+
+        print(help_text(command))
+        return 0
     if command in STAGES:
         from pipeline.launch.launch import start
 
         start(str(PACKAGE / f"{command}.py"), f"quickstart_{command}", arguments)
-    program = f"tandem {command}"
-    sys.argv = [program, *arguments]
-    # runpy writes the module's path into sys.argv[0]; a parser that shows how it was called reads PROG.
-    runpy.run_module(MODULES[command][0], init_globals={"PROG": program}, run_name="__main__", alter_sys=True)
+    sys.argv = [f"tandem {command}", *arguments]
+    runpy.run_module(MODULES[command][0], run_name="__main__", alter_sys=True)
     return 0
 
 

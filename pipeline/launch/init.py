@@ -1,15 +1,17 @@
 """`tandem init FOLDER`: look at files of the user's own and write a commented recipe for them."""
 
 import argparse
+import json
 import re
-import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pipeline.data.preview import OWN_RECIPES, preview
+from pipeline.process.commands import command
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import write_text
 from pipeline.run_dir.failures import exit_with_status
@@ -44,6 +46,53 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path) -> str:
     )
 
 
+# One text file is one document, and one document cannot be trained on and held out at once.
+
+PIECE = 4_000  # characters of a document at least, a page or two
+PIECES = 50  # that a short text has at least, as far as its paragraphs allow it
+LONGEST = 4  # times PIECE: a text without blank lines is cut at a line's end, or where this is reached
+
+
+def only_text(data: str) -> Path | None:
+    """Return the text file that is all of the data; None where there are several files, or one of another kind."""
+    place = Path(data).expanduser()
+    if place.is_dir():
+        files = [path for path in place.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        place = files[0] if len(files) == 1 else place
+    return place if place.suffix == ".txt" and place.is_file() else None
+
+
+def documents_of(lines: Iterable[str], *, characters: int) -> Iterator[str]:
+    """Yield the text in documents of that many characters or a paragraph more, cut at blank lines; nothing of it is lost."""
+    piece, size = list[str](), 0
+    for line in lines:
+        for start in range(0, len(line), LONGEST * characters):
+            part = line[start : start + LONGEST * characters]
+            if piece and (size >= LONGEST * characters or (size >= characters and not piece[-1].strip())):
+                yield "".join(piece)
+                piece, size = [], 0
+            piece.append(part)
+            size += len(part)
+    if "".join(piece).strip():
+        yield "".join(piece)
+
+
+def cut_into_documents(text: Path, into: Path) -> int | None:
+    """Write a text as a jsonl file of documents; return how many, None where it is no UTF-8 or holds too little to cut."""
+    characters = max(200, min(PIECE, text.stat().st_size // PIECES))
+    try:
+        with open(text, encoding="utf-8-sig") as file:
+            documents = sum(1 for _ in documents_of(file, characters=characters))
+        if documents < 2:
+            return None
+        with open(text, encoding="utf-8-sig") as file, open(into, "w", encoding="utf-8", newline="\n") as out:
+            for document in documents_of(file, characters=characters):
+                out.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
+    except UnicodeDecodeError:
+        return None
+    return documents
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="tandem init", description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
@@ -58,9 +107,20 @@ def main(argv: list[str]) -> int:
         raise CannotWriteError(
             f"{path}: is there already, and is not written over. Remove it, or name another --output."
         )
-    lines = preview(
-        arguments.data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False
-    )
+    data = arguments.data
+    if text := only_text(data):
+        into = path.with_suffix(".jsonl")
+        if into.exists():
+            raise CannotWriteError(
+                f"{into}: is there already, and is not written over. Remove it, or name another --output."
+            )
+        if documents := cut_into_documents(text, into):
+            data = str(into)
+            print(
+                f"{text} is one text, and a part has to be held out to measure by. {into} has it as {documents:,} documents, cut at blank "
+                f'lines; the recipe reads that file. To cut it otherwise, write one document a line: {{"text": "..."}}.\n'
+            )
+    lines = preview(data, arguments.settings, tokenizer=None, rows=2, colour=sys.stdout.isatty(), recipe=False)
     while True:
         try:
             print(next(lines))
@@ -73,7 +133,7 @@ def main(argv: list[str]) -> int:
             inside = place.is_relative_to(path.absolute().parent)
             source[key] = str(place.relative_to(path.absolute().parent) if inside else place)
     write_text(path, recipe_text(source, stage=stage, path=path))
-    print(f"{path}: a recipe for it, with comments. What to type next:\n  tandem {stage} {shlex.quote(str(path))}")
+    print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0
 
 

@@ -12,6 +12,7 @@ from pipeline.monitor.client import HostSampler
 from pipeline.monitor.gpu import GpuSampler
 from pipeline.monitor.sampler import HIGHEST_HZ, HostNow, Pace
 from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
+from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError
 from pipeline.run_dir.failures import exit_with_status
 
@@ -39,7 +40,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.monitor", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("monitor"), description=__doc__)
     parser.add_argument("-o", "--output", help="file to write; default the terminal")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time between samples (default 1)")

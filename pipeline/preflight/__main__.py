@@ -10,6 +10,7 @@ from pipeline.preflight.checks import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.plan_table import duration_range, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
+from pipeline.process.commands import program
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
@@ -22,8 +23,8 @@ PROBE_S = 10.0
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.preflight",
-        usage="python -m pipeline.preflight RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
+        prog=program("plan"),
+        usage=f"{program('plan')} RECIPE [section.key=value ...] [--probe SECONDS] [--depths 16,20,24]",
         description="The plan of a run and every check that can be made before step 1; fetches nothing, keeps no weights.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file")

@@ -28,6 +28,12 @@ def command(name: str, *arguments: str | Path) -> str:
     return " ".join([*words, *(_quoted(str(argument)) for argument in arguments)])
 
 
+def program(name: str) -> str:
+    """Return what --help calls the program: `tandem chat`, or `python -m pipeline.chat`."""
+    console = os.environ.get(CONSOLE)
+    return f"{console} {name}" if console else f"python -m pipeline.{MODULES.get(name, name)}"
+
+
 def stage_command(recipe: str, stage: str, settings: Sequence[str] = ()) -> str:
     """Return the command that trains a shipped recipe; the scripts are given its path, which a reader can open."""
     path = Path("recipes", f"{recipe}.yaml")

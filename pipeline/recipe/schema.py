@@ -4,9 +4,11 @@ Sections stand in the order of the data's path. None means "not given": the mean
 Nothing here imports torch: a wrong recipe is refused within a second.
 """
 
+import os
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from typing import Any, Literal, NoReturn, TypeVar
 
+from pipeline.process.commands import CONSOLE, program
 from pipeline.process.user_code import CodeFolder
 
 # One key a line: the page is read as a table.
@@ -377,8 +379,8 @@ SECTIONS = tuple(f.name for f in fields(Recipe) if not f.metadata.get("internal"
 # The --help text of the entries: short, because docs/recipes.md says the rest.
 
 EXAMPLES = {
-    "pretrain": "accelerate launch pipeline/pretrain.py recipes/quickstart_pretrain.yaml train.max_steps=100",
-    "sft": "accelerate launch pipeline/sft.py recipes/quickstart_sft.yaml train.num_train_epochs=2",
+    "pretrain": ("quickstart_pretrain", "train.max_steps=100"),
+    "sft": ("quickstart_sft", "train.num_train_epochs=2"),
 }
 WHAT = {"pretrain": "Stage 1: train a model on text.", "sft": "Stage 2: teach a pretrained model to chat."}
 
@@ -387,6 +389,9 @@ def help_text(stage: str) -> str:
     """Return what the entry of a stage prints for --help."""
     hints = {f.name: f for f in fields(Recipe)}
     lines = []
+    (recipe, setting), console = EXAMPLES[stage], os.environ.get(CONSOLE)
+    entry = f"{console} {stage}" if console else f"accelerate launch pipeline/{stage}.py"
+    example = f"{entry} {recipe if console else f'recipes/{recipe}.yaml'} {setting}"
     for name in SECTIONS:
         doc = (
             "transformers.TrainingArguments by their own names."
@@ -396,7 +401,7 @@ def help_text(stage: str) -> str:
         lines.append(f"  {name:<11}{doc}")
     return "\n".join(
         [
-            f"usage: accelerate launch pipeline/{stage}.py RECIPE.yaml [section.key=value ...]",
+            f"usage: {entry} RECIPE.yaml [section.key=value ...]",
             "",
             f"{WHAT[stage]} One recipe is one run; the same command again continues it.",
             "",
@@ -404,9 +409,9 @@ def help_text(stage: str) -> str:
             *lines,
             "",
             "example:",
-            f"  {EXAMPLES[stage]}",
+            f"  {example}",
             "",
-            "Every key with its default: docs/recipes.md. The plan without training: python -m pipeline.preflight RECIPE.yaml",
+            f"Every key with its default: docs/recipes.md. The plan without training: {program('plan')} RECIPE.yaml",
             "Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 70 hang or lost rank, 71 out of",
             "memory, 73 cannot write, 74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a",
             "checkpoint, 1 our bug.",

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.fit import fit_runs
 from pipeline.report.imported_logs import read_runs
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.report",
+        prog=program("report"),
         description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
     )
     parser.add_argument(

@@ -326,6 +326,8 @@ def environment() -> dict[str, Any]:
 
 def _git_state() -> dict[str, Any] | None:
     root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # installed: a repository around it is somebody else's
+        return None
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
         changed = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)

@@ -77,7 +77,8 @@ def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None
     period = period_of(rows)
     if not period:
         raise DataError(
-            f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation."
+            f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
+            "One long text becomes documents with `tandem init FILE` (python -m pipeline.launch.init FILE)."
         )
     train.part, held.part = "train", "validation"
     train.period = held.period = period
@@ -156,9 +157,13 @@ class OpenSource:
     def headline(self) -> str:
         """Return one line for the console: what is read, and how much of it is here. The hashes are in the manifest."""
         have, files = sum(file.path is not None for file in self.files), len(self.files)
-        size = sum(file.bytes for file in self.files) / 1e6
+        size = sum(file.bytes for file in self.files)
         what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
-        line = f"{self.name}: {what}, {size:,.1f} MB"
+        line = (
+            f"{self.name}: {what}, {size / 1e6:,.1f} MB"
+            if size >= 1e5
+            else f"{self.name}: {what}, {size / 1e3:,.1f} kB"
+        )
         if self.recognised:
             line += f", {self.recognised}"
         if self.revision:

@@ -2,12 +2,13 @@
 
 import argparse
 
+from pipeline.process.commands import program
 from pipeline.run_dir.failures import exit_with_status
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.tokenizer", description="Train the tokenizer of a recipe and judge it."
+        prog=program("tokenizer"), description="Train the tokenizer of a recipe and judge it."
     )
     parser.add_argument("recipe", help="recipe file")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the recipe")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
-from pipeline.process.progress import Bar, waiting
+from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.tokenizer.chat import DATE, built_in_template, own_template, template_problems
@@ -442,7 +442,7 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
     settings = recipe.tokenizer
     names = ", ".join(source.name for source in sources)
     print(
-        f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from up to {int(settings.train_chars):,} characters of {names}",
+        f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most {count_text(settings.train_chars)} characters of it",
         flush=True,
     )
     read = _Counted(

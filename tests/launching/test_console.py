@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.launch.console import MODULES, STAGES
+from pipeline.launch.init import documents_of
+from pipeline.process.storage import write_json
 from pipeline.recipe import read_recipe
+from pipeline.sources.open import open_sources
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "pipeline" / "launch" / "console.py"
@@ -57,7 +61,48 @@ def test_a_command_runs_where_a_users_own_pipeline_lies(folder):
     assert "usage:" in done.stdout
 
 
-@pytest.mark.parametrize(("data", "stage"), [("texts", "pretrain"), ("talks.jsonl", "sft")])
+def test_the_help_of_every_command_names_it_as_it_was_called(folder):
+    commands = [*STAGES, *MODULES]
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"CUDA_VISIBLE_DEVICES": ""}
+    started = [
+        subprocess.Popen(
+            [sys.executable, CONSOLE, name, "--help"], cwd=folder, env=environ, stdout=subprocess.PIPE, text=True
+        )
+        for name in commands
+    ]
+    for name, process in zip(commands, started, strict=True):
+        usage = process.communicate(timeout=120)[0].splitlines()[0]
+        assert re.match(rf"usage: (\S*/)?(tandem|console\.py) {name}\b", usage), usage
+
+
+def test_init_cuts_a_single_text_into_documents_that_can_be_held_out(folder, monkeypatch):
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    (folder / "book.txt").write_text(text)
+    done = tandem(folder, "init", "book.txt")
+    assert done.returncode == 0, done.stderr
+    documents = [json.loads(line)["text"] for line in (folder / "book.jsonl").read_text().splitlines()]
+    assert len(documents) > 10
+    assert "".join(documents) == text
+    monkeypatch.chdir(folder)
+    recipe = read_recipe(["book.yaml"], stage="pretrain")
+    assert recipe.data.sources[0].files == "book.jsonl"
+    train, validation = open_sources(recipe, kind="text")
+    assert train[0].files[0].part == "train"
+    assert validation[0].files[0].part == "validation"
+    assert "is not written over" in tandem(folder, "init", "book.txt", "--output", "book.yaml").stderr
+
+
+@pytest.mark.parametrize("blank", ["\n\n", "\n", " "])
+def test_a_text_is_cut_where_it_can_be_and_nothing_of_it_is_lost(blank):
+    text = blank.join(f"Paragraph {number} says this and that." for number in range(400)) + "\n"
+    pieces = list(documents_of(text.splitlines(keepends=True), characters=300))
+    assert "".join(pieces) == text
+    assert 10 < len(pieces) < 100
+    assert all(len(piece) <= 5 * 300 for piece in pieces)
+    if blank == "\n\n":
+        assert all(piece.endswith("\n\n") for piece in pieces[:-1])
+
+
 def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folder, data, stage, monkeypatch):
     done = tandem(folder, "init", data)
     assert done.returncode == 0, done.stderr

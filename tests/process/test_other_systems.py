@@ -79,7 +79,10 @@ def test_a_training_ends_answers_and_reports_without_the_modules_of_posix(runner
         run("-c", "import fcntl", environ=without)
     shown = run("pipeline/pretrain.py", str(recipe), environ=without)
     directory = runner.folder / "runs" / "other"
-    assert f"{directory}: finished" in shown
+    last = shown[shown.index(f"{directory}: finished") :].splitlines()
+    assert [line.split()[0] for line in last] == [str(directory) + ":", "result", "time", "model", "talk", "stage"]
+    assert "->" in last[1]
+    assert str(directory / "report" / "report.html") in last[3]
     assert [folder.name for folder in by_step(directory / "checkpoints")] == ["checkpoint-3", "checkpoint-6"]
     assert all(not problems(folder) for folder in by_step(directory / "checkpoints"))
     answer = run("-m", "pipeline.chat", str(directory), "-p", "The", "--max-new-tokens", "4", environ=without)
