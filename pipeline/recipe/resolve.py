@@ -275,7 +275,9 @@ def _leave_out_options_of_another_preset(recipe: Recipe) -> None:
         option = f"model.options.{name}"
         if _layer(recipe, option) < _layer(recipe, "model.preset"):
             del model.options[name]
-            recipe.notes.append(f"{recipe.where(option)}: is of another preset, and left out under model.preset portable.")
+            recipe.notes.append(
+                f"{recipe.where(option)}: is of another preset, and left out under model.preset portable."
+            )
 
 
 def _fill_row_tokens(recipe: Recipe) -> None:
