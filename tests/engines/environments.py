@@ -48,6 +48,20 @@ def python_with(*requirements: str, without: tuple[str, ...] = ()) -> str:
     return str(python)
 
 
+@cache
+def folder_with(requirement: str) -> str:
+    """Return a folder with this package alone, for PYTHONPATH: what it needs is this environment's. Skip where it cannot be had."""
+    folder = FOLDER / requirement.replace("==", "-")
+    if not folder.is_dir():
+        unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(unfinished), requirement]
+        done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_S)
+        if done.returncode:
+            pytest.skip(f"{requirement} could not be installed here: {done.stderr.strip()[-200:]}")
+        unfinished.rename(folder)
+    return str(folder)
+
+
 def run_there(python: str, script: str, *arguments: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
     """Run the script with that Python, which sees nothing of this package; return what it printed."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
