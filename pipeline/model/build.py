@@ -119,7 +119,8 @@ def initialize_identity_blocks(model: PreTrainedModel) -> None:
         elif group == "matrices" and name.split(".")[-2] in RESIDUAL_OUTPUTS:
             parameter.zero_()
         elif group == "matrices":
-            parameter.uniform_(-bound, bound)
+            into_mlp = name.split(".")[-2] in ("gate_proj", "up_proj")
+            parameter.uniform_(-0.4 * bound, 0.4 * bound) if into_mlp else parameter.uniform_(-bound, bound)
 
 
 def _build(model_type: str | Callable[..., Any], fields: dict, attn_implementation: str | None) -> Any:

@@ -64,6 +64,9 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     if recipe.model.type == "tandem" and isinstance(options, dict) and "options" in options:
         recipe.model.options = _options(options["options"], convert)
     recipe.places = convert.places
+    if recipe.model.preset == "portable" and isinstance(options, dict) and "options" in options:
+        given = options["options"].value
+        recipe.places |= {f"model.options.{name}": child.where for name, child in given.items()}
     if recipe.model.type != "tandem":
         _sizes_among_options(recipe, problems)
     return recipe

@@ -162,7 +162,9 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
     found: list[Path] = []
     for parent, folders, names in os.walk(folder):
-        if RUN_MANIFEST in names:  # of a run that was started in the folder of its data: its records are no texts
+        if (
+            "run_manifest.json" in names
+        ):  # of a run that was started in the folder of its data: its records are no texts
             folders.clear()
         elif is_saved(Path(parent)):
             found += saved_files(Path(parent), split=split, where=where)

@@ -13,7 +13,6 @@ import pytest
 
 from pipeline.launch.console import MODULES, STAGES
 from pipeline.launch.init import documents_of
-from pipeline.process.storage import write_json
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 
@@ -103,6 +102,7 @@ def test_a_text_is_cut_where_it_can_be_and_nothing_of_it_is_lost(blank):
         assert all(piece.endswith("\n\n") for piece in pieces[:-1])
 
 
+@pytest.mark.parametrize(("data", "stage"), [("texts", "pretrain"), ("talks.jsonl", "sft")])
 def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folder, data, stage, monkeypatch):
     done = tandem(folder, "init", data)
     assert done.returncode == 0, done.stderr
