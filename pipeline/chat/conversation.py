@@ -256,7 +256,8 @@ class Conversation:
         return taken
 
     def clear(self) -> None:
-        self.messages, self.last = [], None
+        """Begin a new conversation, whose answers are drawn as those of the first one."""
+        self.messages, self.last, self.answers = [], None, 0
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
         """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
