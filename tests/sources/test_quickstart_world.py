@@ -19,11 +19,11 @@ from pipeline.tokenizer.load import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PINNED = {
-    "quickstart_chat-test.jsonl": "a94fa20f930bc00d",
-    "quickstart_chat-train.jsonl": "ed8e264b37b37660",
-    "quickstart_chat-validation.jsonl": "8f25656b6b1e6202",
-    "quickstart_text-train.jsonl": "d24a1c90b506543b",
-    "quickstart_text-validation.jsonl": "fc96e2973bf15615",
+    "quickstart_chat-test.jsonl": "c056acc14225fb18",
+    "quickstart_chat-train.jsonl": "d9e0d2629cbfb1fb",
+    "quickstart_chat-validation.jsonl": "8c2be94663d115f3",
+    "quickstart_text-train.jsonl": "b8aa5327ddbe4f16",
+    "quickstart_text-validation.jsonl": "e58b7d1e854f2c30",
     "spelling-train.jsonl": "a048aff8eed5fe18",
     "spelling-validation.jsonl": "71eb96b933ef82f5",
 }
@@ -59,10 +59,10 @@ def right_answer(told: str, question: str) -> str:
             holder[m[2]] = m[1]
             holder[m[2]] = holder.pop(m[2])
             left.pop(m[2], None)
-        elif m := re.fullmatch(r" ?(\w+) gave the (\w+) to (\w+)\.", sentence):
-            assert holder.pop(m[2]) == m[1]
-            assert where[m[1]][-1] == where[m[3]][-1]
-            holder[m[2]] = m[3]
+        elif m := re.fullmatch(r" ?(\w+) gave (\w+) the (\w+)\.", sentence):
+            assert holder.pop(m[3]) == m[1]
+            assert where[m[1]][-1] == where[m[2]][-1]
+            holder[m[3]] = m[2]
         elif m := re.fullmatch(r" ?(\w+) left the (\w+) in the (\w+)\.", sentence):
             assert holder.pop(m[2]) == m[1]
             assert where[m[1]][-1] == m[3]
@@ -89,8 +89,10 @@ def right_answer(told: str, question: str) -> str:
             f"{m[1]} has {' and '.join(things)}: {NUMBERS[n]} thing{'s' * (n > 1)}." if n else f"{m[1]} has no things."
         )
     if m := re.fullmatch(r"Who is (older|younger), (\w+) or (\w+)\?", question):
-        first = (ages[m[2]] > ages[m[3]]) == (m[1] == "older")
-        return f"{' and '.join(f'{name} is {age}' for name, age in ages.items())}. {m[2] if first else m[3]} is {m[1]}."
+        restated = " and ".join(f"{name} is {age}" for name, age in ages.items())
+        right, other = sorted((m[2], m[3]), key=ages.get, reverse=m[1] == "older")
+        compared = "more" if m[1] == "older" else "less"
+        return f"{restated}. {ages[right]} is {compared} than {ages[other]}. {right} is {m[1]}."
     return fact(question)
 
 

@@ -16,19 +16,20 @@ def _words(text: str) -> list[str]:
 
 
 DOCUMENTS = {"train": 40_000, "validation": 800}
-CONVERSATIONS = {"train": 24_000, "validation": 300, "test": 300}
+CONVERSATIONS = {"train": 20_000, "validation": 300, "test": 300}
 SEEDS = {"train": 1, "validation": 2, "test": 3}
 
-PEOPLE = _words("Anna Ben Clara David Emma Felix Grace Henry Ida Jack Kate Leo")
-PLACES = _words("kitchen garden school market library park forest office")
-THINGS = _words("apple book cup key lamp ball hat coin")
-HELD_OUT_PEOPLE = _words("Lucy Oscar Ruth Simon")
+PEOPLE = _words("Anna Ben Clara David Emma Felix")
+PLACES = _words("kitchen garden school park forest office")
+THINGS = _words("cup book key ball hat coin")
+HELD_OUT_PEOPLE = _words("Lucy Oscar Simon")
 HELD_OUT_PLACES = _words("bedroom stable tower")
-HELD_OUT_THINGS = _words("drum ring basket candle")
+HELD_OUT_THINGS = _words("drum ring lamp")
 OPPOSITES = "hot cold,big small,old young,fast slow,hard soft,light dark,wet dry,happy sad,early late,full empty,clean dirty,strong weak,loud quiet,near far"
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = _words("January February March April May June July August September October November December")
 NUMBERS = _words("no one two three four five six")
+AGES = range(2, 10)  # one digit each
 WORDS = _words(
     "cat dog sun pen bus fox fish bird milk tree door hand moon star rain snow wind fire king ship road farm cake corn duck frog goat"
 )
@@ -108,7 +109,7 @@ class Story:
             thing, other = draw.one(has), draw.one(others)
             del self.holder[thing]  # what came last stands last
             self.holder[thing] = other
-            return f"{person} gave the {thing} to {other}."
+            return f"{person} gave {other} the {thing}."
         if has and draw.chance(0.2):
             thing = draw.one(has)
             del self.holder[thing]
@@ -203,32 +204,38 @@ def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = No
 
 
 def compare(cast: Cast, draw: Draw) -> Turn:
-    """Return two people's ages, and a question about them."""
+    """Return two people's ages, and a question about them; the answer restates, compares, and then names."""
     people = draw.some(cast.people, 2)
-    ages = dict(zip(people, draw.some(range(1, 8), 2), strict=True))
+    ages = dict(zip(people, draw.some(AGES, 2), strict=True))
     a, b = draw.some(people, 2)
     word = draw.one(("older", "younger"))
-    right = max(a, b, key=ages.__getitem__) if word == "older" else min(a, b, key=ages.__getitem__)
+    low, high = sorted(people, key=ages.__getitem__)
+    right, compared = (high, "more") if word == "older" else (low, "less")
+    other = low if right == high else high
     text = " ".join(f"{person} is {age} years old." for person, age in ages.items())
-    restated = " and ".join(
-        f"{person} is {age}" for person, age in ages.items()
-    )  # in the text's order, which is learnt soonest
-    return Turn(text, f"Who is {word}, {a} or {b}?", f"{restated}. {right} is {word}.")
+    restated = " and ".join(f"{person} is {age}" for person, age in ages.items())  # in the text's order
+    answer = f"{restated}. {ages[right]} is {compared} than {ages[other]}. {right} is {word}."
+    return Turn(text, f"Who is {word}, {a} or {b}?", answer)
 
 
 def look_up(cast: Cast, draw: Draw) -> list[Turn]:
-    """Return four people with a place, thing or age each, and questions about all of them, twice: the first lessons."""
-    people = draw.some(cast.people, 4)
-    roll = draw.below(3)
-    if roll == 0:
-        facts = [(f"Where is {p}?", f"{p} is in the {draw.one(cast.places)}.") for p in people]
-    elif roll == 1:
-        things = draw.some(cast.things, 4)
-        facts = [(f"Who has the {t}?", f"{p} has the {t}.") for p, t in zip(people, things, strict=True)]
+    """Return a place, thing or age of each of some people, and questions about them all and one more: the first lessons."""
+    n = 2 + draw.below(4)
+    people = draw.some(cast.people, n + 1)
+    kind = draw.one(("where", "where", "who", "who", "age"))
+    if kind == "where":
+        places = draw.some(cast.places, n + 1)
+        facts = [(f"Where is {p}?", f"{p} is in the {place}.") for p, place in zip(people, places, strict=True)]
+    elif kind == "who":
+        things = draw.some(cast.things, n + 1)
+        facts = [(f"Who has the {thing}?", f"{p} has the {thing}.") for p, thing in zip(people, things, strict=True)]
     else:
-        facts = [(f"How old is {p}?", f"{p} is {1 + draw.below(7)} years old.") for p in people]
-    turns = [Turn(answer, "", "") for _, answer in facts]
-    return turns + [Turn("", *fact) for _ in range(2) for fact in draw.some(facts, 4)]
+        ages = draw.some(AGES, n + 1)
+        facts = [(f"How old is {p}?", f"{p} is {age} years old.") for p, age in zip(people, ages, strict=True)]
+    stated = [Turn(answer.replace("has the", "took the"), "", "") for _, answer in facts[:n]]
+    again = [Turn(answer, "", "") for _, answer in draw.some(facts[:n], n)] if draw.chance(0.5) else []
+    asked = [*facts[:n], (facts[n][0], "I do not know.")]
+    return [*stated, *again, *(Turn("", *fact) for fact in draw.some(asked, n + 1))]
 
 
 class Fact(NamedTuple):
@@ -304,19 +311,23 @@ KINDS = (*STORY_KINDS, "compare", *FACT_KINDS, "backwards")
 TAUGHT = (*3 * (*STORY_KINDS, "compare"), *FACT_KINDS, "backwards")  # in stage 2; what is harder comes more often
 
 
+LESSONS = 4_000  # documents before the first story: what is looked up, compared or known by heart
+
+
 def documents(split: str) -> Iterator[dict]:
-    """Yield rows {text}: a story with questions and answers, or some facts."""
+    """Yield rows {text}: a story with questions and answers, or some facts; training begins with what is short."""
     draw = Draw(SEEDS[split])
-    for _ in range(DOCUMENTS[split]):
+    for number in range(DOCUMENTS[split]):
         cast = draw.one(TRAINING_CASTS)
-        roll = draw.below(20)
+        lesson = split == "train" and number < LESSONS
+        roll = 10 + draw.below(10) if lesson else draw.below(20)
         if roll < 10:
             turns = story_turns(cast, draw, questions=3 + draw.below(3))
-        elif roll < 12:
-            turns = look_up(cast, draw)
-        elif roll < 14:
-            turns = [compare(cast, draw) for _ in range(3)]
         elif roll < 15:
+            turns = look_up(cast, draw)
+        elif roll < 17:
+            turns = [compare(cast, draw) for _ in range(3)]
+        elif roll < 18:
             turns = [backwards(draw, held_out=False) for _ in range(4)]
         else:
             turns = [_fact(draw) for _ in range(8)]
