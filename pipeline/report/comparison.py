@@ -663,7 +663,14 @@ def changes(first: RunData, data: RunData) -> list[str]:
         if not (is_imported(first) or is_imported(data)) or name in one.keys() & other.keys()
     ]
     found = [name for name in known if one.get(name) != other.get(name)]
-    told = [name for name in found if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in found)]
+    equal = [
+        pattern
+        for fact, patterns in DECIDES.items()
+        if fact in one and one[fact] == other.get(fact)
+        for pattern in patterns
+    ]
+    told = [name for name in found if not any(fnmatch(name, pattern) for pattern in equal)]
+    told = [name for name in told if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in told)]
     order = [*MAJOR, CODE, OTHER]
     told.sort(key=lambda name: (order.index(group_of(name)), name))
     lines = [_change(name, one.get(name), other.get(name)) for name in told]

@@ -10,7 +10,7 @@ import yaml
 from pipeline.process.storage import write_text
 from pipeline.report.__main__ import main
 from pipeline.report.aligned import curves_of, flops_per_token
-from pipeline.report.comparison import comparison, differing_majors, repeats, verdict
+from pipeline.report.comparison import changes, comparison, differing_majors, repeats, verdict
 from pipeline.report.imported_logs import read_runs
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
@@ -253,3 +253,39 @@ def test_the_command_writes_page_picture_and_table_and_reads_the_table_back(tmp_
 def test_two_runs_of_one_name_are_told_apart(tmp_path):
     names = [str(write_run(tmp_path / part / "same").run.path) for part in ("x", "y")]
     assert [data.name for data in read_runs(names)] == ["same", "same #2"]
+
+
+def test_what_won_is_called_shown_only_beyond_the_noise_of_the_seed(tmp_path):
+    def runs(name, rate, figures):
+        seeds = range(1, len(figures) + 1)
+        changed = [{"optimizer.rate_scale": rate, "train.seed": seed} for seed in seeds]
+        return [write_run(tmp_path / f"{name}{n}", bpb=bpb, recipe=new) for n, (bpb, new) in enumerate(zip(figures, changed, strict=True))]  # fmt: skip
+
+    low, high = runs("low", 0.5, [1.0, 1.001, 1.002]), runs("high", 1.0, [1.1, 1.101, 1.102])
+    near = runs("near", 2.0, [0.99, 1.0, 1.012])
+    text = comparison([*high, *low])
+    assert (
+        "**low0, low1, low2 (mean)** has the lower val/bpb: 1.0010 against high0, high1, high2 (mean) 1.1010. **Shown**: more than seed noise.\n"
+        in text
+    )
+    assert "**near0, near1, near2 (mean)** has the lower val/bpb" in (text := comparison([*low, *near]))
+    assert "**Not shown**: it cannot be told from seed noise." in text
+    assert "Judged is against high0, high1, high2 (mean), the first." in comparison([*high, *low, *near])
+    assert "**low0** has the lower val/bpb: 1.0000 against high0 1.1000. **Not shown**: one run each" in comparison(
+        [high[0], low[0]]
+    )
+    assert "**Nothing to win**: these runs differ in the seed alone (val/bpb 1.0010" in comparison(low)
+    unlike = [low[0], write_run(tmp_path / "other", protocol="p2")]
+    assert "**Nothing says which is better**" in comparison(unlike)
+
+
+def test_a_line_of_the_results_names_what_differs_from_what_to_what(tmp_path):
+    first = write_run(tmp_path / "first")
+    other = write_run(tmp_path / "other", steps=41, recipe={"optimizer.rate_scale": 0.5, "train.seed": 2, "model.n_layer": 5, "data.packing": "best_fit"})  # fmt: skip
+    assert changes(first, other) == [
+        "train.seed 1 -> 2",
+        "train.max_steps 40 -> 41",
+        "data.packing concat -> best_fit",
+        "2 more",
+    ]
+    assert changes(first, first) == []
