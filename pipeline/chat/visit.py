@@ -11,7 +11,7 @@ from pipeline.chat.rendering import html_of
 from pipeline.process.errors import TandemError
 
 MOST_STORED_CHARS = 200_000  # of the copy; a browser keeps some 5 MB for a site, and a request holds 1 MiB
-SHOWN_S = 0.05  # between two pictures of a growing answer; a small model writes hundreds of tokens a second
+SHOWN_S = 0.1  # between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser
 
 
 class Visit:

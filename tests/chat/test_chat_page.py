@@ -278,6 +278,7 @@ def test_an_answer_streams_and_the_stop_button_ends_it_where_it_is(babbler, brow
         visitor = Visitor(browser, address)
         lengths = []
         visitor.send("xyz")
+        visitor.tab.locator(".stop-button").wait_for()
         while len(set(lengths)) < 3:  # it grows before it ends
             lengths.append(len("".join(visitor.messages()[1:])))
             assert visitor.tab.locator(".stop-button").is_visible()
