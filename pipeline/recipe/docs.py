@@ -36,7 +36,7 @@ One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [s
 - Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
 - `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
 - Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
-  the shipped recipes name in their last line: in one of yours write `# yaml-language-server: $schema=PATH/recipes/schema.json`.
+  the shipped recipes name in their first line; begin yours with `# yaml-language-server: $schema=PATH/recipes/schema.json`.
 - A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
 - The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
   with another value it is another run (`run.fork_from`). All others may change and are really applied.
@@ -236,8 +236,20 @@ def _type_schema(annotation: Any) -> dict[str, Any]:
     from pydantic import TypeAdapter  # comes with wandb; training does not load it
 
     if (cls := _dataclass_in(annotation)) is None:
-        return TypeAdapter(annotation).json_schema()
+        return _with_underscores(TypeAdapter(annotation).json_schema())
     if cls is annotation:
         return _section_schema(cls)
     optional = ["null"] if type(None) in get_args(annotation) else []
     return {"type": ["array", *optional], "items": _section_schema(cls)}
+
+
+def _with_underscores(schema: Any) -> Any:
+    """Return the schema with numbers such as 2_000_000, which are text to YAML 1.2 and so to an editor."""
+    if isinstance(schema, list):
+        return [_with_underscores(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: _with_underscores(part) for name, part in schema.items()}
+    if schema.get("type") in ("integer", "number"):
+        schema |= {"type": [schema["type"], "string"], "pattern": "^[-+]?[0-9]+(_[0-9]+)+$"}
+    return schema

@@ -31,10 +31,17 @@ def test_the_schema_file_is_up_to_date():
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_is_valid_as_written_and_as_resolved(validate, path):
-    assert "\n# yaml-language-server: $schema=schema.json\n" in path.read_text()
+    assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n")  # anywhere else it is not found
     validate(load(path.read_text()))
     if path.stem not in WITHOUT_DATA:
         validate(load(dump_recipe(read_recipe([str(path)]))))
+
+
+def test_a_number_with_underscores_is_one_also_where_an_editor_reads_text(validate):
+    validate({"data": {"batch_tokens": "524_288"}, "train": {"max_steps": "1_000"}})
+    for wrong in ("524288", "524_", "many", ""):
+        with pytest.raises(fastjsonschema.JsonSchemaValueException):
+            validate({"data": {"batch_tokens": wrong}})
 
 
 def test_every_key_has_a_type_and_a_description():
