@@ -14,6 +14,7 @@ from typing import Any
 FIRST_LINE_S = 10.0  # what is done sooner needs no line
 LINE_EVERY_S = 30.0
 REDRAW_S = 0.5
+MANY = 10_000  # from where on a bar counts in thousands and millions
 DETAIL_EVERY_S = 2.0  # may read many files
 
 _open: list["Bar"] = []
@@ -67,7 +68,7 @@ class Bar:
                 desc=self.name,
                 total=self.total,
                 unit=self.unit,
-                unit_scale=True,
+                unit_scale=(self.total or MANY) >= MANY,
                 leave=False,
                 dynamic_ncols=True,
                 file=sys.stderr,
