@@ -237,15 +237,18 @@ def _cost_of_quantizing(subject: Subject, gguf: Path, *, dtype: str) -> str:
     except TandemError as error:
         return f"{dtype}: what it costs in bits per byte is not known: {error}"
 
-    def score() -> float:
+    def score() -> Any:
         first = next(iter(rows.batches(rows=1)))["input_ids"].shape[-1]
         batches = islice(rows.batches(rows=SCORED_ROWS), max(1, SCORED_TOKENS // (SCORED_ROWS * first)))
-        return bits_per_byte(model, batches, byte_lengths(tokenizer), device="cpu").bpb
+        return bits_per_byte(model, batches, byte_lengths(tokenizer), device="cpu")
 
     before = score()
     model.load_state_dict(_in_this_form(model, weights_of_gguf(gguf, Path(subject.path))), strict=False)
     after = score()
-    return f"{dtype}: {after:.4f} bits per byte, {after - before:+.4f} beside the model's own {before:.4f} (first {SCORED_TOKENS:,} held-out tokens, weights alone)"
+    return (
+        f"{dtype}: {after.bpb:.4f} bits per byte, {after.bpb - before.bpb:+.4f} beside the model's own {before.bpb:.4f} "
+        f"(of {before.tokens:,} held-out tokens; weights alone)"
+    )
 
 
 def _in_this_form(model: Any, weights: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.hub.export import export
-from pipeline.hub.gguf_file import why_not_cut
+from pipeline.hub.gguf_file import weights_of_gguf, why_not_cut
 from pipeline.model.build import build_model
 from pipeline.model.export import read_weights, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
@@ -23,7 +23,8 @@ def write_model(folder: Path, *, kind: str = "gpt2", pattern: str = "gpt2", toke
     tokenizer = tokenizer or train_bpe(TEXTS, vocab_size=800, split_pattern=pattern)
     sizes = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 256, "initializer_range": 0.2}
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    model = build_model(kind, {"vocab_size": len(tokenizer), **sizes, **ids, **fields}, seed=0)
+    given = {"vocab_size": len(tokenizer), **sizes, **ids, **fields}
+    model = build_model(kind, {name: value for name, value in given.items() if value is not None}, seed=0)
     save_model(model, folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -112,3 +113,37 @@ def test_the_command_writes_beside_the_run_under_its_name(model, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=DOCS.parent, check=True)
     assert Path(done.stdout.strip()) == run / "export" / "small-q8_0.gguf"
     assert (run / "export" / "small-q8_0.gguf").stat().st_size > 0
+
+
+LLAMA = {
+    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
+}
+
+
+@pytest.mark.parametrize(("kind", "pattern"), [("gpt2", "gpt2"), ("llama", "llama3"), ("qwen3", "qwen2")])
+def test_the_weights_of_a_gguf_are_read_back_as_they_were(tmp_path, kind, pattern):
+    pytest.importorskip("gguf")
+    folder = write_model(tmp_path / "m", kind=kind, pattern=pattern, **(LLAMA if kind != "gpt2" else {}))
+    path = export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
+    back, mine = weights_of_gguf(path, folder), read_weights(folder)
+    assert back.keys() == mine.keys() - ({"lm_head.weight"} if kind == "gpt2" else set())
+    assert all(torch.equal(value, mine[name]) for name, value in back.items())
+
+
+def test_ollama_gets_a_modelfile_with_template_stops_and_positions(tmp_path):
+    pytest.importorskip("gguf")
+    folder = write_model(tmp_path / "m", kind="qwen3", pattern="qwen2", **LLAMA)
+    written = export(str(folder), to="ollama", dtype="q8_0", output=str(tmp_path / "out"), max_shard_size="5GB")
+    assert sorted(file.name for file in written.iterdir()) == ["Modelfile", "m-q8_0.gguf"]
+    text = (written / "Modelfile").read_text()
+    assert text.startswith('FROM ./m-q8_0.gguf\nTEMPLATE """{{- range')
+    assert text.endswith('PARAMETER stop "<|end|>"\nPARAMETER stop "<|bos|>"\nPARAMETER num_ctx 128\n')
+
+
+def test_a_chat_template_of_another_is_not_translated_for_ollama(tmp_path):
+    folder = write_model(tmp_path / "m", kind="qwen3", pattern="qwen2", **LLAMA)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(RecipeError, match="its chat template is not the built-in one"):
+        export(str(folder), to="ollama", output=str(tmp_path / "out"), max_shard_size="5GB")
+    assert not (tmp_path / "out").exists()
