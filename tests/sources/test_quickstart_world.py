@@ -22,7 +22,7 @@ PINNED = {
     "quickstart_chat-test.jsonl": "c056acc14225fb18",
     "quickstart_chat-train.jsonl": "d9e0d2629cbfb1fb",
     "quickstart_chat-validation.jsonl": "8c2be94663d115f3",
-    "quickstart_text-train.jsonl": "b8aa5327ddbe4f16",
+    "quickstart_text-train.jsonl": "3fa3b17dcf71cb2c",
     "quickstart_text-validation.jsonl": "e58b7d1e854f2c30",
     "spelling-train.jsonl": "a048aff8eed5fe18",
     "spelling-validation.jsonl": "71eb96b933ef82f5",

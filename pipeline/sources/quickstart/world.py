@@ -311,7 +311,7 @@ KINDS = (*STORY_KINDS, "compare", *FACT_KINDS, "backwards")
 TAUGHT = (*3 * (*STORY_KINDS, "compare"), *FACT_KINDS, "backwards")  # in stage 2; what is harder comes more often
 
 
-LESSONS = 4_000  # documents before the first story: what is looked up, compared or known by heart
+LESSONS = 800  # documents before the first story: what is looked up, compared or known by heart
 
 
 def documents(split: str) -> Iterator[dict]:
