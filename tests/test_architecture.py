@@ -257,7 +257,7 @@ RUNS_CODE = {
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"model/build.py", "preflight/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
-    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/isolated_load_test.py", "tokenizer/load.py"},
+    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/gguf_file.py", "hub/isolated_load_test.py", "tokenizer/load.py"},
     "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/load.py"},
     "model_class.from_pretrained": {"model/build.py"},  # with what allow_model_code decided
 }  # fmt: skip
