@@ -648,6 +648,7 @@ class TandemModel(TandemPreTrainedModel):
         use_cache=None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
+        past_key_values = kwargs.pop("cache", past_key_values)  # its name since transformers 5.24
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("forward takes exactly one of input_ids and inputs_embeds")
@@ -758,6 +759,7 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         ignored. loss: sum of nats / num_items_in_batch, or the mean over the targets without it; with per_token_loss
         (B, T) nats without gradients. position_ids that restart at 0 isolate packed documents.
         """
+        past_key_values = kwargs.pop("cache", past_key_values)  # its name since transformers 5.24
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         if use_cache is None and shift_labels is not None:
