@@ -29,6 +29,7 @@ KEPT = {
     "docs/test_notebook.py": ("test_the_notebook_is_committed_without_outputs",),
     "docs/test_python_page.py": (),
     "docs/test_tutorial.py": ("test_every_command_that_the_tutorial_names_in_passing_is_one_of_tandem",),
+    "engines/test_llama_cpp.py": (),
     "evals/test_bpb.py": ("test_a_rank_without_any_text_still_takes_part",),
     "evals/test_chat_tasks.py": ("test_a_random_model_scores_at_chance_within_its_interval", "test_programs_that_pass_their_tests_score_one_in_the_sandbox", "test_results_say_on_what_they_stand"),
     "evals/test_contamination_in_runs.py": ("test_a_run_tells_which_items_stand_in_its_text_and_the_score_without_them[1]",),
