@@ -12,19 +12,18 @@ import threading
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.chat.conversation import Sampling, Speaker
 from pipeline.chat.rendering import card_of
 from pipeline.chat.visit import Visit
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
+from pipeline.process.loopback import LOOPBACK, host_of
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
 POLICY = (
     "default-src 'self' data: blob:; frame-ancestors 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; style-src 'self' 'unsafe-inline'; "
     "object-src 'none'; base-uri 'self'; form-action 'self'"
 )
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 MOST_MESSAGE_CHARS = (
     50_000  # many times what a small model can read; a message of 20 MB took 2 GB and all others waited
 )
@@ -150,11 +149,6 @@ class Guard:
                 await send(message)
 
             await self.app(scope, receive, with_policy)
-
-
-def host_of(value: str) -> str:
-    """Return the name in a Host or Origin header, without scheme and port."""
-    return urlsplit(value if "//" in value else f"//{value}").hostname or value
 
 
 async def _refuse(send: Any, status: int, reason: str) -> None:

@@ -7,9 +7,9 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
-from urllib.parse import urlsplit
 
 from pipeline.process.errors import ServiceError
+from pipeline.process.loopback import LOOPBACK, host_of
 from pipeline.report.run_data import read_run
 from pipeline.report.single import html_page
 from pipeline.run_dir.run_directory import RunDirectory
@@ -17,7 +17,6 @@ from pipeline.run_dir.run_directory import RunDirectory
 ADDRESS = "127.0.0.1"  # for this machine only: the page shows what the run was trained on
 PORT = 8765
 LOOK_S = 60  # after so long a run that trains is looked at again, whatever its files say
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class LivePage:
@@ -99,14 +98,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_) -> None:
         """Print nothing: a page asks every second."""
-
-
-def host_of(value: str) -> str | None:
-    """Return the name in a Host or Origin header, without scheme and port; None where it is none."""
-    try:
-        return urlsplit(value if "//" in value else f"//{value}").hostname
-    except ValueError:
-        return None
 
 
 def serve(name: str, *, port: int | None = None) -> None:
