@@ -11,7 +11,7 @@ import torch
 
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.results import append_entry, entry_of, in_precision
-from pipeline.evals.together import LeftEarly, OtherRankFailed
+from pipeline.evals.together import EvaluationInterrupted, OtherRankFailed
 from pipeline.process.progress import progress
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
@@ -27,7 +27,7 @@ FAILED = "evaluation_failed"
 class Benchmark(Protocol):
     """name: the group of its metrics. watched_texts: of all items, by task, what the training text is searched for.
     require_ready raises, before step 1, what score would. score gives rows for evals.json, values the same on every rank;
-    findings, on the first, are what that search found. An error on one rank, LeftEarly too, is raised on all."""
+    findings, on the first, are what that search found. An error on one rank, EvaluationInterrupted too, is raised on all."""
 
     name: str
     every_steps: int
@@ -88,7 +88,7 @@ class Benchmarks(StepCallback):
         for benchmark in (b for b in self.benchmarks if b.at_start):
             try:
                 self.score(benchmark, 0, None)
-            except LeftEarly:
+            except EvaluationInterrupted:
                 self.stop.give_up(self.trainer.control)
                 return
 
@@ -107,12 +107,12 @@ class Benchmarks(StepCallback):
         for benchmark in due:
             try:
                 self.score(benchmark, step, findings)
-            except LeftEarly:  # the step is saved, and this is scored first after the resume
+            except EvaluationInterrupted:  # the step is saved, and this is scored first after the resume
                 self.stop.give_up(trainer.control)
                 return
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
-        """Every rank calls it. A failure is told and recorded; LeftEarly goes on to the trainer."""
+        """Every rank calls it. A failure is told and recorded; EvaluationInterrupted goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
         if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
@@ -138,7 +138,7 @@ class Benchmarks(StepCallback):
                 )
             # Before the numbers are logged, which is what a resume goes by.
             self._keep(in_precision(results, self._dtype(benchmark)), step)
-        except LeftEarly:
+        except EvaluationInterrupted:
             raise
         except Exception as error:
             self._report_failure(benchmark.name, step, error)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from pipeline.evals.together import LeftEarly
+from pipeline.evals.together import EvaluationInterrupted
 from pipeline.metrics import is_validation
 from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
@@ -20,7 +20,7 @@ from pipeline.training.rng import preserved_rng
 class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
-    complete(model, prompts) -> texts; on a signal it raises LeftEarly, and the samples are made first after the resume.
+    complete(model, prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
     writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
     """
 
@@ -75,7 +75,7 @@ class Samples(TrainerCallback):
             with self.meter.pause(), preserved_rng(), without_fp8(model), torch.no_grad():
                 model.eval()
                 texts = self.complete(model, self.prompts)
-        except LeftEarly:
+        except EvaluationInterrupted:
             return
         finally:
             model.train(training)

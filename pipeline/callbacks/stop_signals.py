@@ -7,7 +7,7 @@ import torch
 from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.evals.together import LeftEarly
+from pipeline.evals.together import EvaluationInterrupted
 from pipeline.run_dir.signals import Signals
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ class StopSignals(TrainerCallback):
             self._stop(control)
 
     def give_up(self, control) -> None:
-        """After LeftEarly on every rank: the step is saved, and the run ends here."""
+        """After EvaluationInterrupted on every rank: the step is saved, and the run ends here."""
         self.agreed()  # on which signal it was
         self._stop(control)
 
@@ -71,10 +71,10 @@ class StopSignals(TrainerCallback):
             yield item
         if self.agreed():
             self.signals.stopping = True
-            raise LeftEarly
+            raise EvaluationInterrupted
 
     def on_this_rank(self, items: Iterable[Item]) -> Iterator[Item]:
         for item in items:
             if self.signals.received:
-                raise LeftEarly
+                raise EvaluationInterrupted
             yield item

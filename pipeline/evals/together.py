@@ -11,7 +11,7 @@ class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
 
 
-class LeftEarly(Exception):
+class EvaluationInterrupted(Exception):
     """A signal came in the middle of an evaluation or of sampling, which is given up."""
 
 
@@ -20,14 +20,14 @@ def summed_over_ranks(
 ) -> list[torch.Tensor]:
     """Return the sums over all ranks, on the CPU; every rank must call this. With a world_size of 1 each has its own sums.
 
-    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; LeftEarly
+    error: what this rank's share failed with. It is raised here, and OtherRankFailed on the ranks that went well; EvaluationInterrupted
     is raised on all of them.
     """
     if world_size == 1:
         if error is not None:
             raise error
         return tensors
-    worst = torch.tensor([0 if error is None else 2 if isinstance(error, LeftEarly) else 1], device=device)
+    worst = torch.tensor([0 if error is None else 2 if isinstance(error, EvaluationInterrupted) else 1], device=device)
     torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MAX)
     _raise(error, worst=int(worst.item()))
     found = []
@@ -47,7 +47,7 @@ def gathered_over_ranks(mine: Any, *, world_size: int, error: Exception | None =
         if error is not None:
             raise error
         return [mine]
-    severity = 0 if error is None else 2 if isinstance(error, LeftEarly) else 1
+    severity = 0 if error is None else 2 if isinstance(error, EvaluationInterrupted) else 1
     shared = error if isinstance(error, TandemError) else None
     if shared is not None:
         shared.of_all_ranks = True
@@ -69,7 +69,7 @@ def broadcast_bool(own: bool, device: torch.device | str) -> bool:
 
 def _raise(error: Exception | None, *, worst: int) -> None:
     if worst == 2:
-        raise LeftEarly
+        raise EvaluationInterrupted
     if error is not None:
         raise error
     if worst:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.evals.together import LeftEarly
+from pipeline.evals.together import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -48,7 +48,7 @@ class TandemTrainer(Trainer):
     """transformers.Trainer over rows that are a pure function of the step.
 
     rows: TrainingRows; evaluate_model: gives metrics of the bare model by name; watched: what its batches go through, and
-    which may raise LeftEarly on every rank; meter: counts time, tokens; byte_lengths_V: raw bytes per id, None where ids
+    which may raise EvaluationInterrupted on every rank; meter: counts time, tokens; byte_lengths_V: raw bytes per id, None where ids
     have no fixed ones.
     Both stages use this class; they differ in rows and evaluation only.
     """
@@ -221,7 +221,7 @@ class TandemTrainer(Trainer):
         # Under FSDP a forward needs every rank: they agree before each batch.
         watched = partial(self.watched, lockstep=True) if self.is_fsdp_enabled else self.watched
         metrics: dict[str, float] | None = None
-        with suppress(LeftEarly), self.meter.pause(), preserved_rng(), without_fp8(self.model):
+        with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), without_fp8(self.model):
             metrics = self.evaluate_model(self.model, watched=watched)
         self.recorded_evaluations.add(self.state.global_step)
         if metrics is None:  # given up on a signal: the step is saved, and evaluated first after the resume

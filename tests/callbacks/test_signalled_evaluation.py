@@ -12,7 +12,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from pipeline.callbacks.stop_signals import LeftEarly, StopSignals
+from pipeline.callbacks.stop_signals import EvaluationInterrupted, StopSignals
 from pipeline.evals.core.score import score_rows
 from pipeline.run_dir.signals import Signals
 from tests.model.tiny_models import tiny
@@ -48,7 +48,7 @@ def rank_main(rank, rendezvous):
     try:
         score_rows(model, rows, **scored, watched=watched)
         raise AssertionError("nobody gave up")
-    except LeftEarly:
+    except EvaluationInterrupted:
         assert len(begun) == 2
         assert signals.received == signal.SIGTERM
         assert signals.stopping

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.evals.chat.score import score_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.together import LeftEarly
+from pipeline.evals.together import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 
@@ -31,7 +31,7 @@ def watched(batches):
     """On the last rank, what the environment says happens at the second batch."""
     for n, batch in enumerate(batches):
         if n == 1 and rank == world_size - 1 and HAPPENS:
-            raise {"signal": LeftEarly(), "defect": KeyError("of this rank")}[HAPPENS]
+            raise {"signal": EvaluationInterrupted(), "defect": KeyError("of this rank")}[HAPPENS]
         yield batch
 
 

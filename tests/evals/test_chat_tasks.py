@@ -24,7 +24,7 @@ from pipeline.evals.chat.score import (
     score_chat_tasks,
 )
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.together import LeftEarly
+from pipeline.evals.together import EvaluationInterrupted
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids
@@ -238,11 +238,11 @@ def test_a_signal_in_the_middle_of_an_answer_ends_the_scoring(tasks, tokenizer):
     def watched(items):
         for n, item in enumerate(items):
             if n == 1 and not isinstance(items, list):
-                raise LeftEarly
+                raise EvaluationInterrupted
             yield item
 
     model = small("gpt2", tokenizer).train()
-    with pytest.raises(LeftEarly):
+    with pytest.raises(EvaluationInterrupted):
         score_chat_tasks([tasks[3]], model, tokenizer, batch_rows=5, watched=watched)
     assert model.training
 
@@ -457,7 +457,8 @@ def test_a_checker_that_fails_on_one_rank_stops_both_with_the_same_sentence(for_
 
 
 @pytest.mark.parametrize(
-    ("happens", "first", "second"), [("signal", "LeftEarly", "LeftEarly"), ("defect", "OtherRankFailed", "KeyError")]
+    ("happens", "first", "second"),
+    [("signal", "EvaluationInterrupted", "EvaluationInterrupted"), ("defect", "OtherRankFailed", "KeyError")],
 )
 def test_what_ends_one_rank_s_share_ends_the_scoring_on_both(for_ranks, happens, first, second):
     assert run_ranks(for_ranks[0], "contains", happens) == [first, second]

@@ -289,7 +289,7 @@ def score_chat_tasks(
     to the ranks, each of which needs a whole model; they meet after each task, and an error on one is raised on all.
     execute: programs that the model writes may be run, in the sandbox unless unsafe_exec. watched: what the batches of a
     task go through (a list, for each task anew) and, where answers are generated, the steps of each batch; it may raise
-    LeftEarly. report: called with each task's score as soon as it is there. Raises what `require_ready` raises before
+    EvaluationInterrupted. report: called with each task's score as soon as it is there. Raises what `require_ready` raises before
     anything is scored; DataError when a checker fails.
     """
     assert max_per_task is None or max_per_task > 0, max_per_task

@@ -222,7 +222,7 @@ def score_rows(
     """Return scores of rows (ids (T,), start): targets ids[start:] given what stands before them; start is at least 1.
 
     Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of them.
-    The model is left in the mode it was in. watched: what this rank's batches go through; it may raise LeftEarly.
+    The model is left in the mode it was in. watched: what this rank's batches go through; it may raise EvaluationInterrupted.
     """
     device = torch.device(device)
     nats_R = torch.zeros(len(rows), dtype=torch.float64)
