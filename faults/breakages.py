@@ -87,7 +87,7 @@ BREAKAGES = (
     Breakage("samples that a kill left there are written again", "if prompt in there:", "if False:", "test_a_kill_between_two_prompts_loses_neither_and_repeats_neither"),
     Breakage("Python searches for cycles within a step", "gc.disable()", "pass", "test_cycles_live_through_steps_and_go_at_the_next_save_evaluation_or_thousandth_step"),
     # Report
-    Breakage("several comparisons each have the whole chance of a false call", "if chance < CHANCE / comparisons else", "if chance < CHANCE else", "test_several_comparisons_share_the_chance_of_a_false_call"),
+    Breakage("several comparisons each have the whole chance of a false call", "shown = chance < CHANCE / comparisons", "shown = chance < CHANCE", "test_several_comparisons_share_the_chance_of_a_false_call"),
     Breakage("a prediction leaves the noise of the predicted run out", "spread = 1 + (power / y) ** 2", "spread = (power / y) ** 2", "test_a_line_with_known_noise_and_no_floor_gives_the_regressions_and_the_textbooks_interval"),
     Breakage("a gradient norm that collapses is healthy", "if last <= second / GRADIENT_COLLAPSE:", "if False:", "test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within"),
     # Hub

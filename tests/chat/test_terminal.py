@@ -380,10 +380,14 @@ def test_an_unknown_command_in_a_pipe_is_not_sent(run, monkeypatch, capsys):
     assert "/agian is no command" in err
 
 
-def test_help_names_the_command_as_it_was_typed():
+def test_help_names_the_command_as_it_was_typed(tmp_path):
+    (tmp_path / "tandem").touch(mode=0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     for command, name in (
         (("-m", "pipeline.chat"), "python -m pipeline.chat"),
         ((str(ROOT / "pipeline" / "launch" / "console.py"), "chat"), "tandem chat"),
     ):
-        done = subprocess.run([sys.executable, *command, "--help"], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, *command, "--help"], capture_output=True, text=True, cwd=ROOT, env=environ
+        )
         assert done.stdout.startswith(f"usage: {name} [-h]"), done.stderr

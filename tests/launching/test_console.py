@@ -36,6 +36,10 @@ def folder(tmp_path):
 def tandem(folder, *arguments, command=(sys.executable, str(CONSOLE)), timeout=120):
     environ = {k: v for k, v in os.environ.items() if k not in ("NPROC", "PYTHONSAFEPATH", "PYTHONPATH")}
     environ |= {"CUDA_VISIBLE_DEVICES": "", "TANDEM_CACHE": str(folder / "cache")}
+    installed = folder / "bin" / "tandem"  # what is typed next is `tandem` where that is on the path
+    installed.parent.mkdir(exist_ok=True)
+    installed.touch(mode=0o755)
+    environ["PATH"] = f"{installed.parent}{os.pathsep}{environ['PATH']}"
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout
     )

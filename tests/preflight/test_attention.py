@@ -46,7 +46,8 @@ def quickstart(tmp_path):
         apart = (
             [] if any(o.startswith("data.isolate_documents") for o in overrides) else ["data.isolate_documents=false"]
         )
-        given = [str(RECIPES / "quickstart_pretrain.yaml"), *folders, *apart, *overrides]
+        whole = ["model.options.window_pattern=L", "model.options.sliding_window=null"]  # the recipe's own windows
+        given = [str(RECIPES / "quickstart_pretrain.yaml"), *folders, *apart, *whole, *overrides]
         return make_plan(read_recipe(given), CPU, processes=1)
 
     return plan

@@ -74,7 +74,7 @@ def test_the_first_screen_of_a_report_answers_what_is_asked_first(report):
         count = "document.querySelectorAll('{}').length"
         assert page.run(count.format(".sample")) == 2
         assert page.run(count.format(".answers > div")) == 4
-        assert page.run("[...document.querySelectorAll('.commands code')].map((node) => node.innerText.split(' ').includes('chat'))") == [True, True, False]  # fmt: skip
+        assert page.run("[...document.querySelectorAll('.commands code')].map((node) => node.innerText.split(/[ .]/).includes('chat'))") == [True, True, False]  # fmt: skip
         assert page.run("document.querySelectorAll('details[open]').length") == 0
         assert page.run("[...document.querySelectorAll('h2')].at(-1).innerText") == "Manifest"
         curves = "Bokeh.documents[0].roots()[0].renderers.filter((line) => line.visible).map((line) => line.name)"
