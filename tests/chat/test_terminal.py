@@ -227,6 +227,8 @@ class Keyboard:
 
     def type(self, keys: str, *, until: str = PROMPT) -> str:
         """Return what the terminal shows from these keys on, when it matches."""
+        if "\x03" in keys:
+            time.sleep(0.5)  # of a signal that comes before readline waits for a key it learns with the next key only
         os.write(self.terminal, keys.encode())
         return self.wait(until)
 

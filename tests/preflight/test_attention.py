@@ -29,7 +29,7 @@ from pipeline.training import build
 RECIPES = Path(__file__).parents[2] / "recipes"
 GPU = planned_device("H100")
 CPU = replace(GPU, kind="cpu", name="a CPU")
-WINDOWED = ["model.options={window_pattern: SSSL}", "data.row_tokens=512", "data.batch_tokens=4096"]
+WINDOWED = ["model.options={window_pattern: SSSL, sliding_window: 129}", "data.row_tokens=512", "data.batch_tokens=4096"]
 # Heads, windows and rows of a model; the other sizes play no part.
 SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner=1, vocab_size=8, vocab_rows=8, row_tokens=400, windows=[129, 400])  # fmt: skip
 
@@ -46,7 +46,7 @@ def quickstart(tmp_path):
         apart = (
             [] if any(o.startswith("data.isolate_documents") for o in overrides) else ["data.isolate_documents=false"]
         )
-        whole = ["model.options.window_pattern=L", "model.options.sliding_window=null"]  # the recipe's own windows
+        whole = ["model.options.window_pattern=L"]  # where the recipe has windows
         given = [str(RECIPES / "quickstart_pretrain.yaml"), *folders, *apart, *whole, *overrides]
         return make_plan(read_recipe(given), CPU, processes=1)
 
