@@ -26,7 +26,7 @@ def on_terminal() -> bool:
 
 
 class Bar:
-    """What has been done of `total`, with rate and time left; without a total the count and the time alone.
+    """Show how much of `total` is done, with rate and time left; without a total the count and the time alone.
 
     unit: of what is counted. shown: False on other ranks than the first.
     """

@@ -669,11 +669,11 @@ def changes(first: RunData, data: RunData) -> list[str]:
         if fact in one and one[fact] == other.get(fact)
         for pattern in patterns
     ]
-    told = [name for name in found if not any(fnmatch(name, pattern) for pattern in equal)]
-    told = [name for name in told if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in told)]
+    differing = [name for name in found if not any(fnmatch(name, pattern) for pattern in equal)]
+    differing = [name for name in differing if not any(fnmatch(s, p) for p in DECIDES.get(name, ()) for s in differing)]
     order = [*MAJOR, CODE, OTHER]
-    told.sort(key=lambda name: (order.index(group_of(name)), name))
-    lines = [_change(name, one.get(name), other.get(name)) for name in told]
+    differing.sort(key=lambda name: (order.index(group_of(name)), name))
+    lines = [_change(name, one.get(name), other.get(name)) for name in differing]
     more = len(lines) - SHOWN_CHANGES
     return lines[:SHOWN_CHANGES] + ([f"{more} more"] if more > 0 else [])
 

@@ -29,7 +29,11 @@ from pipeline.training import build
 RECIPES = Path(__file__).parents[2] / "recipes"
 GPU = planned_device("H100")
 CPU = replace(GPU, kind="cpu", name="a CPU")
-WINDOWED = ["model.options={window_pattern: SSSL, sliding_window: 129}", "data.row_tokens=512", "data.batch_tokens=4096"]
+WINDOWED = [
+    "model.options={window_pattern: SSSL, sliding_window: 129}",
+    "data.row_tokens=512",
+    "data.batch_tokens=4096",
+]
 # Heads, windows and rows of a model; the other sizes play no part.
 SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner=1, vocab_size=8, vocab_rows=8, row_tokens=400, windows=[129, 400])  # fmt: skip
 
