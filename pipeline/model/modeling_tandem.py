@@ -589,6 +589,8 @@ class TandemPreTrainedModel(PreTrainedModel):
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         config, multiple = self.config, pad_to_multiple_of or 1
+        if not isinstance(multiple, int):
+            raise ValueError(f"pad_to_multiple_of {multiple} is no integer, so the vocabulary cannot be padded to it")
         vocab_size = -(-(new_num_tokens or config.vocab_size) // multiple) * multiple
         # First without the rows outside: a new id must not get one of them, which nothing has ever trained.
         self._resize_rows(config.vocab_size, mean_resizing)
