@@ -10,7 +10,7 @@ from environments import python_with, run_there, slow_unless_installed
 from forms import CHATS, FORMS, TEXTS, greedy, load, write_forms
 from transformers import AutoTokenizer
 
-from pipeline.model.export import saved_form
+from pipeline.training.checkpoint import ModelFiles
 from tests.model.tiny_models import tiny
 
 # Left out are packages that were built for another torch: importing one ends in an error.
@@ -54,14 +54,13 @@ json.dump(found, open(out, "w"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with all forms, a checkpoint's form with rows of padding, and what vLLM answers of each in found.json."""
+    """A folder with all forms, a checkpoint with rows of padding, and what vLLM answers of each in found.json."""
     python = python_with(*VLLM["requirements"], without=VLLM["without"])
     folder = tmp_path_factory.mktemp("vllm")
     write_forms(folder, *FORMS)
     tokenizer = AutoTokenizer.from_pretrained(folder / "modern")
-    padded = saved_form(tiny("modern", smear=False), folder / "padded", padded=True)
-    padded.config.save_pretrained(folder / "padded")
-    tokenizer.save_pretrained(folder / "padded")
+    (folder / "padded").mkdir()
+    ModelFiles(tokenizer).write(tiny("modern", smear=False), folder / "padded")
     given = {
         "models": [*FORMS, "padded"],
         "prompts": [tokenizer(text).input_ids[:24] for text in TEXTS[:20]],
