@@ -92,6 +92,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
     [
         (["pairs.jsonl"], 65, "holds preference pairs (columns chosen, rejected)"),
         (["essays.parquet"], 65, "Set text_column: essay to pretrain on it; for SFT name the columns"),
+        (["essays.parquet"], 65, "behind the data: text_column=essay."),
         (["nowhere.jsonl"], 66, "nowhere.jsonl: there is no such file or folder"),
         (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
