@@ -90,6 +90,7 @@ def about_length(recipe: Recipe) -> tuple[int | None, int | None]:
     else:
         texts = (text_of(item) for items, _ in first for item in items)
         settings = recipe.tokenizer
+        assert settings.vocab_size is not None
         tokenizer = train_bpe(texts, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
     tokens = 0.0
     for source, (items, share) in zip(sources, first, strict=True):

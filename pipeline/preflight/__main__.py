@@ -200,7 +200,7 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
     hub = [s.id for s in recipe.data.sources if s.id and not s.id.startswith("tandem:") and not _is_here(s)]
     if hub:
         lines.append(
-            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: {command('data', recipe.path)}"
+            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: {command('data', str(recipe.path))}"
         )
     elif not _local(recipe):
         lines.append("the built-in data, which are made when they are first needed")
