@@ -27,7 +27,7 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
 
 LEGEND = (
     "a step's line: its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % of the device's peak, "
-    "pq and rg = file and part of it that is read, eta = time left"
+    "pq and rg = file and part of it that is read, eta = time left; of an evaluation: bpb = bits per byte of held-out text, lower is better"
 )
 
 
