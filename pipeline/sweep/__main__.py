@@ -1,0 +1,339 @@
+"""`python -m pipeline.sweep RECIPE key=v1,v2 ...`: what other values do to a recipe, judged against the noise of its seeds."""
+
+import argparse
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from pipeline.hardware.device import device_without_torch, leave_accelerators
+from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
+from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.probe import NotMeasured, measure
+from pipeline.process.commands import program
+from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
+from pipeline.process.storage import lock, read_json
+from pipeline.recipe import dump_recipe, read_recipe
+from pipeline.recipe.layers import EXCLUSIVE
+from pipeline.report.run_data import read_run
+from pipeline.run_dir.failures import exit_with_status
+from pipeline.sweep.runs import Job, Runs, figure_of, is_settled
+from pipeline.sweep.search import search
+from pipeline.sweep.space import Axis, grid, read_space
+from pipeline.sweep.verdict import Figure, judge_all, label, least_difference, noise_text, write_page, write_results
+
+EXAMPLES = """examples:
+  {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80
+      the recipe itself with 3 seeds, then each value with the same seeds; a table says better, worse or not shown
+  {0} ladder 'model.depth=6,8' train.max_steps=200 --equal time
+      200 steps of the recipe; the depths get as many as fit into the same measured time
+  {0} own_text 'data.sources=[{{files: my_folder}}]' 'optimizer.groups.matrices.learning_rate=tag(log, interval(0.005, 0.08))' --trials 20
+      a search by Optuna (pip install 'tandem-llm[sweep]'); its dashboard reads the storage in sweeps/NAME/optuna.db
+  {0} fineweb_d12 train.max_grad_norm=0.5,1,2 --parallel 8 --launcher 'sbatch --wait --job-name {{name}} --gpus 8 --wrap {{command}}'
+      each run as a job of its own
+
+The same command goes on where it was stopped. With another value and the same --name (or recipe) the table grows:
+sweeps/NAME/sweep.json holds it for scripts. Values are written as Hydra writes them: key=v1,v2, key=choice(v1,v2),
+key=range(start,stop,step), key=interval(low,high), key=tag(log, interval(low,high)), key=int(interval(low,high)).
+"""
+
+
+class Sweep:
+    """The record of a sweep (sweep.json) and what it takes to make its runs."""
+
+    def __init__(self, options: argparse.Namespace, fixed: list[str]):
+        self.options, self.fixed = options, fixed
+        self.recipe = read_recipe([options.recipe, *fixed])
+        if self.recipe.train.get("use_cpu"):
+            leave_accelerators()
+        self.device = device_without_torch()
+        self.processes = int(os.environ.get("NPROC") or self.device.count)
+        self.first_seed = self.recipe.train.get("seed", 42)
+        self.metric = options.metric or (SFT_BPB if self.recipe.stage == "sft" else VAL_BPB)
+        known = metric_of(self.metric)
+        if known is None or known.better is None:
+            raise RecipeError(
+                f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
+            )
+        self.better = known.better
+        self.plan = self._plan([])
+        self.figures: dict[Path, Figure] = {}
+        identity = [self._dump([]), options.equal, self.metric]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        stem = Path(str(self.recipe.path)).stem
+        self.folder = Path("sweeps", options.name or f"{stem}-{digest[:6]}")
+        self.record = self._begin(digest)
+
+    def _begin(self, digest: str) -> dict[str, Any]:
+        """Return the record of an earlier call, or a new one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._held = lock(self.folder / ".lock")
+        if self._held is None:
+            raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
+        file = self.folder / "sweep.json"
+        if file.exists():
+            record = read_json(file)
+            if record.get("baseline_sha256") != digest:
+                raise RecipeError(
+                    f"{file}: is of another baseline (recipe, fixed values, --equal or --metric), so its table cannot grow. Give another --name."
+                )
+            return record
+        step_s = self._step_s([], self.plan) if self.options.equal == "time" else None
+        return {
+            "name": self.folder.name,
+            "recipe": self.options.recipe,
+            "fixed": self.fixed,
+            "metric": self.metric,
+            "better": self.better,
+            "equal": self.options.equal,
+            "baseline_sha256": digest,
+            "complete": False,
+            "baseline": {"values": {}, "overrides": [], "steps": self.plan.steps, "step_s": step_s, "runs": []},
+            "candidates": [],
+        }
+
+    def _plan(self, overrides: list[str]) -> Plan:
+        recipe = read_recipe([self.options.recipe, *self.fixed, *overrides])
+        return make_plan(recipe, self.device, processes=self.processes)
+
+    def _dump(self, overrides: list[str]) -> str:
+        """Return the whole recipe as text, the same for the same training."""
+        return dump_recipe(read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"]))
+
+    def _step_s(self, overrides: list[str], plan: Plan) -> float:
+        try:
+            probe = measure([self.options.recipe, *self.fixed, *overrides], self.device, processes=self.processes, seconds=self.options.probe, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
+        except NotMeasured as reason:
+            raise TandemError(
+                f"--equal time: {label({'': ' '.join(overrides)})} could not be measured, since {reason}. Give --equal tokens or flops."
+            ) from None
+        return probe.step_s
+
+    def entry(self, values: dict[str, str]) -> dict[str, Any]:
+        """Return the candidate's entry in the record, made with its budget where it is new; the baseline's where it is the same recipe."""
+        for entry in self.record["candidates"]:
+            if entry["values"] == values:
+                return entry
+        overrides = [f"{key}={value}" for key, value in values.items()]
+        if self._dump(overrides) == self._dump([]):
+            return self.record["baseline"]
+        plan = self._plan(overrides)
+        steps, step_s = self._budget(overrides, plan)
+        if steps != plan.steps:
+            overrides.append(f"train.max_steps={steps}")
+        entry = {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
+        self.record["candidates"].append(entry)
+        return entry
+
+    def _budget(self, overrides: list[str], plan: Plan) -> tuple[int | None, float | None]:
+        """Return the candidate's steps, and the seconds of one where they were measured."""
+        equal, base = self.options.equal, self.plan
+        if equal == "none" or (equal == "tokens" and base.steps is None):  # epochs are equal tokens
+            return plan.steps, None
+        if base.steps is None or base.tokens is None:
+            raise RecipeError(
+                f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give train.max_steps=N or run.tokens=N."
+            )
+        step_s = None
+        if equal == "tokens":
+            steps = base.tokens / plan.batch_tokens
+        elif equal == "flops":
+            each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
+            if each is None or base.flops is None:
+                raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
+            steps = base.flops / (each * plan.batch_tokens)
+        else:
+            step_s = self._step_s(overrides, plan)
+            steps = base.steps * self.record["baseline"]["step_s"] / step_s
+        if steps < 1:
+            raise RecipeError(f"command line: {' '.join(overrides)}: not one step fits into the baseline's budget.")
+        return int(steps), step_s
+
+    def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
+        """Return the runs of the first so many seeds."""
+        digest = hashlib.sha256(json.dumps(entry["overrides"]).encode()).hexdigest()[:6]
+        name = f"{self.folder.name}-{digest if entry['overrides'] else 'baseline'}"
+        directory = Path(self.recipe.run.directory)
+        return [
+            Job(
+                directory / f"{name}-s{seed}",
+                seed,
+                (*self.fixed, *entry["overrides"]),
+                entry["steps"],
+                label(entry["values"]),
+            )
+            for seed in range(self.first_seed, self.first_seed + seeds)
+        ]
+
+    def figure(self, job: Job) -> Figure:
+        if job.path not in self.figures or not is_settled(self.figures[job.path]):
+            self.figures[job.path] = figure_of(job, self.metric)
+        return self.figures[job.path]
+
+    def update(self, *, complete: bool = False) -> str:
+        """Judge what there is by now and write it; return the Markdown."""
+        baseline, candidates = self.record["baseline"], self.record["candidates"]
+        found = [
+            [self.figure(job) for job in self.jobs(entry, self.options.seeds)] for entry in [baseline, *candidates]
+        ]
+        for entry, figures in zip([baseline, *candidates], found, strict=True):
+            entry["runs"] = [asdict(figure) for figure in figures]
+            values = [figure.value for figure in figures if figure.value is not None]
+            entry["mean"] = mean(values) if values else None
+            entry["stdev"] = stdev(values) if len(values) > 1 else None
+        baseline["least_difference"] = least_difference([f.value for f in found[0] if f.value is not None])
+        for entry, verdict in zip(candidates, judge_all(found[0], found[1:], better=self.better), strict=True):
+            entry.update(verdict)
+        self.record["complete"] = complete
+        return write_results(self.record, self.folder)
+
+
+def main(argv: list[str]) -> int:
+    options = _options(argv)
+    fixed, axes = read_space(options.values)
+    _check(options, fixed, axes)
+    sweep = Sweep(options, fixed)
+    entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
+    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=sweep.folder / "logs")  # fmt: skip
+
+    def make(jobs: list[Job]) -> None:
+        runs.make(jobs, when_ended=sweep.update)
+
+    baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
+    others = [job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline]
+    to_make = [job for job in baseline + others if not is_settled(sweep.figure(job))]
+    searched = options.trials * options.seeds
+    lengths = [job.steps for job in to_make] + [sweep.plan.steps] * searched
+    runs.expect(len(to_make) + searched, None if None in lengths else sum(filter(None, lengths)))
+    print(f"{sweep.folder}: {len(baseline + others) + searched} runs, {len(to_make) + searched} of them to make; the baseline first", flush=True)  # fmt: skip
+    sweep.update()
+    make(baseline)
+    if failed := [figure for job in baseline if (figure := sweep.figure(job)).value is None]:
+        raise TandemError(
+            f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {sweep.folder / 'logs'} holds what the runs said."
+        )
+    sweep.update()
+    print(noise_text(sweep.record), flush=True)
+    if options.trials:
+
+        def attempt(values: dict[str, str], count: int) -> list[float | None]:
+            jobs = sweep.jobs(sweep.entry(values), count)
+            make(jobs)
+            return [sweep.figure(job).value for job in jobs]
+
+        search(
+            axes,
+            attempt,
+            name=sweep.folder.name,
+            storage=options.storage or f"sqlite:///{sweep.folder / 'optuna.db'}",
+            direction="minimize" if sweep.better == "lower" else "maximize",
+            trials=options.trials,
+            seeds=options.seeds,
+            sampler=options.sampler,
+            pruner=options.pruner,
+            each=options.parallel,
+        )
+    else:
+        make(others)
+    text = sweep.update(complete=True)
+    runs.bar.close()
+    finished = {str(path): read_run(str(path)) for path, figure in sweep.figures.items() if figure.value is not None}
+    page = write_page(sweep.record, finished, sweep.folder)
+    print(f"\n{text}\n{page}\n{sweep.folder / 'sweep.json'}")
+    return 0
+
+
+def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis]) -> None:
+    given = {word.partition("=")[0] for word in fixed} | axes.keys()
+    if "run.name" in given or "train.seed" in axes:
+        raise RecipeError(
+            "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give --name and --seeds."
+        )
+    if options.equal != "none" and (horizons := axes.keys() & set(EXCLUSIVE[0])):
+        raise RecipeError(
+            f"command line: {', '.join(sorted(horizons))}: candidates of other lengths are not of equal {options.equal}. Give --equal none."
+        )
+    if options.trials and not axes:
+        raise RecipeError("--trials: there is nothing to search. Give key=interval(low,high) or key=v1,v2.")
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=program("sweep"),
+        usage=f"{program('sweep')} RECIPE [key=value ...] key=v1,v2 ... [--seeds N] [--equal tokens|flops|time|none] [--trials N] ...",
+        description="Train a recipe with other values and several seeds, and say which are better than the recipe as it is.",
+        epilog=EXAMPLES.format(program("sweep")),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file, or the name of a shipped one")
+    parser.add_argument(
+        "values",
+        metavar="key=value",
+        nargs="*",
+        help="one value: for every run, the baseline too; several: what is tried, every combination",
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N",
+        type=_count,
+        default=3,
+        help="of each candidate and the baseline: train.seed and those after it (default 3)",
+    )
+    parser.add_argument(
+        "--equal",
+        choices=["tokens", "flops", "time", "none"],
+        default="tokens",
+        help="what every candidate has as much of as the baseline; time: in steps, by a probe; none: its own horizon (default tokens)",
+    )
+    parser.add_argument(
+        "--probe",
+        metavar="SECONDS",
+        type=float,
+        default=10.0,
+        help="of --equal time: how long each candidate is measured (default 10)",
+    )
+    parser.add_argument(
+        "--metric", metavar="NAME", help="what is judged (default val/bpb, in SFT sft/assistant_bpb; docs/metrics.md)"
+    )
+    parser.add_argument("--name", help="of the folder under sweeps/ (default: the recipe's, with 6 digits of its keys)")
+    parser.add_argument(
+        "--parallel",
+        metavar="N",
+        type=_count,
+        default=1,
+        help="runs side by side, each with its part of the GPUs or cores (default 1)",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="COMMAND",
+        help="a command line that starts each run, with {command} in it, and {name} where the run's name belongs",
+    )
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="search by Optuna with so many candidates instead of a grid",
+    )
+    parser.add_argument("--sampler", metavar="CLASS", default="TPESampler", help="of Optuna (default TPESampler)")
+    parser.add_argument(
+        "--pruner",
+        metavar="CLASS",
+        default="MedianPruner",
+        help="of Optuna, asked after each seed; NopPruner: all seeds of all (default MedianPruner)",
+    )
+    parser.add_argument("--storage", metavar="URL", help="of Optuna (default: sweeps/NAME/optuna.db)")
+    return parser.parse_intermixed_args(argv)
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise ValueError
+    return count
+
+
+if __name__ == "__main__":
+    exit_with_status(main)
