@@ -23,7 +23,16 @@ from pipeline.run_dir.failures import exit_with_status
 from pipeline.sweep.runs import Job, Runs, figure_of, is_settled
 from pipeline.sweep.search import search
 from pipeline.sweep.space import Axis, grid, read_space
-from pipeline.sweep.verdict import Figure, judge_all, label, least_difference, noise_text, write_page, write_results
+from pipeline.sweep.verdict import (
+    EQUAL,
+    Figure,
+    judge_all,
+    label,
+    least_difference,
+    noise_text,
+    write_page,
+    write_results,
+)
 
 EXAMPLES = """examples:
   {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80
@@ -39,6 +48,9 @@ The same command goes on where it was stopped. With another value and the same -
 sweeps/NAME/sweep.json holds it for scripts. Values are written as Hydra writes them: key=v1,v2, key=choice(v1,v2),
 key=range(start,stop,step), key=interval(low,high), key=tag(log, interval(low,high)), key=int(interval(low,high)).
 """
+
+
+PROBE_S = 10.0  # of steps, for each candidate of --equal time
 
 
 class Sweep:
@@ -105,7 +117,7 @@ class Sweep:
 
     def _step_s(self, overrides: list[str], plan: Plan) -> float:
         try:
-            probe = measure([self.options.recipe, *self.fixed, *overrides], self.device, processes=self.processes, seconds=self.options.probe, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
+            probe = measure([self.options.recipe, *self.fixed, *overrides], self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
         except NotMeasured as reason:
             raise TandemError(
                 f"--equal time: {label({'': ' '.join(overrides)})} could not be measured, since {reason}. Give --equal tokens or flops."
@@ -260,6 +272,7 @@ def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis])
         raise RecipeError("--trials: there is nothing to search. Give key=interval(low,high) or key=v1,v2.")
 
 
+# fmt: off
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("sweep"),
@@ -268,65 +281,21 @@ def _options(argv: list[str]) -> argparse.Namespace:
         epilog=EXAMPLES.format(program("sweep")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="a recipe's YAML file, or the name of a shipped one")
-    parser.add_argument(
-        "values",
-        metavar="key=value",
-        nargs="*",
-        help="one value: for every run, the baseline too; several: what is tried, every combination",
-    )
-    parser.add_argument(
-        "--seeds",
-        metavar="N",
-        type=_count,
-        default=3,
-        help="of each candidate and the baseline: train.seed and those after it (default 3)",
-    )
-    parser.add_argument(
-        "--equal",
-        choices=["tokens", "flops", "time", "none"],
-        default="tokens",
-        help="what every candidate has as much of as the baseline; time: in steps, by a probe; none: its own horizon (default tokens)",
-    )
-    parser.add_argument(
-        "--probe",
-        metavar="SECONDS",
-        type=float,
-        default=10.0,
-        help="of --equal time: how long each candidate is measured (default 10)",
-    )
-    parser.add_argument(
-        "--metric", metavar="NAME", help="what is judged (default val/bpb, in SFT sft/assistant_bpb; docs/metrics.md)"
-    )
-    parser.add_argument("--name", help="of the folder under sweeps/ (default: the recipe's, with 6 digits of its keys)")
-    parser.add_argument(
-        "--parallel",
-        metavar="N",
-        type=_count,
-        default=1,
-        help="runs side by side, each with its part of the GPUs or cores (default 1)",
-    )
-    parser.add_argument(
-        "--launcher",
-        metavar="COMMAND",
-        help="a command line that starts each run, with {command} in it, and {name} where the run's name belongs",
-    )
-    parser.add_argument(
-        "--trials",
-        metavar="N",
-        type=_count,
-        default=0,
-        help="search by Optuna with so many candidates instead of a grid",
-    )
-    parser.add_argument("--sampler", metavar="CLASS", default="TPESampler", help="of Optuna (default TPESampler)")
-    parser.add_argument(
-        "--pruner",
-        metavar="CLASS",
-        default="MedianPruner",
-        help="of Optuna, asked after each seed; NopPruner: all seeds of all (default MedianPruner)",
-    )
-    parser.add_argument("--storage", metavar="URL", help="of Optuna (default: sweeps/NAME/optuna.db)")
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a recipe's YAML file, or the name of a shipped one")
+    add("values", metavar="key=value", nargs="*", help="one value: for every run, the baseline too; several: what is tried, every combination")
+    add("--seeds", metavar="N", type=_count, default=3, help="of each candidate and the baseline: train.seed and those after it (default 3)")
+    add("--equal", choices=EQUAL, default="tokens", help="what every candidate has as much of as the baseline (default tokens); time: in steps, by a probe")
+    add("--metric", metavar="NAME", help="what is judged (default val/bpb, in SFT sft/assistant_bpb; docs/metrics.md)")
+    add("--name", help="of the folder under sweeps/ (default: the recipe's, with 6 digits of its keys)")
+    add("--parallel", metavar="N", type=_count, default=1, help="runs side by side, each with its part of the GPUs or cores (default 1)")
+    add("--launcher", metavar="COMMAND", help="a command line that starts each run, with {command} in it, and {name} for the run's name")
+    add("--trials", metavar="N", type=_count, default=0, help="search by Optuna with so many candidates instead of a grid")
+    add("--sampler", metavar="CLASS", default="TPESampler", help="of Optuna (default TPESampler)")
+    add("--pruner", metavar="CLASS", default="MedianPruner", help="of Optuna, asked after each seed; NopPruner never stops (default MedianPruner)")
+    add("--storage", metavar="URL", help="of Optuna (default: sweeps/NAME/optuna.db)")
     return parser.parse_intermixed_args(argv)
+# fmt: on
 
 
 def _count(text: str) -> int:

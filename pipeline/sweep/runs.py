@@ -64,28 +64,24 @@ def is_settled(figure: Figure) -> bool:
 
 @dataclass
 class _Started:
-    """A run under way. process: None where another process has it: it is waited for."""
+    """A run under way. process: None where another process has it: it is waited for, and then looked at again."""
 
     job: Job
     slot: int
     process: subprocess.Popen | None
     began: float
 
-    def has_ended(self, metric: str) -> bool:
-        if self.process is not None:
-            if self.process.poll() is None:
-                return False
-            if self.process.returncode or is_settled(figure_of(self.job, metric)):
-                return True
-            self.process = None  # a launcher that only hands over to a queue
+    def has_ended(self, *, queued: bool) -> bool:
+        """queued: whether a command that has ended well may have only put the run into a queue."""
         run = RunDirectory(self.job.path)
-        if is_settled(figure_of(self.job, metric)):
+        if self.process is None:
+            return not run.in_use()
+        if self.process.poll() is None:
+            return False
+        if self.process.returncode or not queued:
             return True
-        return run.failure.exists() and run.failure.stat().st_mtime > self.began and not run.in_use()
-
-    @property
-    def status(self) -> int:
-        return self.process.returncode if self.process is not None else 0
+        failed = run.failure.exists() and run.failure.stat().st_mtime > self.began
+        return (failed or run.read_manifest().get("status") == "finished") and not run.in_use()
 
 
 class Runs:
@@ -116,17 +112,22 @@ class Runs:
         looked = 0.0
         try:
             while waiting or self.started:
-                for one in [one for one in self.started if one.has_ended(self.metric)]:
+                for one in [one for one in self.started if one.has_ended(queued=self.launcher is not None)]:
                     self.started.remove(one)
-                    self._end(one, when_ended)
-                if self.signal and not self.started:
-                    raise self._stopped()
+                    if one.process is None and not is_settled(figure_of(one.job, self.metric)):
+                        waiting.insert(0, one.job)
+                    else:
+                        self._end(one, when_ended)
+                if self.signal and all(one.process is None or one.process.poll() is not None for one in self.started):
+                    raise self._stopped()  # what others have is not ours to wait for
                 while waiting and len(self.started) < self.parallel and not self.signal:
                     self._start(waiting.pop(0))
                 if time.monotonic() - looked > LOOK_S:
                     self.bar.reach(self.ended_steps + sum(map(_step, self.started)))
                     looked = time.monotonic()
-                time.sleep(POLL_S)
+                time.sleep(
+                    POLL_S if any(one.process and one.process.poll() is None for one in self.started) else LOOK_S
+                )
         finally:
             for one in self.started:  # after an error of ours
                 if one.process is not None:
@@ -137,9 +138,8 @@ class Runs:
         figure = figure_of(one.job, self.metric)
         if self.signal:
             return
-        if one.status in STOPPED:
-            self.signal = signal.SIGINT if one.status == 130 else signal.SIGTERM
-            self._forward(self.signal, None)
+        if one.process is not None and one.process.returncode in STOPPED:
+            self._forward(signal.SIGINT if one.process.returncode == 130 else signal.SIGTERM, None)
             return
         self.ended += 1
         self.ended_steps += one.job.steps or 0
@@ -193,8 +193,6 @@ class Runs:
         for one in self.started:
             if one.process is not None and one.process.poll() is None:
                 one.process.send_signal(number)
-            elif one.process is None:
-                self.started.remove(one)  # not ours to stop
 
     def _stopped(self) -> Stopped:
         error = Stopped(

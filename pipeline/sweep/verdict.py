@@ -13,6 +13,13 @@ from pipeline.process.storage import write_json, write_text
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
 from pipeline.report.run_data import RunData, table
 
+EQUAL = {
+    "tokens": "the same tokens",
+    "flops": "the same training FLOPs (nanochat's formula)",
+    "time": "the same time in steps by a probe",
+    "none": "its own horizon",
+}
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -139,15 +146,9 @@ def markdown(record: dict[str, Any]) -> str:
             ]
         )
     tested = sum(entry["p"] is not None for entry in record["candidates"])
-    how = {
-        "tokens": "the same tokens",
-        "flops": "the same training FLOPs (nanochat's formula)",
-        "time": "the same time in steps by a probe",
-        "none": "its own horizon",
-    }[record["equal"]]
     notes = [
         noise_text(record),
-        f"Each candidate has {how}. {record['better'].capitalize()} is better. The test is a paired t test by seed; better and worse are called below "
+        f"Each candidate has {EQUAL[record['equal']]}. {record['better'].capitalize()} is better. The test is a paired t test by seed; better and worse are called below "
         f"p = {CHANCE} after Holm's correction for the {tested} candidates that could be tested. The intervals are of one candidate each.",
     ]
     if not record["complete"]:
