@@ -16,7 +16,7 @@ from pipeline.preflight.probe import NotMeasured, measure
 from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
-from pipeline.recipe import dump_recipe, read_recipe
+from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
@@ -26,6 +26,7 @@ from pipeline.sweep.space import Axis, grid, read_space
 from pipeline.sweep.verdict import (
     EQUAL,
     Figure,
+    count_of,
     judge_all,
     label,
     least_difference,
@@ -54,131 +55,117 @@ PROBE_S = 10.0  # of steps, for each candidate of --equal time
 
 
 class Sweep:
-    """The record of a sweep (sweep.json) and what it takes to make its runs."""
+    """The record of a sweep (sweep.json), and what it takes to make its runs."""
 
     def __init__(self, options: argparse.Namespace, fixed: list[str]):
         self.options, self.fixed = options, fixed
-        self.recipe = read_recipe([options.recipe, *fixed])
-        if self.recipe.train.get("use_cpu"):
+        recipe = self.recipe = self._recipe([])
+        if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
         self.processes = int(os.environ.get("NPROC") or self.device.count)
-        self.first_seed = self.recipe.train.get("seed", 42)
-        self.metric = options.metric or (SFT_BPB if self.recipe.stage == "sft" else VAL_BPB)
+        self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
         known = metric_of(self.metric)
         if known is None or known.better is None:
             raise RecipeError(
                 f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
             )
-        self.better = known.better
+        self.better: str = known.better
         self.plan = self._plan([])
         self.figures: dict[Path, Figure] = {}
-        identity = [self._dump([]), options.equal, self.metric]
-        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-        stem = Path(str(self.recipe.path)).stem
-        self.folder = Path("sweeps", options.name or f"{stem}-{digest[:6]}")
-        self.record = self._begin(digest)
-
-    def _begin(self, digest: str) -> dict[str, Any]:
-        """Return the record of an earlier call, or a new one."""
+        digest = _digest([dump_recipe(recipe), options.equal, self.metric])
+        self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = lock(self.folder / ".lock")
         if self._held is None:
             raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
-        file = self.folder / "sweep.json"
-        if file.exists():
-            record = read_json(file)
-            if record.get("baseline_sha256") != digest:
-                raise RecipeError(
-                    f"{file}: is of another baseline (recipe, fixed values, --equal or --metric), so its table cannot grow. Give another --name."
-                )
-            return record
-        step_s = self._step_s([], self.plan) if self.options.equal == "time" else None
-        return {
+        self.record = self._earlier(digest) or {
             "name": self.folder.name,
-            "recipe": self.options.recipe,
-            "fixed": self.fixed,
+            "recipe": options.recipe,
+            "fixed": fixed,
             "metric": self.metric,
             "better": self.better,
-            "equal": self.options.equal,
+            "equal": options.equal,
             "baseline_sha256": digest,
             "complete": False,
-            "baseline": {"values": {}, "overrides": [], "steps": self.plan.steps, "step_s": step_s, "runs": []},
+            "baseline": self._new({}, [], self.plan.steps, self._step_s([]) if options.equal == "time" else None),
             "candidates": [],
         }
 
+    def _earlier(self, digest: str) -> dict[str, Any] | None:
+        """Return the record of an earlier call."""
+        file = self.folder / "sweep.json"
+        record = read_json(file) if file.exists() else None
+        if record is not None and record.get("baseline_sha256") != digest:
+            raise RecipeError(
+                f"{file}: is of another baseline (recipe, fixed values, --equal or --metric), so its table cannot grow. Give another --name."
+            )
+        return record
+
+    @staticmethod
+    def _new(values: dict[str, str], overrides: list[str], steps: int | None, step_s: float | None) -> dict[str, Any]:
+        return {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
+
+    def _recipe(self, overrides: list[str]) -> Recipe:
+        return read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"])
+
     def _plan(self, overrides: list[str]) -> Plan:
-        recipe = read_recipe([self.options.recipe, *self.fixed, *overrides])
-        return make_plan(recipe, self.device, processes=self.processes)
+        return make_plan(self._recipe(overrides), self.device, processes=self.processes)
 
-    def _dump(self, overrides: list[str]) -> str:
-        """Return the whole recipe as text, the same for the same training."""
-        return dump_recipe(read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"]))
-
-    def _step_s(self, overrides: list[str], plan: Plan) -> float:
+    def _step_s(self, overrides: list[str]) -> float:
+        """Return the measured seconds of a step."""
+        memory, given = self._plan(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
+        needed = memory.total if memory else None
         try:
-            probe = measure([self.options.recipe, *self.fixed, *overrides], self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=plan.memory.total if plan.memory else None)  # fmt: skip
+            return measure(given, self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=needed).step_s
         except NotMeasured as reason:
-            raise TandemError(
-                f"--equal time: {label({'': ' '.join(overrides)})} could not be measured, since {reason}. Give --equal tokens or flops."
-            ) from None
-        return probe.step_s
+            what = " ".join(overrides) or "the recipe"
+            raise TandemError(f"--equal time: {what} was not measured, since {reason}. Give tokens or flops.") from None
 
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
-        """Return the candidate's entry in the record, made with its budget where it is new; the baseline's where it is the same recipe."""
+        """Return the candidate's entry in the record, with its budget where it is new; the baseline's where it is the same recipe."""
         for entry in self.record["candidates"]:
             if entry["values"] == values:
                 return entry
         overrides = [f"{key}={value}" for key, value in values.items()]
-        if self._dump(overrides) == self._dump([]):
+        if dump_recipe(self._recipe(overrides)) == dump_recipe(self.recipe):
             return self.record["baseline"]
         plan = self._plan(overrides)
-        steps, step_s = self._budget(overrides, plan)
+        step_s = self._step_s(overrides) if self.options.equal == "time" else None
+        steps = self._steps(plan, step_s)
+        if steps is not None and steps < 1:
+            raise RecipeError(f"command line: {' '.join(overrides)}: not one step fits into the baseline's budget.")
         if steps != plan.steps:
             overrides.append(f"train.max_steps={steps}")
-        entry = {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
-        self.record["candidates"].append(entry)
+        self.record["candidates"].append(entry := self._new(values, overrides, steps, step_s))
         return entry
 
-    def _budget(self, overrides: list[str], plan: Plan) -> tuple[int | None, float | None]:
-        """Return the candidate's steps, and the seconds of one where they were measured."""
+    def _steps(self, plan: Plan, step_s: float | None) -> int | None:
+        """Return how many steps a candidate gets."""
         equal, base = self.options.equal, self.plan
         if equal == "none" or (equal == "tokens" and base.steps is None):  # epochs are equal tokens
-            return plan.steps, None
+            return plan.steps
         if base.steps is None or base.tokens is None:
             raise RecipeError(
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give train.max_steps=N or run.tokens=N."
             )
-        step_s = None
+        if step_s is not None:
+            return int(base.steps * self.record["baseline"]["step_s"] / step_s)
         if equal == "tokens":
-            steps = base.tokens / plan.batch_tokens
-        elif equal == "flops":
-            each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
-            if each is None or base.flops is None:
-                raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
-            steps = base.flops / (each * plan.batch_tokens)
-        else:
-            step_s = self._step_s(overrides, plan)
-            steps = base.steps * self.record["baseline"]["step_s"] / step_s
-        if steps < 1:
-            raise RecipeError(f"command line: {' '.join(overrides)}: not one step fits into the baseline's budget.")
-        return int(steps), step_s
+            return base.tokens // plan.batch_tokens
+        each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
+        if each is None or base.flops is None:
+            raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
+        return int(base.flops / (each * plan.batch_tokens))
 
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
-        digest = hashlib.sha256(json.dumps(entry["overrides"]).encode()).hexdigest()[:6]
-        name = f"{self.folder.name}-{digest if entry['overrides'] else 'baseline'}"
-        directory = Path(self.recipe.run.directory)
+        overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
+        name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
-            Job(
-                directory / f"{name}-s{seed}",
-                seed,
-                (*self.fixed, *entry["overrides"]),
-                entry["steps"],
-                label(entry["values"]),
-            )
-            for seed in range(self.first_seed, self.first_seed + seeds)
-        ]
+            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*self.fixed, *overrides), entry["steps"], label(entry["values"]))
+            for seed in range(first, first + seeds)
+        ]  # fmt: skip
 
     def figure(self, job: Job) -> Figure:
         if job.path not in self.figures or not is_settled(self.figures[job.path]):
@@ -187,20 +174,21 @@ class Sweep:
 
     def update(self, *, complete: bool = False) -> str:
         """Judge what there is by now and write it; return the Markdown."""
-        baseline, candidates = self.record["baseline"], self.record["candidates"]
-        found = [
-            [self.figure(job) for job in self.jobs(entry, self.options.seeds)] for entry in [baseline, *candidates]
-        ]
-        for entry, figures in zip([baseline, *candidates], found, strict=True):
-            entry["runs"] = [asdict(figure) for figure in figures]
+        entries = [self.record["baseline"], *self.record["candidates"]]
+        found = [[self.figure(job) for job in self.jobs(entry, self.options.seeds)] for entry in entries]
+        for entry, figures in zip(entries, found, strict=True):
             values = [figure.value for figure in figures if figure.value is not None]
-            entry["mean"] = mean(values) if values else None
-            entry["stdev"] = stdev(values) if len(values) > 1 else None
-        baseline["least_difference"] = least_difference([f.value for f in found[0] if f.value is not None])
-        for entry, verdict in zip(candidates, judge_all(found[0], found[1:], better=self.better), strict=True):
-            entry.update(verdict)
+            entry["runs"] = [asdict(figure) for figure in figures]
+            entry["mean"], entry["stdev"] = mean(values) if values else None, stdev(values) if len(values) > 1 else None
+        entries[0]["least_difference"] = least_difference(entries[0]["stdev"], count_of(entries[0]))
+        for entry, verdict in zip(entries[1:], judge_all(found[0], found[1:], better=self.better), strict=True):
+            entry |= verdict
         self.record["complete"] = complete
         return write_results(self.record, self.folder)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def main(argv: list[str]) -> int:
@@ -209,52 +197,37 @@ def main(argv: list[str]) -> int:
     _check(options, fixed, axes)
     sweep = Sweep(options, fixed)
     entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
-    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=sweep.folder / "logs")  # fmt: skip
-
-    def make(jobs: list[Job]) -> None:
-        runs.make(jobs, when_ended=sweep.update)
-
+    logs = sweep.folder / "logs"
+    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
     others = [job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline]
     to_make = [job for job in baseline + others if not is_settled(sweep.figure(job))]
     searched = options.trials * options.seeds
-    lengths = [job.steps for job in to_make] + [sweep.plan.steps] * searched
-    runs.expect(len(to_make) + searched, None if None in lengths else sum(filter(None, lengths)))
-    print(f"{sweep.folder}: {len(baseline + others) + searched} runs, {len(to_make) + searched} of them to make; the baseline first", flush=True)  # fmt: skip
+    runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
+    count = len(baseline + others) + searched
+    print(f"{sweep.folder}: {count} runs, {len(to_make) + searched} of them to make; the baseline first", flush=True)
     sweep.update()
-    make(baseline)
+    runs.make(baseline, when_ended=sweep.update)
     if failed := [figure for job in baseline if (figure := sweep.figure(job)).value is None]:
         raise TandemError(
-            f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {sweep.folder / 'logs'} holds what the runs said."
+            f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {logs} holds what the runs printed."
         )
-    sweep.update()
     print(noise_text(sweep.record), flush=True)
     if options.trials:
 
-        def attempt(values: dict[str, str], count: int) -> list[float | None]:
-            jobs = sweep.jobs(sweep.entry(values), count)
-            make(jobs)
+        def attempt(values: dict[str, str], seeds: int) -> list[float | None]:
+            jobs = sweep.jobs(sweep.entry(values), seeds)
+            sweep.update()  # with its budget, before its first run
+            runs.make(jobs, when_ended=sweep.update)
             return [sweep.figure(job).value for job in jobs]
 
-        search(
-            axes,
-            attempt,
-            name=sweep.folder.name,
-            storage=options.storage or f"sqlite:///{sweep.folder / 'optuna.db'}",
-            direction="minimize" if sweep.better == "lower" else "maximize",
-            trials=options.trials,
-            seeds=options.seeds,
-            sampler=options.sampler,
-            pruner=options.pruner,
-            each=options.parallel,
-        )
+        search(axes, attempt, options, name=sweep.folder.name, folder=sweep.folder, better=sweep.better)
     else:
-        make(others)
-    text = sweep.update(complete=True)
+        runs.make(others, when_ended=sweep.update)
     runs.bar.close()
+    text = sweep.update(complete=True)
     finished = {str(path): read_run(str(path)) for path, figure in sweep.figures.items() if figure.value is not None}
-    page = write_page(sweep.record, finished, sweep.folder)
-    print(f"\n{text}\n{page}\n{sweep.folder / 'sweep.json'}")
+    print(f"\n{text}\n{write_page(sweep.record, finished, sweep.folder)}\n{sweep.folder / 'sweep.json'}")
     return 0
 
 

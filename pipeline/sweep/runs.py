@@ -101,10 +101,10 @@ class Runs:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._forward)
 
-    def expect(self, runs: int, steps: int | None) -> None:
-        """Say how many runs are still to be made, of so many steps in all."""
-        self.count += runs
-        self.bar.total = None if steps is None else (self.bar.total or 0) + steps
+    def expect(self, runs: int, steps: Sequence[int | None]) -> None:
+        """Say how many runs are to be made, and how long each is where that is known."""
+        self.count = runs
+        self.bar.total = sum(filter(None, steps)) if None not in steps else None
 
     def make(self, jobs: Sequence[Job], *, when_ended: Callable[[], object]) -> None:
         """Make the runs that are not settled. Raises Stopped after a signal, once the runs have saved."""

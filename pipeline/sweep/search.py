@@ -1,6 +1,9 @@
 """A search by Optuna: its samplers propose, its pruners give up, its storage holds the trials."""
 
+import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -11,44 +14,46 @@ from pipeline.sweep.space import Axis
 Try = Callable[[dict[str, str], int], Sequence[float | None]]
 
 
-def search(
-    axes: dict[str, Axis], attempt: Try, *, name: str, storage: str, direction: str, trials: int, seeds: int, sampler: str, pruner: str, each: int
-) -> None:  # fmt: skip
-    """Make so many trials, those of earlier calls included. After every `each` seeds the pruner is asked.
+def search(axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, name: str, folder: Path, better: str) -> None:  # fmt: skip
+    """Make options.trials trials, those of earlier calls included; the pruner is asked after every seed, or as many as run side by side.
 
     A proposal follows from the earlier trials and its own number alone, so a search that was interrupted proposes the same.
     """
     optuna = _optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers, pruning = _named(optuna.samplers, sampler, "--sampler"), _named(optuna.pruners, pruner, "--pruner")
+    sampler = _named(optuna.samplers, options.sampler, "--sampler")
     study = optuna.create_study(
-        study_name=name, storage=storage, direction=direction, pruner=pruning(), load_if_exists=True
+        study_name=name,
+        storage=options.storage or f"sqlite:///{folder / 'optuna.db'}",
+        direction="minimize" if better == "lower" else "maximize",
+        pruner=_named(optuna.pruners, options.pruner, "--pruner")(),
+        load_if_exists=True,
     )
-    for number in range(trials):
-        study.sampler = samplers(seed=number)
+    for number in range(options.trials):
+        study.sampler = sampler(seed=number)
         known = study.get_trials(deepcopy=False)
         if number < len(known) and known[number].state.is_finished():
             continue
         # A trial that was under way when the sweep was stopped goes on under its number.
         trial = optuna.trial.Trial(study, known[number]._trial_id) if number < len(known) else study.ask()
         values = {key: axis.suggest(trial, key) for key, axis in axes.items()}
-        _make(study, trial, optuna.trial.TrialState, lambda count, values=values: attempt(values, count), seeds, each)
+        value, state = _make(trial, partial(attempt, values), options, optuna.trial.TrialState)
+        study.tell(trial, value, state=state)
 
 
-def _make(study: Any, trial: Any, state: Any, attempt: Callable[[int], Sequence[float | None]], seeds: int, each: int) -> None:  # fmt: skip
-    """Run seed by seed and tell the study how the trial ended."""
+def _make(trial: Any, attempt: Callable[[int], Sequence[float | None]], options: argparse.Namespace, states: Any) -> tuple[float | None, Any]:  # fmt: skip
+    """Run seed by seed; return value and state that the trial ends with."""
     reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-    for count in [*range(each, seeds, each), seeds]:
-        figures = [value for value in attempt(count) if value is not None]
-        if len(figures) < count:
-            study.tell(trial, state=state.FAIL)
-            return
+    seeds: int = options.seeds
+    for count in [*range(options.parallel, seeds, options.parallel), seeds]:
+        values = [value for value in attempt(count) if value is not None]
+        if len(values) < count:
+            return None, states.FAIL
         if count not in reported:
-            trial.report(mean(figures), step=count)
+            trial.report(mean(values), step=count)
         if count < seeds and trial.should_prune():
-            study.tell(trial, state=state.PRUNED)
-            return
-    study.tell(trial, mean(figures))
+            return None, states.PRUNED
+    return mean(values), states.COMPLETE
 
 
 def _optuna() -> Any:

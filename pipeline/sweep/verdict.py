@@ -1,17 +1,16 @@
 """Whether a candidate is better than the baseline: paired by seed, corrected for the number of candidates; as table, page, JSON."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.process.storage import write_json, write_text
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
-from pipeline.report.run_data import RunData, table
+from pipeline.report.run_data import RunData, filled_table, number, table
 
 EQUAL = {
     "tokens": "the same tokens",
@@ -32,23 +31,17 @@ class Figure:
     protocol: str | None = None  # two figures compare only under the same one
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Candidate minus baseline over the seeds that both have: mean, 95 % interval, and the chance of it by seeds alone."""
-
-    difference: float
-    interval: tuple[float, float] | None = None
-    p: float | None = None
-
-
-def paired(differences: Sequence[float]) -> Paired:
-    """Return the paired t test of the differences; of one of them, or of equal ones, no chance is known."""
-    if len(differences) < 2 or not (error := stdev(differences) / math.sqrt(len(differences))):
-        return Paired(mean(differences))
-    freedom = len(differences) - 1
-    reach = student_t(CHANCE, freedom) * error
-    centre = mean(differences)
-    return Paired(centre, (centre - reach, centre + reach), two_sided(centre / error, freedom))
+def paired(differences: Sequence[float]) -> dict[str, Any]:
+    """Return mean difference, its 95 % interval and p by the paired t test; of one difference, or of equal ones, the mean alone."""
+    centre, count = mean(differences), len(differences)
+    if count < 2 or not (error := stdev(differences) / math.sqrt(count)):
+        return {"difference": centre, "interval": None, "p": None}
+    reach = student_t(CHANCE, count - 1) * error
+    return {
+        "difference": centre,
+        "interval": [centre - reach, centre + reach],
+        "p": two_sided(centre / error, count - 1),
+    }
 
 
 def holm(chances: Sequence[float]) -> list[float]:
@@ -64,84 +57,69 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def judge_all(
-    baseline: Sequence[Figure], candidates: Sequence[Sequence[Figure]], *, better: Literal["lower", "higher"]
+    baseline: Sequence[Figure], candidates: Sequence[Sequence[Figure]], *, better: str
 ) -> list[dict[str, Any]]:
-    """Return difference, interval, p, p_holm and verdict of each candidate, None where they are not known."""
-    tests = [_test(baseline, figures) for figures in candidates]
-    chances = [test.p for test in tests if isinstance(test, Paired) and test.p is not None]
-    corrected = iter(holm(chances))
-    found = []
-    for test in tests:
-        if isinstance(test, str):
-            found.append(dict.fromkeys(("difference", "interval", "p", "p_holm")) | {"verdict": test})
-            continue
-        p = None if test.p is None else next(corrected)
-        is_better = (test.difference < 0) == (better == "lower")
-        verdict = "not shown" if p is None or p >= CHANCE else "better" if is_better else "worse"
-        found.append(
-            {
-                "difference": test.difference,
-                "interval": test.interval and list(test.interval),
-                "p": test.p,
-                "p_holm": p,
-                "verdict": verdict,
-            }
-        )
+    """Return difference, interval, p, p_holm and verdict of each candidate, None where they are not known. better: lower or higher."""
+    found = [_test(baseline, figures) for figures in candidates]
+    tested = [one for one in found if one["p"] is not None]
+    for one, p in zip(tested, holm([one["p"] for one in tested]), strict=True):
+        is_better = (one["difference"] < 0) == (better == "lower")
+        one |= {"p_holm": p, "verdict": "not shown" if p >= CHANCE else "better" if is_better else "worse"}
     return found
 
 
-def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> Paired | str:
-    """Return the test, or why there is none."""
-    values = {figure.seed: figure for figure in baseline if figure.value is not None}
+def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, Any]:
+    """Return the paired test over the seeds that both have; its verdict says why where there is none."""
+    none = dict.fromkeys(("difference", "interval", "p", "p_holm"))
+    values = {one.seed: one for one in baseline if one.value is not None}
     both = [(values[one.seed], one) for one in figures if one.value is not None and one.seed in values]
     if not both:
-        return next((figure.status for figure in figures if figure.status != "finished"), "not run")
+        return none | {"verdict": next((one.status for one in figures if one.status != "finished"), "not run")}
     if any(one.protocol != other.protocol for one, other in both):
-        return "not comparable"
-    return paired([other.value - one.value for one, other in both if one.value is not None and other.value is not None])
+        return none | {"verdict": "not comparable"}
+    return none | {"verdict": "not shown"} | paired([other.value - one.value for one, other in both])  # type: ignore[operator]  # both have one
 
 
-def least_difference(values: Sequence[float]) -> float | None:
-    """Return the difference of one candidate that so many pairs would just tell if pairing took no noise away; None of one run."""
-    if len(values) < 2:
-        return None
-    return student_t(CHANCE, len(values) - 1) * stdev(values) * math.sqrt(2 / len(values))
+def least_difference(spread: float | None, count: int) -> float | None:
+    """Return the difference that so many pairs would just tell if pairing took no noise away. spread: standard deviation over seeds."""
+    return None if spread is None else student_t(CHANCE, count - 1) * spread * math.sqrt(2 / count)
 
 
 # The record as people and programs read it.
 
 
+def count_of(entry: dict[str, Any]) -> int:
+    """Return how many of its runs have a figure."""
+    return sum(run["value"] is not None for run in entry["runs"])
+
+
 def noise_text(record: dict[str, Any]) -> str:
     """Return what the baseline's seeds alone do."""
-    values = [run["value"] for run in record["baseline"]["runs"] if run["value"] is not None]
-    if len(values) < 2:
+    base = record["baseline"]
+    if base["stdev"] is None:
         return "One seed: the noise is not known, and nothing can be shown. Give --seeds 3 or more."
-    least = record["baseline"]["least_difference"]
     return (
-        f"Noise: {record['metric']} of the baseline over {len(values)} seeds is {mean(values):.6g}, standard deviation {stdev(values):.2g}. "
-        f"So many seeds tell a difference of about {least:.2g} or more, less where candidate and baseline move together."
+        f"Noise: {record['metric']} of the baseline over {count_of(base)} seeds is {base['mean']:.6g}, standard deviation {base['stdev']:.2g}. "
+        f"So many seeds tell a difference of about {base['least_difference']:.2g} or more, less where candidate and baseline move together."
     )
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table and what stands beside it. It holds no times: a sweep that was interrupted has the same bytes."""
-    timed = record["equal"] == "time"
-    head = ["", "steps", *(["ms a step"] if timed else []), "seeds", record["metric"], "difference", "95 % interval", "p", "p (Holm)", "verdict"]  # fmt: skip
+    """Return the table and what stands beside it. It holds no times of runs: a sweep that was interrupted has the same bytes."""
+    head = ["", "steps", "ms a step", "seeds", record["metric"], "difference", "95 % interval", "p", "p (Holm)", "verdict"]  # fmt: skip
     rows = []
     for entry in [record["baseline"], *record["candidates"]]:
-        values = [run["value"] for run in entry["runs"] if run["value"] is not None]
         low_high = entry.get("interval")
-        interval = f"{low_high[0]:+.5f} to {low_high[1]:+.5f}" if low_high else None
         rows.append(
             [
                 label(entry["values"]),
                 entry["steps"],
-                *([f"{1000 * entry['step_s']:.1f}" if entry["step_s"] else None] if timed else []),
-                len(values),
-                f"{mean(values):.5f}" if values else None,
+                number(entry["step_s"] and 1000 * entry["step_s"]),
+                count_of(entry),
+                None if entry["mean"] is None else f"{entry['mean']:.5f}",
                 None if entry.get("difference") is None else f"{entry['difference']:+.5f}",
-                interval,
-                *(None if entry.get(name) is None else f"{entry[name]:.2g}" for name in ("p", "p_holm")),
+                f"{low_high[0]:+.5f} to {low_high[1]:+.5f}" if low_high else None,
+                *(number(entry.get(name), 3) for name in ("p", "p_holm")),
                 entry.get("verdict", "baseline"),
             ]
         )
@@ -150,21 +128,20 @@ def markdown(record: dict[str, Any]) -> str:
         noise_text(record),
         f"Each candidate has {EQUAL[record['equal']]}. {record['better'].capitalize()} is better. The test is a paired t test by seed; better and worse are called below "
         f"p = {CHANCE} after Holm's correction for the {tested} candidates that could be tested. The intervals are of one candidate each.",
+        "" if record["complete"] else "The sweep has not ended: the same command goes on.",
     ]
-    if not record["complete"]:
-        notes.append("The sweep has not ended: the same command goes on.")
-    return f"# {record['name']}\n\n{table(head, rows)}\n" + "".join(f"{note}\n\n" for note in notes).rstrip() + "\n"
+    return f"# {record['name']}\n\n{filled_table(head, rows)}\n" + "\n\n".join(filter(None, notes)) + "\n"
 
 
 def label(values: dict[str, str]) -> str:
-    """Return what a candidate is called: its keys without their sections where those are clear."""
+    """Return what a candidate is called."""
     return ", ".join(f"{key}={value}" for key, value in values.items()) or "baseline"
 
 
 def write_results(record: dict[str, Any], folder: Path) -> str:
     """Write sweep.json and sweep.md; return the Markdown."""
     text = markdown(record)
-    write_json(folder / "sweep.json", json.loads(json.dumps(record)))  # NaN would be no JSON: there is none
+    write_json(folder / "sweep.json", record)
     write_text(folder / "sweep.md", text)
     return text
 
@@ -173,9 +150,8 @@ def write_page(record: dict[str, Any], runs: dict[str, RunData], folder: Path) -
     """Write sweep.html: the table, curves of one seed of each candidate, and all runs. runs: by the paths in the record."""
     from pipeline.report.page import page  # Bokeh takes a second
 
-    entries = [record["baseline"], *record["candidates"]]
     drawn, rows = [], []
-    for entry in entries:
+    for entry in [record["baseline"], *record["candidates"]]:
         name = label(entry["values"])
         of_entry = [runs[run["run"]] for run in entry["runs"] if run["run"] in runs]
         drawn += [replace(data, manifest={**data.manifest, "name": name}) for data in of_entry[:1]]
@@ -183,16 +159,7 @@ def write_page(record: dict[str, Any], runs: dict[str, RunData], folder: Path) -
     panels, axes = comparison_panels(drawn) if drawn else ([], {})
     _, _, head = markdown(record).partition("\n\n")
     sections = {SECTION: "One seed of each.\n", "Runs": table(["", "seed", "run", record["metric"], "status"], rows)}
-    html = page(
-        record["name"],
-        sections,
-        kind="sweep",
-        head=head,
-        panels=panels,
-        axes=axes,
-        picture=None,
-        unfolded=(SECTION,),
-        one_legend=True,
-    )
+    looks: dict[str, Any] = {"picture": None, "unfolded": (SECTION,), "one_legend": True}
+    html = page(record["name"], sections, kind="sweep", head=head, panels=panels, axes=axes, **looks)
     write_text(folder / "sweep.html", html)
     return folder / "sweep.html"
