@@ -6,10 +6,11 @@
 modern, modern without smear, and portable (with nanochat's and with transformers' initial weights), on the same rows of 128 tokens in
 the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
 that they differ in the model alone. For equal time give the faster one as many more --steps as the ratio says. One JSON line a run.
---set KEY=VALUE ... changes the recipe of all, for a sweep of rates. --bf16: autocast, as train.bf16.
+--set KEY=VALUE ... makes every run again with these keys; given several times, with each of these sets. --bf16: autocast, as train.bf16.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -76,9 +77,9 @@ def batch(ids: torch.Tensor, number: int, rows: int) -> dict[str, torch.Tensor]:
 class Training:
     """A model of one variant in training, a step at a time."""
 
-    def __init__(self, name: str, options: argparse.Namespace, data: dict[str, Any], *, seed: int):
+    def __init__(self, name: str, options: argparse.Namespace, data: dict[str, Any], *, seed: int, keys: list[str]):
         overrides, identity_blocks = VARIANTS[name]
-        recipe = read_recipe([str(data["recipe"]), *overrides, *options.set], stage="pretrain")
+        recipe = read_recipe([str(data["recipe"]), *overrides, *keys], stage="pretrain")
         ids = {"bos_token_id": data["tokenizer"].bos_token_id, "eos_token_id": None, "pad_token_id": None}
         fields = model_fields(recipe, vocab_size=len(data["tokenizer"]), **ids)
         self.model: Any = build_model(
@@ -119,32 +120,31 @@ class Training:
 
 
 def scores(options: argparse.Namespace, data: dict[str, Any]) -> None:
-    rows = []
+    bpbs: dict[tuple[str, str], list[float]] = {}
     for seed in options.seeds:
-        for name in options.only:
+        for name, keys in itertools.product(options.only, [[], *options.set]):
             started = time.process_time()
-            training = Training(name, options, data, seed=seed)
+            training = Training(name, options, data, seed=seed, keys=keys)
             training.steps(options.steps)
-            rows.append(
-                {
-                    "name": name,
-                    "seed": seed,
-                    "set": options.set,
-                    "steps": options.steps,
-                    "bpb": training.bpb(),
-                    "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
-                    "cpu_s": time.process_time() - started,
-                }
-            )
-            print(json.dumps(rows[-1]), flush=True)
-    for name in options.only:
-        bpbs = [row["bpb"] for row in rows if row["name"] == name]
-        spread = statistics.stdev(bpbs) if len(bpbs) > 1 else math.nan
-        print(f"{name:<28} {statistics.mean(bpbs):.4f} bits per byte (sd {spread:.4f}, {len(bpbs)} seeds)")
+            bpbs.setdefault((name, " ".join(keys)), []).append(training.bpb())
+            row = {
+                "name": name,
+                "keys": keys,
+                "seed": seed,
+                "steps": options.steps,
+                "bpb": bpbs[name, " ".join(keys)][-1],
+            }
+            row["parameters"] = sum(parameter.numel() for parameter in training.model.parameters())
+            print(json.dumps(row | {"cpu_s": time.process_time() - started}), flush=True)
+    for (name, keys), of_seeds in bpbs.items():
+        spread = statistics.stdev(of_seeds) if len(of_seeds) > 1 else math.nan
+        print(
+            f"{name:<28} {statistics.mean(of_seeds):.4f} bits per byte (sd {spread:.4f}, {len(of_seeds)} seeds) {keys}"
+        )
 
 
 def times(options: argparse.Namespace, data: dict[str, Any]) -> None:
-    trainings = {name: Training(name, options, data, seed=1) for name in options.only}
+    trainings = {name: Training(name, options, data, seed=1, keys=[]) for name in options.only}
     for training in trainings.values():
         training.steps(2 * STEPS_A_TURN)  # compiles, and warms up
     turns = []
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128, help="in heads of 64")
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(VARIANTS))
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--set", nargs="+", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--pairs", type=int, default=0, help="measure times alone, in so many turns")
