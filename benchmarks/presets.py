@@ -1,7 +1,7 @@
 """The price of a preset: bits per byte on held-out text at equal steps, and the ratio of their step times.
 
     python benchmarks/presets.py TEXT_FILE ... [--seeds 1,2,3] [--steps 250] [--layers 4] [--width 128] [--only modern,portable]
-    python benchmarks/presets.py TEXT_FILE ... --pairs 20 [--compile]         times alone, each way against the first, in turns
+    python benchmarks/presets.py TEXT_FILE ... --pairs 20 [--compile]         processor time alone, each against the first, in turns
 
 modern, modern without smear, and portable (with nanochat's and with transformers' initial weights), on the same rows of 128 tokens in
 the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
@@ -97,8 +97,8 @@ class Training:
         return torch.autocast("cpu", torch.bfloat16, enabled=self.options.bf16)
 
     def steps(self, count: int) -> float:
-        """Train and return the seconds that it took."""
-        started = time.perf_counter()
+        """Train and return the processor's seconds that it took: one thread, so that other programs count less than on the clock."""
+        started = time.process_time()
         self.model.train()
         for number in self.order[self.done : self.done + count]:
             given = batch(self.data["train"], int(number), ROWS)
@@ -110,7 +110,7 @@ class Training:
             self.schedule.step()
             self.optimizer.zero_grad(set_to_none=True)
         self.done += count
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     def bpb(self) -> float:
         batches = (batch(self.data["validation"], number, 16) for number in range(VALIDATION_ROWS // 16))
