@@ -56,7 +56,7 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
     keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", "passes over your data")}
     try:
-        steps = about_length(resolve_start(recipe))[0]
+        steps = None if "id" in source else about_length(resolve_start(recipe))[0]  # nothing is fetched for a comment
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
