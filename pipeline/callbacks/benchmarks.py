@@ -115,7 +115,7 @@ class Benchmarks(StepCallback):
         """Every rank calls it. A failure is told and recorded; EvaluationInterrupted goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
-        if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
+        if trainer.is_sharded:  # each forward needs every rank: all of them score everything
             world_size, watched = 1, partial(self.stop.on_every_rank, lockstep=True)
         try:
             with (
