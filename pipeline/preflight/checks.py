@@ -329,15 +329,34 @@ def _devices(plan: Plan) -> list[TandemError]:
 
 
 def _sharding(plan: Plan) -> list[TandemError]:
-    """FSDP, which accelerate ignores on a CPU."""
-    if plan.device.kind == "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true", "yes"):
+    """Return what FSDP2 is not tried with, where the launcher asks for it."""
+    if "FSDP_VERSION" not in os.environ or plan.processes == 1:
         return []
-    return [
-        RecipeError(
-            "command line: the launcher asks for FSDP, and checkpoints and samples of a sharded model are not written yet: the run could not be "
-            "continued. Launch with accelerate_configs/ddp.yaml, and train.activation_checkpointing: true where memory is short."
-        )
+    recipe, train = plan.recipe, plan.recipe.train
+    launcher = {
+        "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
+        "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
+        "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
+        "parallelism_config": "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ,
+    }
+    keys = {
+        "train.fp8": train.get("fp8"),
+        "train.fp16": train.get("fp16"),
+        "train.torch_compile": train.get("torch_compile") not in ("auto", False, None),
+        "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
+        "train.optim": recipe.optimizer.type == "trainer" and not str(train.get("optim")).startswith("adamw_torch"),
+    }
+    found = [
+        f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
+        for setting, is_set in launcher.items()
+        if is_set
     ]
+    found += [
+        f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."
+        for key, is_set in keys.items()
+        if is_set
+    ]
+    return [RecipeError(text) for text in found]
 
 
 def _start(plan: Plan) -> list[TandemError]:

@@ -32,8 +32,8 @@ from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
-from pipeline.training.sharding import whole_on_rank_0
 from pipeline.training.schedules import StepSchedule
+from pipeline.training.sharding import whole_on_rank_0
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
@@ -76,7 +76,9 @@ class TandemTrainer(Trainer):
     ):
         # Cut before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
-        args.save_only_model = self.is_sharded  # says Trainer that its own checkpoints are not asked for; ours are whole
+        args.save_only_model = (
+            self.is_sharded
+        )  # says Trainer that its own checkpoints are not asked for; ours are whole
         self.recipe, self.run, self.rows, self.meter = recipe, run, rows, meter
         self.evaluate_model, self.watched = evaluate_model, watched
         self.loader: StepLoader | None = None

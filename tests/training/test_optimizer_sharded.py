@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
-from pipeline.training import muon as muon_step
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.sharding import whole_on_rank_0
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
@@ -52,7 +52,6 @@ def whole(tensor):
 
 def rank_main(rank, rendezvous):
     torch.set_num_threads(1)
-    muon_step.SHARED_FROM = 0
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     model, optimizer = model_and_optimizer()
@@ -65,9 +64,12 @@ def rank_main(rank, rendezvous):
             whole(other.detach()), one.detach(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
-    tensors = {key: value.clone() for key, value in optimizer_tensors(sharded_optimizer, sharded).items()}
-    assert not any(isinstance(value, DTensor) for value in tensors.values())
+    own = optimizer_tensors(sharded_optimizer, sharded)
+    of_rank_0 = whole_on_rank_0(own)
+    tensors = {key: whole(value).clone() for key, value in own.items()}
     assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
+    assert of_rank_0.keys() == (tensors.keys() if rank == 0 else set())
+    assert all(torch.equal(value, tensors[key]) for key, value in of_rank_0.items())
     fresh = build_optimizer(sharded, recipe())
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
