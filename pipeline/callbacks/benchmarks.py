@@ -17,8 +17,8 @@ from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.fp8 import without_fp8
 from pipeline.training.rng import preserved_rng
+from pipeline.training.sharding import forward_only
 from pipeline.training.trainer import StepCallback, TandemTrainer
 
 FAILED = "evaluation_failed"
@@ -121,7 +121,7 @@ class Benchmarks(StepCallback):
             with (
                 trainer.meter.pause(),
                 preserved_rng(),
-                without_fp8(trainer.model),
+                forward_only(trainer.model),
                 torch.no_grad(),
                 in_float32(trainer.model) if self._in_float32(benchmark) else trainer.compute_loss_context_manager(),
             ):

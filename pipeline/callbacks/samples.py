@@ -13,9 +13,9 @@ from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.fp8 import without_fp8
 from pipeline.training.metrics import StepMeter
 from pipeline.training.rng import preserved_rng
+from pipeline.training.sharding import forward_only
 
 
 class Samples(TrainerCallback):
@@ -77,7 +77,7 @@ class Samples(TrainerCallback):
             return
         training = model.training
         try:
-            with self.meter.pause(), preserved_rng(), without_fp8(model), torch.no_grad():
+            with self.meter.pause(), preserved_rng(), forward_only(model), torch.no_grad():
                 model.eval()
                 texts = self.complete(model, self.prompts)
         except EvaluationInterrupted:

@@ -168,7 +168,9 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
     return form
 
 
-def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def saved_weights(
+    form: PreTrainedModel, model: PreTrainedModel, state: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return the tensors that save_pretrained would write for the model: those of `state`, its state_dict, not copied. form: what
     saved_form gave for it."""
     _assign(form, model, state)

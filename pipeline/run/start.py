@@ -32,7 +32,9 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     if shards_model():
-        os.environ["ACCELERATE_USE_FSDP"] = "false"  # training/sharding.py cuts the model; accelerate would wrap it again
+        os.environ["ACCELERATE_USE_FSDP"] = (
+            "false"  # training/sharding.py cuts the model; accelerate would wrap it again
+        )
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -8,16 +8,18 @@ give the loss in it, and fsdp_mixed_precision of transformers would round num_it
 What needs a whole tensor (a checkpoint, model/) gathers it with all ranks, one tensor at a time, for rank 0 alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from pipeline.process.errors import RecipeError
+from pipeline.training.fp8 import without_fp8
 
 
 def shard_model(model: PreTrainedModel) -> None:
@@ -33,6 +35,18 @@ def shard_model(model: PreTrainedModel) -> None:
     kind.maybe_distribute_model(model, config, mesh)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
+
+
+@contextmanager
+def forward_only(model: torch.nn.Module) -> Iterator[None]:
+    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward the
+    outermost weights stay gathered until a backward, and are then no parameters of the optimizer."""
+    with without_fp8(model):
+        try:
+            yield
+        finally:
+            if isinstance(model, FSDPModule):
+                model.reshard()
 
 
 def is_sharded(tensors: Mapping[str, Tensor]) -> bool:

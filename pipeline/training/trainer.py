@@ -25,7 +25,7 @@ from pipeline.training.checkpoint import (
     write_state,
 )
 from pipeline.training.distributed import Ranks, from_every_rank, on_rank_0
-from pipeline.training.fp8 import convert_to_fp8, without_fp8
+from pipeline.training.fp8 import convert_to_fp8
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
@@ -33,7 +33,7 @@ from pipeline.training.optimizer import build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
-from pipeline.training.sharding import whole_on_rank_0
+from pipeline.training.sharding import forward_only, whole_on_rank_0
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
@@ -223,7 +223,7 @@ class TandemTrainer(Trainer):
         # Under FSDP a forward needs every rank: they agree before each batch.
         watched = partial(self.watched, lockstep=True) if self.is_sharded else self.watched
         metrics: dict[str, float] | None = None
-        with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), without_fp8(self.model):
+        with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), forward_only(self.model):
             metrics = self.evaluate_model(self.model, watched=watched)
         self.recorded_evaluations.add(self.state.global_step)
         if metrics is None:  # given up on a signal: the step is saved, and evaluated first after the resume
