@@ -344,7 +344,8 @@ def _sharding(plan: Plan) -> list[TandemError]:
         "train.fp16": train.get("fp16"),
         "train.torch_compile": train.get("torch_compile") not in ("auto", False, None),
         "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
-        "train.optim": recipe.optimizer.type == "trainer" and not str(train.get("optim")).startswith("adamw_torch"),
+        "train.optim": recipe.optimizer.type == "trainer"
+        and train.get("optim") not in ("adamw_torch", "adamw_torch_fused"),
     }
     found = [
         f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."

@@ -8,6 +8,7 @@ give the loss in it, and fsdp_mixed_precision of transformers would round num_it
 What needs a whole tensor (a checkpoint, model/) gathers it with all ranks, one tensor at a time, for rank 0 alone.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -30,6 +31,10 @@ def shard_model(model: PreTrainedModel) -> None:
             f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
             "cannot be cut. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
         )
+    # torch's own FSDP2 calls what torch calls deprecated.
+    warnings.filterwarnings(
+        "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
+    )
     config = DistributedConfig(fsdp_size=torch.distributed.get_world_size())
     config, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, config, mesh)
