@@ -31,27 +31,32 @@ def shard_model(model: PreTrainedModel) -> None:
             f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
             "cannot be cut. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
         )
+    if model.config.tie_word_embeddings:  # one parameter of two modules: it stays with the outermost weights
+        tied = {model.get_input_embeddings(), model.get_output_embeddings()}
+        names = {name for name, module in model.named_modules() if module in tied}
+        model.fsdp_plan = {name: style for name, style in model.fsdp_plan.items() if name not in names}
     # torch's own FSDP2 calls what torch calls deprecated.
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
     )
     config = DistributedConfig(fsdp_size=torch.distributed.get_world_size())
-    config, _, mesh = kind.prepare_distribute_model(config)
-    kind.maybe_distribute_model(model, config, mesh)
+    resolved, _, mesh = kind.prepare_distribute_model(config)
+    kind.maybe_distribute_model(model, resolved, mesh)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
 
 
 @contextmanager
 def forward_only(model: torch.nn.Module) -> Iterator[None]:
-    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward the
-    outermost weights stay gathered until a backward, and are then no parameters of the optimizer."""
+    """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward
+    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer."""
     with without_fp8(model):
         try:
             yield
         finally:
-            if isinstance(model, FSDPModule):
-                model.reshard()
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
 
 def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
