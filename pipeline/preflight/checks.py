@@ -311,9 +311,17 @@ def _memory(plan: Plan) -> list[TandemError]:
     return [
         OutOfMemoryError(
             f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device."
+            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
         )
     ]
+
+
+def _or_shard(plan: Plan, limit: float) -> str:
+    """Return the advice to shard the model, where that would make it fit."""
+    shared = plan.sharded_memory.fixed if plan.sharded_memory else None
+    if shared is None or shared > limit:
+        return ""
+    return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
 
 
 def _devices(plan: Plan) -> list[TandemError]:

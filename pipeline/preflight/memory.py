@@ -71,15 +71,17 @@ def memory_of(
     compiled: bool,
     on_cpu: bool = False,
     rows: int | None = None,
+    sharded: bool | None = None,
 ) -> Memory:
-    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch."""
+    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch.
+    sharded: by FSDP2 over the processes; None for what the launcher asks for."""
     weights = weight_bytes(recipe, sizes)
     activations = _activations(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
     )
     saves = on_cpu and recipe.train["save_strategy"] != "no"
     gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
-    if shards_model():
+    if shards_model() if sharded is None else sharded:
         gathered = _gathered_bytes(sizes)
         weights, gradients = weights // processes + gathered, weights // processes + gathered
         optimizer = None if optimizer is None else optimizer // processes
