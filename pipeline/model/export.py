@@ -168,12 +168,10 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
     return form
 
 
-def saved_weights(
-    form: PreTrainedModel, model: PreTrainedModel, state: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the tensors that save_pretrained would write for the model: those of `state`, its state_dict, not copied. form: what
-    saved_form gave for it."""
-    _assign(form, model, state)
+def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it. state:
+    as for save_model."""
+    _assign(form, model, model.state_dict() if state is None else state)
     return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
 
 

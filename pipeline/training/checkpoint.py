@@ -335,8 +335,8 @@ class ModelFiles:
         self.form: Any = None
         self.contents: dict[str, bytes] = {}
 
-    def write(self, model: Any, folder: Path, weights: Tensors) -> Tensors:
-        """Write the files into the empty folder, and give the weights for model.safetensors. weights: the model's, whole."""
+    def write(self, model: Any, folder: Path, weights: Tensors | None = None) -> Tensors:
+        """Write the files into the empty folder, and give the weights for model.safetensors. weights: those of a sharded model, whole."""
         if self.form is None:
             self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})

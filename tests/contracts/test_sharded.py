@@ -13,18 +13,23 @@ SHARDED = {"ranks": 2, "sharded": True}
 FP32 = "train.bf16=false"
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(runner, model):
-    recipe = runner.recipe("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5})
+@pytest.mark.parametrize(
+    ("stage", "model", "more"),
+    [("pretrain", "gpt2", {}), ("pretrain", "modern", {}), ("sft", "modern", {"gradient_checkpointing": True})],
+)
+def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(runner, stage, model, more):
+    make, bpb = (runner.recipe, "bpb") if stage == "pretrain" else (runner.sft_recipe, "assistant_bpb")
+    recipe = make("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5, **more})
+    small = ("train.per_device_train_batch_size=2", FP32)
     one, two = (
-        runner.train(recipe, f"run.name={name}", "train.per_device_train_batch_size=2", FP32, **how)
+        runner.train(recipe, f"run.name={name}", *small, stage=stage, **how)
         for name, how in (("one", {}), ("two", SHARDED))
     )
     assert "2 processes, the model sharded (FSDP2)" in two.output
-    for name in ("train/loss", "optim/grad_norm", "train/bpb"):
+    for name in ("train/loss", "optim/grad_norm", f"train/{bpb}"):
         assert len(one.values(name)) == 20
         assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
-    assert two.values("val/bpb") == pytest.approx(one.values("val/bpb"), rel=TOLERANCE[model])
+    assert two.values("val/loss") == pytest.approx(one.values("val/loss"), rel=TOLERANCE[model])
 
 
 def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(runner):
