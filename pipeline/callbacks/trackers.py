@@ -1,5 +1,6 @@
 """TensorBoard, Weights & Biases and Trackio."""
 
+import dataclasses
 import html
 import os
 import queue
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import TrainerCallback
 
 from pipeline.metrics import metric_of
 from pipeline.process.secrets import known_secrets, redact_output
+from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 
 TRACKIO_WRITER = Path(__file__).with_name("trackio_writer.py")  # a process of its own
@@ -281,3 +283,23 @@ class TrackioRun(TrainerCallback):
             f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}",
             flush=True,
         )
+
+
+def trackers_of(
+    recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, batch_tokens: int
+) -> list[TrainerCallback]:
+    """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the samples too."""
+    make: dict[str, Callable[[], TrainerCallback]] = {
+        "tensorboard": lambda: TensorBoard(run.tensorboard, start_step=start_step),
+        "wandb": lambda: WandbRun(
+            run,
+            project=recipe.monitor.project,
+            config=dataclasses.asdict(recipe),
+            notes=recipe.run.note,
+            tags=recipe.run.tags,
+            attempt=attempt,
+            batch_tokens=batch_tokens,
+        ),
+        "trackio": lambda: TrackioRun(run),  # reads the files of the run itself
+    }
+    return [make[name]() for name in make if name in recipe.monitor.trackers]

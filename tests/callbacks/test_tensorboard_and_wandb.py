@@ -5,11 +5,13 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import numpy as np
 
-from pipeline.callbacks.trackers import TensorBoard, WandbRun
+from pipeline.callbacks.trackers import TensorBoard, WandbRun, trackers_of
 from pipeline.metrics import METRICS
+from pipeline.recipe.schema import Monitor, Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.callbacks.tracker_files import tensorboard_descriptions, tensorboard_scalars, tensorboard_table
 
@@ -27,6 +29,13 @@ def wandb_run(folder):
     return WandbRun(
         RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, batch_tokens=512
     )  # fmt: skip
+
+
+def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):
+    (names,) = get_args(get_type_hints(Monitor)["trackers"])
+    for name in get_args(names):
+        recipe = Recipe(monitor=Monitor(trackers=[name]))
+        assert len(trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, batch_tokens=512)) == 1, name
 
 
 def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
