@@ -133,7 +133,7 @@ def ladder(floor: float, exponent: float, noise: float, *, sizes: int, draws: in
         for n, times in enumerate(TIMES):
             further = x[-1] * times
             y = law_at(further, floor, exponent) * math.exp(rng.normal(0, noise))
-            held[n] += 0.025 <= law.chance_below(y, further) <= 0.975
+            held[n] += 0.025 <= law._chance_below(math.log(y), *law._further_run(further)) <= 0.975
             if draw < measured:
                 middle, low, high = law.predict(further)
                 widths[n] += (high - low) / 2 / middle / measured

@@ -16,7 +16,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source
 from pipeline.recipe.sizes import TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
-from pipeline.recipe.training_arguments import defaults
+from pipeline.recipe.supported_arguments import defaults
 
 # The global batch, whether its documents see each other, and the horizon in optimizer steps.
 

@@ -346,7 +346,7 @@ class Hub(Section):
 
 @dataclass(kw_only=True)
 class Recipe(Section):
-    """One run. `train` holds transformers.TrainingArguments by their own names (recipe/training_arguments.py)."""
+    """One run. `train` holds transformers.TrainingArguments by their own names (recipe/supported_arguments.py)."""
 
     run: Run = field(default_factory=Run)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
