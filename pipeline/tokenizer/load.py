@@ -485,16 +485,14 @@ def _damage(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     if (folder / SEAL).exists():
-        return problems(folder) or _other_specials(folder)
+        if found := problems(folder):
+            return found
+        added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
+        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
     if not _agrees_with_itself(folder):
         return ["is not what its training left"]
     seal(folder)
     return []
-
-
-def _other_specials(folder: Path) -> list[str]:
-    added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
-    return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
 
 
 def _agrees_with_itself(folder: Path) -> bool:

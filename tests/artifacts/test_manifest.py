@@ -44,7 +44,7 @@ def test_the_writers_that_are_named_exist():
         assert (root / by).exists(), by
 
 
-def test_values_of_another_type_are_told_by_their_full_names():
+def test_values_of_another_type_are_reported_by_their_full_names():
     manifest = {
         "name": 3,
         "attempts": True,

@@ -80,7 +80,7 @@ def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_noth
     assert "<pre>ünder &amp; co</pre>" in shown
 
 
-def test_tensorboard_that_cannot_start_is_told_once(tmp_path, capsys):
+def test_tensorboard_that_cannot_start_is_reported_once(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("in the way")
     tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
     tracker.on_train_begin(None, state(), None)
@@ -90,7 +90,7 @@ def test_tensorboard_that_cannot_start_is_told_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("TensorBoard stopped taking numbers (") == 1
 
 
-def test_tensorboard_whose_folder_vanishes_in_mid_run_is_told_once(tmp_path, capsys, monkeypatch):
+def test_tensorboard_whose_folder_vanishes_in_mid_run_is_reported_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its thread's own traceback
     tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
     tracker.on_train_begin(None, state(), None)
@@ -101,12 +101,12 @@ def test_tensorboard_whose_folder_vanishes_in_mid_run_is_told_once(tmp_path, cap
         log(tracker, [step])
         time.sleep(0.005)
     tracker.on_train_end(None, state(), None)
-    told = capsys.readouterr().out
-    assert told.count("TensorBoard stopped taking numbers (") == 1, told
-    assert "metrics.jsonl has every number" in told
+    out = capsys.readouterr().out
+    assert out.count("TensorBoard stopped taking numbers (") == 1, out
+    assert "metrics.jsonl has every number" in out
 
 
-def test_a_wandb_that_cannot_be_imported_is_told_once(tmp_path, capsys, monkeypatch):
+def test_a_wandb_that_cannot_be_imported_is_reported_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     tracker = wandb_run(tmp_path)
     tracker.on_train_begin(None, state(), None)

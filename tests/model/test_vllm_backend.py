@@ -2,7 +2,7 @@
 
 The stand-in does as vllm/model_executor/models/transformers does (docs: "Writing custom models"): the base model comes by
 auto_map, attention through ALL_ATTENTION_FUNCTIONS to an object per layer that is handed down as a keyword and keeps keys
-and values itself, tokens of several sequences in one row told apart by their positions, output flat. Not vLLM itself.
+and values itself, tokens of several sequences in one row distinguished by their positions, output flat. Not vLLM itself.
 """
 
 import subprocess

@@ -133,10 +133,10 @@ def test_runs_of_a_family_are_fitted_and_the_next_depth_is_expected_where_the_la
     for depth in (2, 4, 6):
         family(depth, "train.seed=1" if depth == 4 else "train.seed=42")
     assert main(["--fit", "runs/d6", "runs/d2", "runs/d4"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"val/bpb = 20 x FLOPs\^-0\.1000, at (1\.9\d+|2) tokens per param", told)
-    assert "by these 3 sizes an irreducible term may be up to" in told
-    assert "3 sizes are few" in told
+    printed = capsys.readouterr().out
+    assert re.search(r"val/bpb = 20 x FLOPs\^-0\.1000, at (1\.9\d+|2) tokens per param", printed)
+    assert "by these 3 sizes an irreducible term may be up to" in printed
+    assert "3 sizes are few" in printed
     (file,) = (tmp_path / "runs").glob("fit-*.json")
     assert [point["run"] for point in read_json(file)["points"]] == ["d2", "d4", "d6"]
     recipe = family.recipe(8)
@@ -171,7 +171,7 @@ def test_unlike_runs_are_refused_with_every_key_that_differs(family):
     family(4, "data.packing=concat")
     parts = {"score": "rows", "window": 32, "dtype": "float32"}
     family(6, "optimizer.schedule.decay_fraction=0.5", protocol="q", parts=parts, text="g")
-    with pytest.raises(RecipeError) as told:
+    with pytest.raises(RecipeError) as caught:
         fit_runs([read_run(f"runs/d{depth}") for depth in (2, 4, 6)])
     for line in (
         'd4 against d2: data.packing: "cut_and_fit" -> "concat"',
@@ -179,7 +179,7 @@ def test_unlike_runs_are_refused_with_every_key_that_differs(family):
         "d6 against d2: protocol of val/bpb: p -> q, window 64 against 32\n",
         'd6 against d2: content of data.sources: ["f"] -> ["g"]',
     ):
-        assert line in str(told.value)
+        assert line in str(caught.value)
 
 
 def test_rates_may_differ_by_the_dial_alone(family):

@@ -127,7 +127,7 @@ def test_conversations_most_of_which_cannot_be_trained_on_are_refused(tmp_path):
     assert "(first: " in str(caught.value)
 
 
-def test_one_mistake_in_many_rows_is_told_once_with_its_count_and_first_place(tmp_path):
+def test_one_mistake_in_many_rows_is_reported_once_with_its_count_and_first_place(tmp_path):
     good = json.dumps({"messages": [USER, ANSWER]})
     bad = [json.dumps({"messages": [USER] * n + [{"role": "assistant", "content": n}]}) for n in (1, 3, 5)]
     (tmp_path / "chat.jsonl").write_text("\n".join([good, *bad, "{", good]) + "\n")
