@@ -91,8 +91,7 @@ def with_values(section: AnySection, values: dict[str, Any]) -> AnySection:
 MOST_POSITIONS = 2**24  # of a row
 MOST_IDS = 10_000_000  # of a tokenizer
 
-# The built-in formats of a source, and whether a row gives a document or a conversation.
-# How a row of each is read: Format and WHOLE_ROW in sources/formats.py.
+# The built-in formats of a source (read by sources/formats.py), and whether a row gives a document or a conversation.
 FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
 # What `columns` of a source may name: a document's text; a conversation's messages; or its prompt and response.
 COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat"}
@@ -239,6 +238,8 @@ class Optimizer(Section):
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
     rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
+    average_steps: int | None = key(None, "After the last step the weights become (1 - average_weight) of themselves and average_weight of their exponential moving average over about so many steps; null: they stay. Takes one more copy of the weights, in checkpoints too.", minimum=2, must_match=True)
+    average_weight: float = key(0.6, "Share of the moving average (average_steps) in the finished model; 1: the average alone.", above=0, maximum=1, must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 

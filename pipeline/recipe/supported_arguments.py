@@ -218,8 +218,7 @@ ARGUMENTS: dict[str, Argument] = {
     "do_predict": rejected(COMMAND),
 }  # fmt: skip
 
-# Keys of `train:` that are decided with others of the recipe.
-DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")
+DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")  # with other keys of the recipe
 
 
 def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
