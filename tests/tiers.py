@@ -8,7 +8,7 @@ launcher, number of ranks or fault. A test is named with its parameters' id wher
 KEPT = {
     "callbacks/test_signalled_evaluation.py": (),
     "contracts/test_auto_micro_batch.py": ("test_on_a_cpu_a_run_says_what_auto_is_and_trains",),
-    "contracts/test_benchmarks_in_training.py": ("test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on", "test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing[modern]"),
+    "contracts/test_benchmarks_in_training.py": ("test_a_record_that_cannot_be_written_is_reported_and_the_run_goes_on", "test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing[modern]"),
     "contracts/test_bpb_of_sources.py": (),
     "contracts/test_chat_tasks_in_training.py": ("test_two_ranks_have_the_chat_scores_of_one",),
     "contracts/test_checkpoint_is_a_model.py": ("test_checkpoints_and_the_finished_model_load_without_this_package[modern-False]",),

@@ -211,6 +211,7 @@ class TrainingRows:
                 "Raise train.num_train_epochs, or the epochs of the sources."
             )
         if not rows.total_rows():
+            rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
         if rows.total_rows() < rows.rows_per_step:
             raise DataError(
