@@ -34,7 +34,8 @@ def shard_model(model: PreTrainedModel) -> None:
     if model.config.tie_word_embeddings:  # one parameter of two modules: it stays with the outermost weights
         tied = {model.get_input_embeddings(), model.get_output_embeddings()}
         names = {name for name, module in model.named_modules() if module in tied}
-        model.fsdp_plan = {name: style for name, style in model.fsdp_plan.items() if name not in names}
+        rest = {name: style for name, style in model.fsdp_plan.items() if name not in names}
+        model.fsdp_plan = rest  # type: ignore[misc]  # its setter stands apart, where mypy does not look
     # torch's own FSDP2 calls what torch calls deprecated.
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
