@@ -60,13 +60,9 @@ def forward_only(model: torch.nn.Module) -> Iterator[None]:
                     module.reshard()
 
 
-def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
-
-
 def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
-    if not is_sharded(tensors):
+    if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return dict(tensors)
     first, whole = torch.distributed.get_rank() == 0, dict[str, Tensor]()
     for name, tensor in tensors.items():
