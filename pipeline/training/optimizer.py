@@ -22,7 +22,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
-from pipeline.training.muon import muon_step
+from pipeline.training.muon import local, muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
@@ -67,9 +67,9 @@ class MuonAdamW(torch.optim.Optimizer):
                     self._adamw(group, parameters)
                 else:
                     for some in in_portions(parameters, MEASURED_AT_ONCE):
-                        before = [p.clone() for p in some]
+                        before = [local(p).clone() for p in some]  # of a sharded one this rank's part, as Muon's
                         self._adamw(group, some)
-                        torch._foreach_sub_(before, some)
+                        torch._foreach_sub_(before, [local(p) for p in some])
                         self._norms.append(total_norm(before))
         self._norms = None
         return loss
