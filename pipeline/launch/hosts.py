@@ -78,7 +78,7 @@ class Hosts:
                     f"{self.name(self.node)}: waited {waited:.0f} s in vain for {what}. Look at the output of the hosts that are missing, and "
                     "whether they reach MASTER_ADDR and MASTER_PORT; RDZV_TIMEOUT sets another limit, in seconds."
                 )
-            if time.monotonic() > line:
+            if time.monotonic() > line and len(here) < self.nodes:
                 line = time.monotonic() + LINE_S
                 self.report(f"waiting for {what} (for at most {self.limit_s - waited:.0f} s more)")
             time.sleep(0.1)
