@@ -68,7 +68,7 @@ class Hosts:
                 reason = self._connect()
             here = {n: seen for n, seen in self._hosts() if seen.get("round") == self.own["round"] and not self.lost(n)}
             waited = time.monotonic() - began
-            if self.store is not None and (port := self._port(complete=len(here) == self.nodes)):
+            if self.store is not None and (port := self._port(here)):
                 self.lives = {n: seen["life"] for n, seen in here.items()}
                 return port
             missing = [self.name(n) for n in range(self.nodes) if n not in here] or [self.name(0)]
@@ -130,19 +130,21 @@ class Hosts:
     def _hosts(self) -> Iterator[tuple[int, dict[str, Any]]]:
         yield from (self.seen | {self.node: self.own}).items()
 
-    def _port(self, *, complete: bool) -> int | None:
+    def _port(self, here: dict[int, dict[str, Any]]) -> int | None:
         """Return the port that node 0 has chosen for this round, another one each time: the last one's may be held still."""
-        first = self.own if self.node == 0 else self.seen.get(0, {})
-        if self.node == 0 and complete:
+        if self.node == 0 and len(here) == self.nodes:
             with socket.socket() as probe:
                 probe.bind(("", 0))
-                self._tell(port=probe.getsockname()[1])
-        elif self.node != 0 and first and (first["round"], bool(first.get("port"))) != (self.own["round"], True):
-            # A host that was started anew waits for the start after the one that it has missed.
-            if (next_round := first["round"] + bool(first.get("port"))) != self.own["round"]:
-                self._tell(round=next_round)
+                self._tell(port=probe.getsockname()[1], met=[seen["life"] for seen in here.values()])
+            return self.own["port"]
+        if self.node == 0 or not (first := self.seen.get(0)):
             return None
-        return first.get("port") if complete else None
+        if self.own["life"] in (first.get("met") or []):
+            return first["port"] if first["round"] == self.own["round"] and len(here) == self.nodes else None
+        # A host that was started anew waits for the start after the one that it has missed.
+        if (joined := first["round"] + bool(first.get("port"))) != self.own["round"]:
+            self._tell(round=joined)
+        return None
 
     def _tell(self, **changes: Any) -> None:
         self.own = {**self.own, **changes}
@@ -210,7 +212,7 @@ class Hosts:
             word = self.seen[0]["again"] if self._has_decided() else decide()
         if word:
             self.lives = {}
-            self._tell(round=self.own["round"] + 1, end=None, port=None)
+            self._tell(round=self.own["round"] + 1, end=None, port=None, met=None)
         self._tell(again=word or "")
         return word or None
 

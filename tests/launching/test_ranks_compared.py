@@ -64,7 +64,10 @@ def recipe(tmp_path, cache, text_files, chat_files) -> Path:
 
 def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differs_by_host(tmp_path, recipe):
     rate, saves, versions = (
-        [[["optimizer.groups.matrices.learning_rate=0.01"], None], [["optimizer.groups.matrices.learning_rate=0.2"], None]],
+        [
+            [["optimizer.groups.matrices.learning_rate=0.01"], None],
+            [["optimizer.groups.matrices.learning_rate=0.2"], None],
+        ],
         [[[], None], [["train.save_steps=7"], None]],
         [[[], None], [[], "2.0.1"]],
     )
