@@ -4,6 +4,7 @@ Each finds its credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, 
 application default credentials, HF_TOKEN.
 """
 
+import os
 import re
 from functools import cache
 from typing import Any
@@ -32,7 +33,11 @@ def file_system(scheme: str) -> Any:
     import pyarrow.fs
     from fsspec.implementations.arrow import ArrowFSWrapper
 
-    return ArrowFSWrapper(pyarrow.fs.S3FileSystem() if scheme == "s3" else pyarrow.fs.GcsFileSystem())
+    if scheme == "gs":
+        return ArrowFSWrapper(pyarrow.fs.GcsFileSystem())
+    # Which pyarrow, unlike Amazon's own tools, does not read: every other store than Amazon's is named there.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return ArrowFSWrapper(pyarrow.fs.S3FileSystem(endpoint_override=endpoint))
 
 
 def opened(address: str) -> tuple[Any, str]:

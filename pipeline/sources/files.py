@@ -113,6 +113,8 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
             files = {
                 name: facts for name, facts in listed.items() if facts["type"] == "file" and _is_wanted(name, path)
             }
+            if not files:  # also what is listed of a store that does not answer
+                store.ls(os.path.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
         if not files:
             raise InputMissingError(
                 f"{where}.files: {address!r} names no file, so there is nothing to read. Look at what the bucket holds."
@@ -150,6 +152,10 @@ def _asked(address: str, where: str) -> Iterator[None]:
         if error.errno:  # of this machine's disk
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        if re.search("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403", reason):  # pyarrow has no class for them
+            raise InputMissingError(
+                f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."
+            ) from error
         raise ServiceError(
             f"{where}.files: the store does not give {address} ({reason}). Check the network and its credentials, then run the same command again."
         ) from error

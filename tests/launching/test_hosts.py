@@ -62,7 +62,7 @@ def test_hosts_meet_on_one_port_and_twenty_restarts_of_both_meet_again(job):
     ports = [together(lambda: first.meet([]), lambda: second.meet([]))]
     for restart in range(20):
         # One hears of the failure later than the other, in turns.
-        late = [0.0, 0.3] if restart % 2 else [0.3, 0.0]
+        late = [0.0, 0.1] if restart % 2 else [0.1, 0.0]
 
         def again(host, late_s):
             time.sleep(late_s)

@@ -73,7 +73,7 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(tmp_path, text_fil
 
 def test_what_is_not_there_or_not_reached_is_told_in_a_sentence(tmp_path, bucket, monkeypatch):
     for address in ("s3://corpus/nothing/*.jsonl", "s3://corpus/text/part-9.jsonl", "s3://elsewhere/a.jsonl"):
-        with pytest.raises(InputMissingError, match="here.files: .*Look at what the bucket holds"):
+        with pytest.raises(InputMissingError, match=r"here.files: .*Look at what the bucket holds"):
             local_files(address, where="here", folder=None, cache=tmp_path)
     with pytest.raises(RecipeError, match="addresses and paths of this machine"):
         local_files(["s3://corpus/text", "a.jsonl"], where="here", folder=None, cache=tmp_path)
