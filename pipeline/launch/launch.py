@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -160,9 +160,8 @@ class Supervisor:
         return None if killed else status
 
 
-LIBC = (
-    ctypes.CDLL(None) if sys.platform == "linux" else None
-)  # loaded before a fork: a thread may hold the loader's lock
+# Loaded before a fork: a thread may hold the loader's lock.
+LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_parent() -> None:

@@ -116,6 +116,12 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             recipe.where("run.name"),
             f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
         )
+    if run.mirror is not None and not (is_supported(run.mirror) and not run.mirror.startswith("hf://")):
+        problems.add(
+            recipe.where("run.mirror"),
+            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "
+            "hub.strategy: checkpoint.",
+        )
     if isinstance(run.resume, int) and run.resume < 1:
         problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
     if run.fork_from is not None:

@@ -128,6 +128,8 @@ def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     if recipe.hub.strategy == "checkpoint":
         import_built_in("hub.restore")(recipe, directory)
+    if recipe.run.mirror:
+        import_built_in("mirror.restore")(recipe, directory)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:

@@ -1,4 +1,4 @@
-"""Sources in an object store, against a local S3 server: pip install 'moto[server]'."""
+"""Sources in an object store."""
 
 import pytest
 
@@ -8,35 +8,6 @@ from pipeline.recipe import read_recipe
 from pipeline.sources.files import local_files
 from pipeline.sources.open import open_sources
 from tests.runner import Runner
-
-
-@pytest.fixture(scope="module")
-def server():
-    moto = pytest.importorskip("moto.server", reason="needs moto[server]")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, text_files):
-    """The text files in s3://corpus/text, with notes beside them that are no data."""
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    import boto3
-
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="corpus")
-    for path in text_files:
-        client.put_object(Bucket="corpus", Key=f"text/{path.name}", Body=path.read_bytes())
-    client.put_object(Bucket="corpus", Key="text/LICENSE", Body=b"none")
-    stores.file_system.cache_clear()
-    yield client
-    stores.file_system.cache_clear()
 
 
 @pytest.mark.parametrize("address", ["s3://corpus/text/*.jsonl", "s3://corpus/text", "s3://corpus/**/part-*.jsonl"])
