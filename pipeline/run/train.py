@@ -3,11 +3,11 @@
 from pipeline.callbacks.default import add_callbacks
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.preflight.checks import check_before_training
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run.batch_size import resolve_micro_batch
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
-from pipeline.run.mirror import Mirroring
 from pipeline.run.open_run import evaluation_is_due, open_run
 from pipeline.run.publishing import Publishing
 from pipeline.run.start import start_process
@@ -56,7 +56,7 @@ def train(recipe: Recipe, signals: Signals) -> int:
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
     publishing = Publishing(recipe, run.directory, start_step=run.step)
-    mirroring = Mirroring(recipe, run.directory)
+    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
     trainer.resume(run.checkpoint)
     mirroring.drain()
     signals.raise_if_stopped(step=trainer.state.global_step)
