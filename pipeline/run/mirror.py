@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.process.errors import ServiceError, TandemError
-from pipeline.process.storage import new_folder, remove_folder, sha256_file
+from pipeline.process.storage import file_lock, new_folder, remove_folder, sha256_file
 from pipeline.process.stores import opened
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
@@ -61,8 +61,8 @@ class Mirror:
                 self._mark(held).touch()
 
     def _due(self) -> list[Path]:
-        finished = [self.run.model] if (self.run.model / SEAL).is_file() else []
-        return [*by_step(self.run.checkpoints)[-1:], *finished]
+        finished = "finished" in self.run.read_manifest()  # not before: the records say so then
+        return [*by_step(self.run.checkpoints)[-1:], *([self.run.model] if finished else [])]
 
     def _mark(self, folder: Path) -> Path:
         return self.queue / f"sent-{folder.name}-{sha256_file(folder / SEAL)[:12]}"  # one step may be trained twice
@@ -196,7 +196,13 @@ def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
     """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S."""
     if hasattr(os, "nice"):
         os.nice(19)  # training comes first
-    mirror, pause, ends = Mirror(run, address), FIRST_PAUSE_S, None
+    mirror = Mirror(run, address)
+    with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
+        _follow(mirror, trainer)
+
+
+def _follow(mirror: Mirror, trainer: int) -> None:
+    pause, ends = FIRST_PAUSE_S, None
     while ends is None or time.monotonic() < ends:
         if ends is None and os.getppid() != trainer:
             ends = time.monotonic() + DRAIN_S
