@@ -94,6 +94,22 @@ def test_a_run_that_went_back_leaves_nothing_of_its_later_steps_in_the_mirror(ru
     assert mirror.steps() == [7]
 
 
+def test_a_run_that_has_finished_comes_back_as_finished_with_its_model(tmp_path, run, mirror):
+    with whole_folder(run.model, step=5, run=run.name) as folder:
+        (folder / "model.safetensors").write_bytes(b"trained")
+    run.update_manifest(name=run.name)
+    mirror.send()
+    assert "finished" not in restored(tmp_path).read_manifest()
+    shutil.rmtree(tmp_path / "other")
+    run.update_manifest(finished=1.0)
+    assert mirror.is_behind()
+    mirror.send()
+    other = restored(tmp_path)
+    assert other.read_manifest()["finished"] == 1.0
+    assert (other.model / "model.safetensors").read_bytes() == b"trained"
+    assert problems(other.model) == []
+
+
 def test_a_damaged_checkpoint_of_the_mirror_is_named_and_the_one_before_it_comes_back(
     tmp_path, run, mirror, bucket, capsys
 ):
