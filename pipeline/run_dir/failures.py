@@ -182,7 +182,8 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
         _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
-        if rank == 0 or not getattr(error, "of_all_ranks", False):
+        # Each host has an output of its own.
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0 or not getattr(error, "of_all_ranks", False):
             what = message if status in (75, 130) else f"error: {message}"
             print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
