@@ -56,6 +56,8 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and saved."""
     recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
     keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", "passes over your data")}
+    import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
+
     try:
         steps = None if "id" in source else about_length(resolve_start(recipe))[0]  # nothing is fetched for a comment
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
