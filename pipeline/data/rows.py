@@ -241,7 +241,7 @@ class TrainingRows:
             stream.refresh()
             return stream.undecided() is None
 
-        self.preparation.wait_until(known, what="the number of rows")
+        self.preparation.wait_until(known, what="all rows, as a run in epochs is as long as they are")
 
     def _wait_for(self, steps: int) -> None:
         """Wait until the first `steps` steps are sealed."""
