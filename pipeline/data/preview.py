@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.data.rows import TrainingRows, bits
-from pipeline.data.shard_writer import rendered_talks
+from pipeline.data.encoded import rendered_talks
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source
