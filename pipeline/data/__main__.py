@@ -43,11 +43,16 @@ def main(argv: list[str]) -> int:
         help="search the training text for evaluation items, that of prepared shards too; a training names the file",
     )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
         from pipeline.data.prepare import run_ahead
 
         return run_ahead(Path(arguments.ahead))
+    if arguments.worker:
+        from pipeline.data.workers import serve_work
+
+        return serve_work()
     if arguments.recipe is None:
         parser.error("neither a recipe nor data is named")
     from pipeline.data.preview import is_recipe, preview

@@ -96,7 +96,13 @@ def write_encoded(path: Path, encoded: EncodedBlock) -> None:
 
 
 def encode_block(
-    block: Any, *, source: Any, tokenizer: Any, settings: dict, num_proc: int | None = None, watchlist: Any | None = None
+    block: Any,
+    *,
+    source: Any,
+    tokenizer: Any,
+    settings: dict,
+    num_proc: int | None = None,
+    watchlist: Any | None = None,
 ) -> EncodedBlock:
     """Return the ids of a block of the source. settings: of its sequence (plan.py). watchlist: looked for in the text, where given."""
     encode = _encode_conversations if settings["kind"] == "chat" else _encode_documents

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.data.packing import count_conversation, fit_conversation, new_counts
 from pipeline.data.encoded import rendered_talks
+from pipeline.data.packing import count_conversation, fit_conversation, new_counts
 from pipeline.data.stream import Stream
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.storage import read_sealed_json, write_sealed_json

@@ -18,6 +18,7 @@ from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import damaged_seals, is_damaged, seen_path, shard_path
 from pipeline.data.stream import Stream
+from pipeline.data.workers import Ahead, Engine, Processes, Work, processes_for, remove_encoded
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
@@ -56,10 +57,12 @@ GoOn = Callable[[], bool]
 
 
 class Workshop:
-    """Writers for the sequences of a plan. sources: (train, validation); the caller holds the plan's locks."""
+    """Writers for the sequences of a plan, and what encodes their text. sources: (train, validation); the caller holds the plan's
+    locks. retries: a file that counts what other processes read again."""
 
-    def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list]):
-        self.plan, self.tokenizer = plan, tokenizer
+    def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list], retries: Path | None = None):
+        self.plan, self.tokenizer, self.retries = plan, tokenizer, retries
+        self.engine: Engine | None = None
         self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
@@ -77,7 +80,32 @@ class Workshop:
             watchlist=self.watchlist
             if role == "train" and from_shard is None
             else None,  # looked at when it was sealed
+            ahead=self.ahead(source) if role == "train" and from_shard is None else None,
         )
+
+    def ahead(self, source: int) -> Ahead | None:
+        """Return what gives the blocks of a training source as other processes encode them; None where this one does it."""
+        counts = [processes_for(self.plan["num_proc"], each) for each in self.sources["train"]]
+        if counts[source] < 2:
+            return None
+        if self.engine is None:
+            sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
+            folders = {sequence_folder(self.plan, about): (each, about["settings"]) for about, each in sequences}
+            self.work = Work(folders, self.tokenizer, watchlist=self.watchlist, retries=self.retries)
+            self.engine = Processes(self.work, max(counts))
+        folder = sequence_folder(self.plan, self.plan["train"]["sequences"][source])
+        return Ahead(self.engine, self.work, folder, count=counts[source])
+
+    def __enter__(self) -> "Workshop":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the processes, and delete what they made when nothing more is needed of it."""
+        if self.engine is not None:
+            self.engine.close()
+        if self.plan["train"] and next_shard(self.streams) is None:
+            for sequence in self.streams["train"].sequences:
+                remove_encoded(sequence.folder)
 
     def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:
         """Make every shard that the plan needs and lacks, yielding after each; go_on is asked in between."""
@@ -262,8 +290,7 @@ def prepare_now(
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     note_user(plan, None)
     discard_damaged(plan)
-    with locks(plan):
-        workshop = Workshop(plan, tokenizer, sources=sources)
+    with locks(plan), Workshop(plan, tokenizer, sources=sources) as workshop:
         for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.look_again()):
             if report is not None:
                 report(*made)
@@ -532,8 +559,7 @@ def carry_out(folder: Path, task: dict[str, Any]) -> None:
                 f"{recipe.path or 'recipe'}: the {role} sources are not what they were when the run started a moment ago. "
                 "Leave the files as they are while a run reads them, and run the same command again."
             )
-    with locks(plan):
-        workshop = Workshop(plan, tokenizer, sources=sources)
+    with locks(plan), Workshop(plan, tokenizer, sources=sources, retries=folder / RETRIES) as workshop:
         if plan["keep_shards"]:
             prepare_sliding(workshop, folder, from_row=task["from_step"] * plan["rows_per_step"])
         else:

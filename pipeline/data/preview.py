@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.rows import TrainingRows, bits
 from pipeline.data.encoded import rendered_talks
+from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source

@@ -247,7 +247,9 @@ def pack_documents(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRo
 
 def pack_conversations(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
     rows: list[PackedRows] = []
-    assert block.trained is not None and block.rendered is not None and block.outcomes is not None
+    assert block.trained is not None
+    assert block.rendered is not None
+    assert block.outcomes is not None
     counts = zip(block.rendered.tolist(), block.outcomes.tolist(), strict=True)
     arrays = zip(block.each(block.ids), block.each(block.trained), strict=True)
     for origin, (length, outcome), (ids, trained) in zip(block.places(), counts, arrays, strict=True):
