@@ -1,6 +1,7 @@
 """Shards prepared once and shared: by the first process that needs them, ahead of the step, and pruned."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -18,7 +19,7 @@ from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import damaged_seals, is_damaged, seen_path, shard_path
 from pipeline.data.stream import Stream
-from pipeline.data.workers import Ahead, Engine, Processes, Work, processes_for, remove_encoded
+from pipeline.data.workers import Ahead, Engine, Processes, Runs, Work, processes_for, remove_encoded
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
@@ -83,10 +84,10 @@ class Workshop:
             ahead=self.ahead(source) if role == "train" and from_shard is None else None,
         )
 
-    def ahead(self, source: int) -> Ahead | None:
-        """Return what gives the blocks of a training source as other processes encode them; None where this one does it."""
+    def ahead(self, source: int, *, fewest: int = 2) -> Ahead | None:
+        """Return what gives the blocks of a training source as other processes encode them; None where they are fewer than `fewest`."""
         counts = [processes_for(self.plan["num_proc"], each) for each in self.sources["train"]]
-        if counts[source] < 2:
+        if counts[source] < fewest:
             return None
         if self.engine is None:
             sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
@@ -95,6 +96,14 @@ class Workshop:
             self.engine = Processes(self.work, max(counts))
         folder = sequence_folder(self.plan, self.plan["train"]["sequences"][source])
         return Ahead(self.engine, self.work, folder, count=counts[source])
+
+    def encode(self, source: int, *, part: tuple[int, int]) -> Iterator[int]:
+        """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of blocks."""
+        ahead, seals = self.ahead(source, fewest=1), self.streams["train"].sequences[source].seals
+        assert ahead is not None
+        cursor = seals[-1]["cursor"] if seals else {"file": 0, "block": 0}
+        for *_, answer in ahead.answers(Runs(ahead.source, file=cursor["file"], block=cursor["block"], part=part)):
+            yield sum(answer.result())
 
     def __enter__(self) -> "Workshop":
         return self
@@ -294,7 +303,60 @@ def prepare_now(
         for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.look_again()):
             if report is not None:
                 report(*made)
-    return Preparation(plan)
+    preparation = Preparation(plan)
+    for marker in preparation.folder.glob("part-*"):
+        remove_file(marker)
+    return preparation
+
+
+# Preparation by several machines: each encodes its part into the shared cache, the last one packs and seals.
+
+# Tokens that are encoded for one that is packed: best_fit_crop leaves out up to so much. What is short is encoded at the end.
+SPARE = {"best_fit_crop": 1.5}
+
+
+def prepare_part(
+    recipe: Any,
+    tokenizer: Any,
+    *,
+    sources: tuple[list, list],
+    part: tuple[int, int],
+    watchlist: str | Path | None = None,
+    report: Callable[[int], None] = lambda tokens: None,
+) -> list[int]:
+    """Encode part k of n (from 1) of the training text, and return the parts that are still to come.
+
+    Any part may be made again, or twice at once. When no part is to come, `prepare_now` finds all of the text encoded.
+    report: called with the number of tokens after each run of blocks.
+    """
+    number, parts = part
+    plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
+    note_user(plan, None)
+    markers = {k: Preparation(plan).folder / f"part-{k}-of-{parts}" for k in range(1, parts + 1)}
+    remove_file(markers[number])
+    with Workshop(plan, tokenizer, sources=sources) as workshop:
+        for source, about in enumerate(plan["train"]["sequences"]):
+            left = missing_rows(workshop.streams["train"], source) * plan["row_tokens"] / parts
+            left *= SPARE.get(about["settings"].get("packing"), 1.0)
+            if left > 0:
+                for tokens in workshop.encode(source, part=(number - 1, parts)):
+                    report(tokens)
+                    left -= tokens
+                    if left <= 0:
+                        break
+    with file_lock(markers[number].with_name("parts.lock")):  # so that of two that end at once one is the last
+        markers[number].touch()
+        return [k for k, marker in markers.items() if not marker.exists()]
+
+
+def missing_rows(stream: Stream, source: int) -> float:
+    """Return how many more rows of a source are to be sealed, in whole shards; infinite where all of it is."""
+    sequence = stream.sequences[source]
+    if sequence.end is not None:
+        return 0
+    if stream.mixture.total_rows is None:
+        return math.inf
+    return stream.mixture.used(stream.mixture.total_rows)[source] + sequence.shard_rows - sequence.rows
 
 
 def discard_damaged(plan: dict) -> None:
