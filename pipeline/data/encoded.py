@@ -1,7 +1,7 @@
 """A block of a source as token ids: what is costly of preparing data, a pure function of the block that any process may compute.
 
 Packing is cheap and ordered; it takes the blocks one after the other (shard_writer.py). Blocks that other processes encode
-(workers.py) lie as files under <shard folder>/encoded/ from when they are made until the rows that hold them are sealed.
+(workers.py) lie as files beside the shards, from when they are made until the rows that hold them are sealed.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from pipeline.process.storage import write_bytes
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
 
-FOLDER = "encoded"
+FOLDER = "encoded-1"  # of the folder of shards; raise the number when the files are others
 ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
 OUTCOMES = ("whole", "cut", "too_long", "no_target")  # of fit_conversation
 
@@ -85,7 +85,7 @@ def read_encoded(path: Path) -> EncodedBlock | None:
     if hashlib.sha256(content[32:]).digest() != content[:32]:
         return None
     end = 40 + int.from_bytes(content[32:40], "little")
-    arrays = load(content[end:])
+    arrays: dict[str, Any] = load(content[end:])
     if "trained" in arrays:
         arrays["trained"] = arrays["trained"].astype(bool)
     return EncodedBlock(**json.loads(content[40:end]), **arrays)

@@ -346,7 +346,8 @@ def prepare_part(
                         break
     with file_lock(markers[number].with_name("parts.lock")):  # so that of two that end at once one is the last
         markers[number].touch()
-        return [k for k, marker in markers.items() if not marker.exists()]
+        sealed = next_shard(streams_of(plan)) is None
+        return [k for k, marker in markers.items() if not marker.exists() and not sealed]
 
 
 def missing_rows(stream: Stream, source: int) -> float:

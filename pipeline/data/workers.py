@@ -98,6 +98,8 @@ class Processes:
             if self.closed:
                 break
             process = getattr(self.of_thread, "process", None) or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
                 with suppress(BrokenPipeError):  # then there is no answer either
                     pickle.dump(run, process.stdin)
@@ -206,6 +208,11 @@ class Runs:
     def is_over(self) -> bool:
         return self.file >= len(self.source.files)
 
+    @property
+    def next_files(self) -> list[int]:
+        """Return the file that is being given out, and the one after it where there is one."""
+        return list(range(self.file, len(self.source.files), self.parts if self.whole_files else 1))[:2]
+
     def next(self) -> tuple[int, int, int] | None:
         """Return the next run; None where the file gives this part no more. The file is there."""
         if self.block < 0:
@@ -263,7 +270,7 @@ class Ahead:
             for number, _, count, answer in made:
                 if answer.done() and not answer.exception() and len(answer.result()) < count:
                     runs.end_of(number)
-            while len(made) < 2 * self.count and not runs.is_over and self._is_here(runs.file):
+            while len(made) < 2 * self.count and not runs.is_over and self._is_here(runs.next_files):
                 run = runs.next()
                 if run is not None:
                     made.append((*run, self.engine.submit(self.folder, *run)))
@@ -276,14 +283,16 @@ class Ahead:
             else:
                 yield made.popleft()
 
-    def _is_here(self, file: int) -> bool:
-        """Return whether a file is there, as it was verified; it and the next one are fetched meanwhile."""
-        for number in range(file, min(file + 2, len(self.source.files))):
+    def _is_here(self, files: list[int]) -> bool:
+        """Return whether the first of these files is there, as it was verified; all are fetched meanwhile."""
+        for number in files:
             if number not in self.fetched:
-                self.fetched[number] = future = Future()
+                future: Future = Future()
+                self.fetched[number] = future
                 fetch = threading.Thread(target=self._fetch, args=(number, future), daemon=True)
                 fetch.start() if self.source.files[number].path is None else fetch.run()
-        return self.fetched[file].done() and not self.fetched[file].exception()
+        first = self.fetched[files[0]]
+        return first.done() and not first.exception()
 
     def _fetch(self, number: int, future: Future) -> None:
         try:
