@@ -19,7 +19,7 @@ from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import damaged_seals, is_damaged, seen_path, shard_path
 from pipeline.data.stream import Stream
-from pipeline.data.workers import Ahead, Engine, Processes, Runs, Work, processes_for, remove_encoded
+from pipeline.data.workers import Ahead, Engine, Processes, Runs, Work, has_encoded, processes_for, remove_encoded
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError, TandemError, of_panic
@@ -81,14 +81,17 @@ class Workshop:
             watchlist=self.watchlist
             if role == "train" and from_shard is None
             else None,  # looked at when it was sealed
-            ahead=self.ahead(source) if role == "train" and from_shard is None else None,
+            ahead=self.ahead(source) if role == "train" and from_shard is None and self.is_shared_out(source) else None,
         )
 
-    def ahead(self, source: int, *, fewest: int = 2) -> Ahead | None:
-        """Return what gives the blocks of a training source as other processes encode them; None where they are fewer than `fewest`."""
+    def is_shared_out(self, source: int) -> bool:
+        """Return whether other processes encode a training source, or have encoded something of it."""
+        folder = self.streams["train"].sequences[source].folder
+        return processes_for(self.plan["num_proc"], self.sources["train"][source]) > 1 or has_encoded(folder)
+
+    def ahead(self, source: int) -> Ahead:
+        """Return what gives the blocks of a training source as other processes encode them."""
         counts = [processes_for(self.plan["num_proc"], each) for each in self.sources["train"]]
-        if counts[source] < fewest:
-            return None
         if self.engine is None:
             sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
             folders = {sequence_folder(self.plan, about): (each, about["settings"]) for about, each in sequences}
@@ -99,8 +102,7 @@ class Workshop:
 
     def encode(self, source: int, *, part: tuple[int, int]) -> Iterator[int]:
         """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of blocks."""
-        ahead, seals = self.ahead(source, fewest=1), self.streams["train"].sequences[source].seals
-        assert ahead is not None
+        ahead, seals = self.ahead(source), self.streams["train"].sequences[source].seals
         cursor = seals[-1]["cursor"] if seals else {"file": 0, "block": 0}
         for *_, answer in ahead.answers(Runs(ahead.source, file=cursor["file"], block=cursor["block"], part=part)):
             yield sum(answer.result())

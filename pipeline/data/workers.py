@@ -245,10 +245,10 @@ class Ahead:
     def read(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the blocks from that cursor to the end of the last file. Raises what reading and encoding raise."""
         for number, first, count, answer in self.answers(
-            Runs(self.source, file=file, block=block, ramp=2 * self.count)
+            Runs(self.source, file=file, block=block, ramp=2 * self.count), unless_there=True
         ):
             error = answer.exception()
-            paths = [self.work.path(self.folder, number, index) for index in range(first, first + count)]
+            paths = self.paths(number, first, count)
             # What was made before an error comes first, as it does where one process does everything.
             for index, path in enumerate(paths if error else paths[: len(answer.result())], first):
                 encoded = read_encoded(path)
@@ -263,8 +263,14 @@ class Ahead:
             if error:
                 raise error
 
-    def answers(self, runs: Runs) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
-        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises."""
+    def paths(self, number: int, first: int, count: int) -> list[Path]:
+        return [self.work.path(self.folder, number, index) for index in range(first, first + count)]
+
+    def answers(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
+        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises.
+
+        unless_there: the engine is not asked for runs whose blocks are there; their answers count no ids.
+        """
         made: deque[tuple[int, int, int, Future]] = deque()
         while True:
             for number, _, count, answer in made:
@@ -272,8 +278,10 @@ class Ahead:
                     runs.end_of(number)
             while len(made) < 2 * self.count and not runs.is_over and self._is_here(runs.next_files):
                 run = runs.next()
-                if run is not None:
-                    made.append((*run, self.engine.submit(self.folder, *run)))
+                if run is None:
+                    continue
+                there = unless_there and all(path.exists() for path in self.paths(*run))
+                made.append((*run, _answered([0] * run[2]) if there else self.engine.submit(self.folder, *run)))
             if not made and runs.is_over:
                 return
             if not made:
@@ -307,7 +315,18 @@ class Ahead:
         self.used = self.used[-1:]
 
 
+def _answered(answer: list[int]) -> "Future[list[int]]":
+    future: Future[list[int]] = Future()
+    future.set_result(answer)
+    return future
+
+
+def has_encoded(folder: Path) -> bool:
+    """Return whether a part of a source was encoded for a folder of shards, or a preparation was killed."""
+    return (folder / FOLDER).is_dir()
+
+
 def remove_encoded(folder: Path) -> None:
     """Delete the encoded blocks of a folder of shards, which nobody waits for any more."""
-    if (folder / FOLDER).is_dir():
+    if has_encoded(folder):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from pipeline.data.prepare import prepare_now, start_preparation, streams_of
-from pipeline.data.workers import Runs
+from pipeline.data.prepare import prepare_now, prepare_part, start_preparation, streams_of
+from pipeline.data.workers import Processes, Runs
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
@@ -63,6 +63,17 @@ def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, pro
     expected = prepared(bench, **how, cache="one", num_proc=1)
     assert len(expected) > 12
     assert prepared(bench, **how, cache="many", num_proc=processes) == expected
+
+
+def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
+    how = {"sources": [Source(files=str(files[1]))], "num_proc": 1, "train": {"num_train_epochs": 1}, "shard_rows": 128}
+    expected = prepared(bench, **how, cache="alone")
+    recipe = bench.recipe(**how, cache="parts")
+    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(2, 2)) == [1]
+    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2)) == []
+    monkeypatch.setattr(Processes, "submit", None)
+    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    assert everything(Path(recipe.data.cache_dir)) == expected
 
 
 def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, files):
@@ -173,7 +184,7 @@ def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path)
     expected = everything(tmp_path / "alone")
     assert len(expected) > 12
     assert everything(tmp_path / "shared") == expected
-    assert start(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 2
+    assert start(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
 
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
