@@ -110,7 +110,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.prepare import prepare_now, prepare_part, prune, short_count
+    from pipeline.data.preparation import short_count
+    from pipeline.data.prepare import prepare_now, prepare_part, prune
     from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows
     from pipeline.data.summary import table, warning_lines

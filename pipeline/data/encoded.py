@@ -18,7 +18,7 @@ from pipeline.data.packing import fit_conversation
 from pipeline.data.shards import safetensors_bytes
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
-from pipeline.tokenizer.chat import render, render_batch
+from pipeline.tokenizer.chat import render, rendered_talks
 from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
 
 FOLDER = "encoded-1"  # of the folder of shards; raise the number when the files are others
@@ -170,17 +170,6 @@ def _encode_conversations(
         rendered=np.array(rendered, np.int64),
         outcomes=np.array(outcomes, np.uint8),
     )
-
-
-def rendered_talks(tokenizer: Any, talks: list) -> list:
-    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
-    try:
-        return render_batch(tokenizer, [talk.messages for talk in talks])
-    except DataError as error:
-        if len(talks) == 1:
-            return [error]
-        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
-        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
 
 
 def batches_of(documents: list, characters: int) -> Iterator[list]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.encoded import rendered_talks
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
@@ -28,6 +27,7 @@ from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
+from pipeline.tokenizer.chat import rendered_talks
 
 # Prepared rows for people, with their trained tokens marked.
 

@@ -15,7 +15,8 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from pipeline.data.prepare import prepare_now, prepare_part, start_preparation, streams_of
+from pipeline.data.preparation import start_preparation, streams_of
+from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.data.workers import Processes, Runs
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
