@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -190,27 +191,23 @@ def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path)
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
     """Prepare by two processes while workers and the process that leads them are killed at random; return how many were."""
-    kills, leader = 0, start(recipe_file, cache, "data.num_proc=2")
-    while leader.poll() is None or leader.returncode != 0:
-        if leader.poll() is not None:
-            said = leader.stdout.read()
-            assert leader.returncode == -signal.SIGKILL or "times, probably as the memory is used up" in said, said
+    kills: int = 0
+    leader: subprocess.Popen | None = None
+    while leader is None or leader.poll() != 0:
+        if leader is None or leader.poll() is not None:
+            if leader is not None:
+                said = leader.communicate()[0]  # no more than a pipe holds
+                assert leader.returncode == -signal.SIGKILL or "was killed 3 times" in said, said
             leader = start(recipe_file, cache, "data.num_proc=2")
-        if kills >= most:
-            leader.communicate(timeout=600)
-            continue
         time.sleep(draw.random() * 0.3)
-        try:
+        with suppress(psutil.NoSuchProcess):
             workers = psutil.Process(leader.pid).children()
-        except psutil.NoSuchProcess:
-            continue
-        if not workers:
-            continue  # it reads the recipe
-        victim = leader.pid if draw.random() < 0.3 else draw.choice(workers).pid
-        if leader.poll() is None:
-            os.kill(victim, signal.SIGKILL)
-            kills += 1
-            time.sleep(draw.random() * 3)
+            if workers and kills < most:  # without, it still reads the recipe
+                victim = leader.pid if draw.random() < 0.3 else draw.choice(workers).pid
+                if leader.poll() is None:
+                    os.kill(victim, signal.SIGKILL)
+                    kills += 1
+                    time.sleep(draw.random() * 3)
     return kills
 
 
