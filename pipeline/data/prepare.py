@@ -32,7 +32,17 @@ from pipeline.data.preparation import (
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import seen_path, shard_path
 from pipeline.data.stream import Stream
-from pipeline.data.workers import Ahead, Engine, Processes, Runs, Work, has_encoded, processes_for, remove_encoded
+from pipeline.data.workers import (
+    Ahead,
+    Engine,
+    Processes,
+    RayTasks,
+    Runs,
+    Work,
+    has_encoded,
+    processes_for,
+    remove_encoded,
+)
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import (
@@ -79,18 +89,19 @@ class Workshop:
     def is_shared_out(self, source: int) -> bool:
         """Return whether other processes encode a training source, or have encoded something of it."""
         folder = self.streams["train"].sequences[source].folder
-        return processes_for(self.plan["num_proc"], self.sources["train"][source]) > 1 or has_encoded(folder)
+        alone = processes_for(self.plan["num_proc"], self.sources["train"][source]) == 1
+        return self.plan["engine"] == "ray" or not alone or has_encoded(folder)
 
     def ahead(self, source: int) -> Ahead:
         """Return what gives the blocks of a training source as other processes encode them."""
-        counts = [processes_for(self.plan["num_proc"], each) for each in self.sources["train"]]
         if self.engine is None:
             sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
             folders = {sequence_folder(self.plan, about): (each, about["settings"]) for about, each in sequences}
             self.work = Work(folders, self.tokenizer, watchlist=self.watchlist, retries=self.retries)
-            self.engine = Processes(self.work, max(counts))
+            count = max(processes_for(self.plan["num_proc"], each) for each in self.sources["train"])
+            self.engine = RayTasks(self.work) if self.plan["engine"] == "ray" else Processes(self.work, count)
         folder = sequence_folder(self.plan, self.plan["train"]["sequences"][source])
-        return Ahead(self.engine, self.work, folder, count=counts[source])
+        return Ahead(self.engine, self.work, folder)
 
     def encode(self, source: int, *, part: tuple[int, int]) -> Iterator[int]:
         """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of blocks."""

@@ -4,6 +4,7 @@ The unit of work is a run of blocks of one file (encoded.py): pure, and its resu
 which order and how often changes no byte, so a process that is killed costs the run that it was working on.
 """
 
+import hashlib
 import os
 import pickle
 import shutil
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from pipeline.data.encoded import FOLDER, EncodedBlock, encode_block, encoded_path, read_encoded, write_encoded
 from pipeline.hardware.cpu import usable_cores
-from pipeline.process.errors import DataError, TandemError, of_panic
+from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import remove_file
 from pipeline.sources.raw_rows import seekable_blocks
@@ -80,6 +81,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def _paths() -> list[str]:
+    """Return where another process finds this program, and what this one was given."""
+    return [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
 class Processes:
     """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was killed."""
 
@@ -119,10 +125,14 @@ class Processes:
         )
 
     def _start(self) -> subprocess.Popen:
-        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         # One thread each, also in libraries that would start one a core in every process.
         single = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
+        environment = {
+            **os.environ,
+            **single,
+            "PYTHONPATH": os.pathsep.join(_paths()),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         environment.pop("TANDEM_STATUS", None)
         process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.data", "--worker"],
@@ -153,6 +163,67 @@ class Processes:
                     pipe.close()  # type: ignore[union-attr]
 
 
+class RayTasks:
+    """Tasks of the Ray cluster that this machine belongs to, whose nodes see the cache and this program under the same paths."""
+
+    def __init__(self, work: Work):
+        try:
+            import ray
+        except ImportError:
+            raise RecipeError(
+                'data.engine: ray needs the package ray, which is not installed. Run pip install "tandem-llm[ray]".'
+            ) from None
+        single = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(_paths())}
+        try:
+            ray.init("auto", runtime_env={"env_vars": single}, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError:
+            raise ServiceError(
+                "data.engine: ray finds no Ray cluster here. Start one with `ray start --head`, and on the other machines with "
+                "`ray start --address=THIS_MACHINE:6379`."
+            ) from None
+        self.ray, self.count = ray, int(ray.cluster_resources().get("CPU", 1))
+        self.content = ray.put(pickle.dumps(work))
+        # A task whose node is lost is made on another one.
+        self.encode = ray.remote(num_cpus=1, max_retries=ATTEMPTS, scheduling_strategy="SPREAD")(_encoded_by_task)
+
+    def submit(self, *run: Any) -> "Future[list[int]]":
+        future: Future[list[int]] = Future()
+
+        def answered(answer: Future) -> None:
+            error = answer.exception() or answer.result()
+            future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
+
+        self.encode.remote(self.content, run).future().add_done_callback(answered)
+        return future
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+_works: dict[bytes, Work] = {}  # of a process that makes tasks of Ray
+
+
+def _encoded_by_task(content: bytes, run: tuple) -> list[int] | BaseException:
+    digest = hashlib.sha256(content).digest()
+    if digest not in _works:
+        _works.clear()
+        _works[digest] = pickle.loads(content)
+    return _answer(_works[digest], run)
+
+
+def _answer(work: Work, run: tuple) -> list[int] | BaseException:
+    """Return what `Work.encode` returns or raises, as it can be sent to another process."""
+    try:
+        return work.encode(*run)
+    except BaseException as error:
+        answer = of_panic(error) or error
+    if not isinstance(answer, TandemError):
+        answer.add_note("".join(traceback.format_exception(answer)))
+    with suppress(Exception):  # an own format may raise what cannot be sent
+        return pickle.loads(pickle.dumps(answer))
+    return RuntimeError(repr(answer))
+
+
 def serve_work() -> int:
     """Encode what stdin asks for until it ends, which it does with the process at its other end."""
     answers = os.fdopen(os.dup(1), "wb")
@@ -163,24 +234,9 @@ def serve_work() -> int:
         keep_retries_in(work.retries, anew=False)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            run = pickle.load(questions)
-            try:
-                answer = work.encode(*run)
-            except BaseException as error:
-                answer = of_panic(error) or error
-            answers.write(_pickled(answer))
+            pickle.dump(_answer(work, pickle.load(questions)), answers)
             answers.flush()
     return 0
-
-
-def _pickled(answer: list[int] | BaseException) -> bytes:
-    if isinstance(answer, BaseException) and not isinstance(answer, TandemError):
-        answer.add_note("".join(traceback.format_exception(answer)))
-    with suppress(Exception):  # an own format may raise what cannot be sent
-        content = pickle.dumps(answer)
-        pickle.loads(content)
-        return content
-    return pickle.dumps(RuntimeError(repr(answer)))
 
 
 # The runs of a source in order, and their blocks as they are made.
@@ -234,10 +290,10 @@ class Runs:
 
 
 class Ahead:
-    """Encoded blocks of one source in the source's order, while an engine makes the next ones. count: runs made at a time."""
+    """Encoded blocks of one source in the source's order, while an engine makes the next ones."""
 
-    def __init__(self, engine: Engine, work: Work, folder: Path, *, count: int):
-        self.engine, self.work, self.folder, self.count = engine, work, folder, count
+    def __init__(self, engine: Engine, work: Work, folder: Path):
+        self.engine, self.work, self.folder = engine, work, folder
         self.source = work.sequences[folder][0]
         self.fetched: dict[int, Future] = {}
         self.used: list[Path] = []  # blocks that were read and whose rows may not all be sealed
@@ -245,7 +301,7 @@ class Ahead:
     def read(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the blocks from that cursor to the end of the last file. Raises what reading and encoding raise."""
         for number, first, count, answer in self.answers(
-            Runs(self.source, file=file, block=block, ramp=2 * self.count), unless_there=True
+            Runs(self.source, file=file, block=block, ramp=2 * self.engine.count), unless_there=True
         ):
             error = answer.exception()
             paths = self.paths(number, first, count)
@@ -276,7 +332,7 @@ class Ahead:
             for number, _, count, answer in made:
                 if answer.done() and not answer.exception() and len(answer.result()) < count:
                     runs.end_of(number)
-            while len(made) < 2 * self.count and not runs.is_over and self._is_here(runs.next_files):
+            while len(made) < 2 * self.engine.count and not runs.is_over and self._is_here(runs.next_files):
                 run = runs.next()
                 if run is None:
                     continue

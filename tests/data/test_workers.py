@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from pipeline.data.preparation import start_preparation, streams_of
 from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.data.workers import Processes, Runs
-from pipeline.process.errors import DataError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
 
@@ -106,6 +107,31 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
         content = everything(Path(recipe.data.cache_dir))
         found[processes] = str(raised.value), {k: v for k, v in content.items() if "encoded" not in k}
     assert found[1] == found[2]
+
+
+def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RecipeError, match=r'pip install "tandem-llm\[ray\]"'):
+        prepared(bench, engine="ray")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True])
+def test_two_nodes_of_ray_make_the_bytes_of_one_process_also_when_one_is_lost(bench, files, monkeypatch, lost):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    how = {"sources": [Source(files=[str(path) for path in files])]}
+    expected = prepared(bench, **how, cache="one", num_proc=1)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        if lost:
+            threading.Timer(8, cluster.remove_node, [second], {"allow_graceful": False}).start()
+        assert prepared(bench, **how, cache="ray", engine="ray") == expected
+    finally:
+        cluster.shutdown()
 
 
 class Everywhere:
