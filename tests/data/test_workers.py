@@ -127,9 +127,18 @@ def test_two_nodes_of_ray_make_the_bytes_of_one_process_also_when_one_is_lost(be
     try:
         second = cluster.add_node(num_cpus=1)
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        gone = threading.Event()
+
+        def lose() -> None:
+            while not any((bench.folder / "ray").glob("shards/*/encoded*/*")):
+                time.sleep(0.01)
+            cluster.remove_node(second, allow_graceful=False)
+            gone.set()
+
         if lost:
-            threading.Timer(8, cluster.remove_node, [second], {"allow_graceful": False}).start()
+            threading.Thread(target=lose, daemon=True).start()
         assert prepared(bench, **how, cache="ray", engine="ray") == expected
+        assert gone.is_set() == lost  # while blocks were still to be made
     finally:
         cluster.shutdown()
 
