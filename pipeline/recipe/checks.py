@@ -243,7 +243,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         unused = [
             n
             for n in recipe.places
-            if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale"))
+            if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale", "optimizer.average_"))
         ]
         for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(

@@ -15,7 +15,7 @@ from pipeline.recipe.supported_arguments import ARGUMENTS
 KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
-LATER = {"model.embedding_dtype": "float32"}
+LATER = {"model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6}
 LATER_OF_A_SOURCE = ("columns",)
 
 

@@ -239,6 +239,8 @@ class Optimizer(Section):
 
     type: str = key("trainer", "trainer: train's optim, learning_rate and scheduler as in transformers.Trainer; adamw or muon_adamw: the groups and schedule below; or module:attr.", must_match=True)
     rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
+    average_steps: int | None = key(None, "After the last step the weights become (1 - average_weight) of themselves and average_weight of their exponential moving average over about so many steps; null: they stay. Takes one more copy of the weights, in checkpoints too.", minimum=2, must_match=True)
+    average_weight: float = key(0.6, "Share of the moving average (average_steps) in the finished model; 1: the average alone.", above=0, maximum=1, must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 

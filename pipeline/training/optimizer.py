@@ -20,7 +20,7 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
-from pipeline.recipe.schema import Group, Recipe
+from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.muon import muon_step
 
@@ -106,6 +106,30 @@ class MuonAdamW(torch.optim.Optimizer):
                 variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
                 self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
         muon_step(group, parameters, self.state, norms=self._norms)
+
+
+AVERAGE = "average"  # a state of every parameter beside the update rule's: saved, gathered and restored with them
+
+
+@torch.no_grad()
+def average_weights(optimizer: Any, settings: Optimizer, *, last: bool) -> None:
+    """Bring the moving average of the weights up to the step just made; after the last one mix it into them.
+
+    A mixture learns more than the average alone, which lags. Source: modded-nanogpt, track 3, records 45 and 46.
+    """
+    assert settings.average_steps is not None
+    # Those updated so far: an update rule takes a parameter whose state is empty for a new one.
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if optimizer.state.get(p)]
+    if not parameters:
+        raise RecipeError(
+            "optimizer.average_steps: this optimizer keeps no state, with which the average is saved. Set it to null."
+        )
+    for p in parameters:
+        optimizer.state[p].setdefault(AVERAGE, p.detach().clone())
+    averages = [optimizer.state[p][AVERAGE] for p in parameters]
+    torch._foreach_lerp_(averages, parameters, 1 / settings.average_steps)
+    if last:
+        torch._foreach_lerp_(parameters, averages, settings.average_weight)
 
 
 def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor]]:

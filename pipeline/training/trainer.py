@@ -29,7 +29,7 @@ from pipeline.training.fp8 import convert_to_fp8, without_fp8
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
@@ -253,6 +253,8 @@ class TandemTrainer(Trainer):
         always logged and evaluated.
         """
         step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
+        if self.recipe.optimizer.average_steps:  # before the save: the last checkpoint is the finished model
+            average_weights(self.optimizer, self.recipe.optimizer, last=last)
         if (self.control.should_log or last) and step > self.loss_sum.since:
             loss = self.loss_sum.read(step, gather=self.accelerator.gather)
             self.log({"loss": loss, "grad_norm": float(grad_norm), "learning_rate": learning_rate})

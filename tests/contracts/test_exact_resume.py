@@ -28,7 +28,7 @@ def assert_same_end(cut, uncut):
         ("pretrain", "gpt2", 1, ["train.bf16=false"]),
         ("pretrain", "gpt2", 1, ["train.bf16=false", "train.logging_steps=3"]),  # the checkpoints lie between two logs
         ("pretrain", "modern", 2, ["train.bf16=false"]),
-        ("pretrain", "modern", 1, ["train.bf16=true"]),
+        ("pretrain", "modern", 1, ["train.bf16=true", "optimizer.average_steps=5"]),
         ("sft", "gpt2", 2, ["train.bf16=false"]),
         ("sft", "modern", 1, ["train.bf16=false"]),
     ],
