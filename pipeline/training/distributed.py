@@ -82,7 +82,7 @@ def refuse_unequal(facts: dict[str, Any]) -> None:
     if len(set(from_every_rank(digest))) == 1:
         return
     (first, expected), *others = from_every_rank((socket.gethostname(), facts))
-    lines = {}
+    lines: dict[str, str] = {}
     for rank, (host, found) in enumerate(others, 1):
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):

@@ -20,6 +20,7 @@ import yaml
 from pipeline.data.preparation import start_preparation, streams_of
 from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.data.workers import Processes, Runs
+from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
@@ -66,6 +67,26 @@ def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, pro
     expected = prepared(bench, **how, cache="one", num_proc=1)
     assert len(expected) > 12
     assert prepared(bench, **how, cache="many", num_proc=processes) == expected
+
+
+def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):
+    watchlist = Watchlist.of({"task": [texts(3000)[n] for n in (20, 1700, 2900)]}).save(tmp_path)
+    found = {}
+    for processes in (1, 2):
+        recipe = bench.recipe(
+            sources=[Source(files=str(files[0]))],
+            max_bad_rows=5,
+            train={"num_train_epochs": 1},
+            shard_rows=256,
+            cache=f"by-{processes}",
+            num_proc=processes,
+        )
+        prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=watchlist)
+        found[processes] = everything(Path(recipe.data.cache_dir))
+    assert found[1] == found[2]
+    seen = [len(content) for name, content in found[1].items() if Path(name).name.startswith("seen-")]
+    assert len(seen) > 3
+    assert len(set(seen)) > 1  # some shards hold an item
 
 
 def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
