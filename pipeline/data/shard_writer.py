@@ -62,8 +62,9 @@ class SequenceWriter:
         self.num_proc, self.ahead = num_proc, ahead
         self.lookout = watchlist.lookout(self.folder) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
-        for torn in self.folder.glob(".*.safetensors.*"):
-            remove_file(torn)  # left by a process that was killed while it wrote
+        for kind in ("safetensors", "json"):
+            for torn in self.folder.glob(f".*.{kind}.*"):
+                remove_file(torn)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
         self.read = new_counts(settings["kind"])
         self.pending: list[PackedRows] = []
