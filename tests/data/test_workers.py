@@ -112,14 +112,14 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
 
 
 def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(bench, tmp_path):
-    path = tmp_path / "broken.json"
-    path.write_text(json.dumps([{"text": text} for text in texts(2600)])[:-1000])
+    path = tmp_path / "broken.json"  # in its last block, which is not the first of a run of blocks
+    path.write_text(json.dumps([{"text": text} for text in texts(6000)])[:-1000])
     found = {}
     for processes in (1, 2):
         how = {"cache": f"by-{processes}", "num_proc": processes, "shard_rows": 32}
         recipe = bench.recipe(sources=[Source(files=str(path))], train={"num_train_epochs": 1}, **how)
         good = path.read_bytes()
-        path.write_bytes(json.dumps([{"text": text} for text in texts(2600)]).encode())
+        path.write_bytes(json.dumps([{"text": text} for text in texts(6000)]).encode())
         sources = bench.sources(recipe)
         path.write_bytes(good)
         sources[0][0].files[0].bytes, sources[0][0].files[0].mtime_ns = len(good), path.stat().st_mtime_ns
