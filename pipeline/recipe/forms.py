@@ -20,13 +20,6 @@ LONGEST_NAME, LONGEST_PATH = (
 )  # bytes, of a file and of a path: Linux's own bounds, a few left for what is put behind
 LONGEST_LABEL = 200  # characters; folders and files get a few more behind them
 STEP = re.compile(r"[0-9]{1,15}")
-FOLDERS = (
-    "run.directory",
-    "run.code_folder",
-    "data.cache_dir",
-    "evals.core.bundle",
-    "evals.chat.data",
-)  # of this machine
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -83,12 +76,6 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
             places[f"{key}.{number}.files"], places[f"{key}.{number}.id"] = list(files), [entry.id]
     for key, paths in places.items():
         for path in filter(None, paths):
-            if ADDRESS.match(path) and key in FOLDERS:
-                problems.add(
-                    recipe.where(key),
-                    f"is {show(path)}, an address, and it would be taken for a folder of that name here. Write a path on this machine or on a disk "
-                    "that it has mounted.",
-                )
             if len(path.encode()) > LONGEST_PATH or max(len(part.encode()) for part in path.split("/")) > LONGEST_NAME:
                 problems.add(
                     recipe.where(key),

@@ -11,13 +11,11 @@ from pipeline.hardware.device import device_info, leave_accelerators, shards_mod
 from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe
-from pipeline.recipe.identity import every_key
 from pipeline.recipe.resolve import with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import begun_run, resolve_start
-from pipeline.run.open_run import environment
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import on_rank_0, refuse_unequal
+from pipeline.training.distributed import on_rank_0
 
 
 def start_process(recipe: Recipe) -> tuple[Recipe, int]:
@@ -46,26 +44,10 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
     compiled = cache_dir(recipe.data.cache_dir) / "compiled" / hashlib.sha256(cpu_name().encode()).hexdigest()[:8]
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
-    if state.num_processes > 1:
-        refuse_unequal({**every_key(recipe), **_what_runs()})
     recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, state.num_processes)))
     if on_cpu:
         decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
     return recipe, state.num_processes
-
-
-def _what_runs() -> dict[str, str]:
-    """Return code, versions and driver of this machine, by name."""
-    code, root = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        code.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    driver = Path("/proc/driver/nvidia/version")
-    versions = {f"version of {name}": version for name, version in environment()["versions"].items()}
-    return {
-        **versions,
-        "code of pipeline (sha256)": code.hexdigest()[:12],
-        "NVIDIA driver": driver.read_text().splitlines()[0] if driver.exists() else "none",
-    }
 
 
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:

@@ -249,7 +249,6 @@ WRONG = {
     "a schedule-free optimizer": (trainer("optim: schedule_free_adamw"), ["18: train.optim: schedule_free_adamw is refused:", "Write optim: adamw_torch_fused with lr_scheduler_type: constant_with_warmup."]),
     "a name longer than a folder's": (in_run(f"name: {'a' * 300}"), ["3: run.name: has 300 characters, and it names a folder. Write at most 200."]),
     "a folder's name longer than one can be": (in_run(f"directory: {'a' * 300}"), ["3: run.directory: is 'aaa", "longer than a path can be"]),
-    "an address as the folder of runs": (in_run("directory: s3://bucket/runs"), ["3: run.directory: is 's3://bucket/runs', an address, and it would be taken for a folder"]),
     "a NUL in a path": (in_run('directory: "a\\0b"'), ["3: holds the control character U+0000. Remove it."]),
     "a command of a terminal in a note": (in_run('note: "a\\e]0;x\\a"'), ["3: holds the control character U+001B. Remove it."]),
     "half a character": (in_run('note: "\\ud800"'), ["3: holds the control character U+D800. Remove it."]),
