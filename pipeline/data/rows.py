@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
 from pipeline.data.packing import documents_begun
 from pipeline.data.plan import open_stream
-from pipeline.data.prepare import Preparation, delete_used, note_used
+from pipeline.data.preparation import Preparation, delete_used, note_used
 from pipeline.data.shards import Shard, shard_path
 from pipeline.data.stream import RowPlace, Stream
 from pipeline.process.errors import DataError

@@ -55,6 +55,9 @@ class SourceFile:
     part: Part = "all"
     period: int = 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "peek": None}  # a function of this process; another one has no beginning to look at
+
     def local_path(self) -> Path:
         """Return where the content lies here, fetched first if need be."""
         if self.path is None:

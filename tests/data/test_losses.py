@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, sampled_fit, with_samples
 from pipeline.data.plan import make_plan
-from pipeline.data.prepare import Workshop, short_count
+from pipeline.data.preparation import short_count
+from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import table, warning_lines
 from pipeline.data.validation import ValidationRows
