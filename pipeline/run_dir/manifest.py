@@ -101,6 +101,7 @@ KEYS = (
     Key("shape.processes", "integer", "processes", SHAPE, "run/finish.py", "one a device"),
     Key("shape.micro_batch", "integer", "rows", SHAPE, "run/finish.py", "of one forward pass"),
     Key("shape.micro_steps", "integer", "forward passes", SHAPE, "run/finish.py", "of an optimizer step, of each process"),
+    Key("shape.sharded", "flag", "", SHAPE, "run/finish.py", "FSDP2: each process holds a part of the model"),
     Key("shape.threads", "integer", "threads", SHAPE, "run/finish.py", "torch's, on the CPU"),
     Key("shape.dtype", "text", "", SHAPE, "run/finish.py", "format of the matrix products"),
     Key("shape.compiled", "flag", "", SHAPE, "run/finish.py", "torch.compile"),
@@ -184,16 +185,6 @@ def _part(value: Any, node: dict[str, Any]) -> Any:
         return value
     below = {name: node.get(name) or node.get("<>") or {} for name in value}
     return {name: _part(v, below[name]) for name, v in value.items() if not _type_problem(v, below[name], name)}
-
-
-def manifest_table() -> str:
-    """Return the keys as the Markdown table of docs/manifest.md."""
-    lines = ["| key | type | unit | written | by | what it holds |", "| --- | --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| `{key.name}` | {key.type} | {key.unit or '-'} | {key.written} | `{key.by}` | {key.meaning} |"
-        for key in KEYS
-    ]
-    return "\n".join(lines) + "\n"
 
 
 def _tree() -> dict[str, Any]:

@@ -158,7 +158,7 @@ def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
     assert "SIGTERM came before training could answer it; nothing is lost." in errors
 
 
-def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
+def test_a_process_that_was_killed_is_reported_as_lost(tmp_path):
     process = launched(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 70

@@ -81,8 +81,8 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
             least += 4 * plan.sizes.parameters()["total"]
         assert (plan.run_disk_bytes or 0) < least
         monkeypatch.setattr(checks, "_free", lambda folder, least=least: least - 1)
-        (told,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
-        assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in told
+        (message,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
+        assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in message
         monkeypatch.setattr(checks, "_free", lambda folder, least=least: least)
         assert find_problems(plan, on_this_machine=True) == []
 
@@ -152,8 +152,8 @@ def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it
     plan = quickstart(f"model.start_from={start}", "run.name=mine")
     with open(tmp_path / "training" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (told,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
-        assert "may delete checkpoint-5 once it has newer ones" in told
+        (message,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
+        assert "may delete checkpoint-5 once it has newer ones" in message
         (mine / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # one that has begun from it goes on
         (mine / "run_manifest.json").write_text(json.dumps({"must_match": {"model.start_from": str(start)}}))
         assert find_problems(plan, on_this_machine=True) == []
@@ -167,11 +167,18 @@ def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
     assert "2 processes for 1 H100" in messages(checks._devices(plan), RecipeError)[0]
 
 
-def test_sharding_is_refused_on_gpus_and_means_nothing_on_a_cpu(quickstart, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert find_problems(quickstart(), on_this_machine=True) == []
-    found = [str(p) for p in find_problems(quickstart(device=planned_device("1xH100")), on_this_machine=True)]
-    assert any("asks for FSDP" in text and "accelerate_configs/ddp.yaml" in text for text in found)
+def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert checks._sharding(quickstart(processes=2)) == []
+    wrong = ("train.fp8=true", "train.torch_compile=true", "train.fp16=true", "model.embedding_dtype=bfloat16")
+    for override in wrong:
+        (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
+        assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
+        assert checks._sharding(quickstart(override, processes=1)) == []
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    found = messages(checks._sharding(quickstart(processes=2)), RecipeError)
+    assert ["fsdp_version: 1" in found[0], "fsdp_offload_params" in found[1]] == [True, True]
 
 
 def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):
@@ -239,7 +246,7 @@ def test_bf16_on_a_device_that_imitates_it_is_noted(quickstart):
     assert any("T4 only imitates bfloat16" in note for note in notes)
 
 
-def test_all_problems_are_told_at_once_with_the_lowest_status():
+def test_all_problems_are_reported_at_once_with_the_lowest_status():
     with pytest.raises(RecipeError, match=r"^one\.\ntwo\.$"):
         refuse([DiskFullError("two."), RecipeError("one."), RecipeError("one.")])
     refuse([])
