@@ -161,9 +161,11 @@ class Sweep:
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
+        budget = overrides and overrides[-1].startswith("train.max_steps=")  # in place of the baseline's horizon
+        fixed = [word for word in self.fixed if not (budget and word.partition("=")[0] in EXCLUSIVE[0])]
         name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
-            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*self.fixed, *overrides), entry["steps"], label(entry["values"]))
+            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
             for seed in range(first, first + seeds)
         ]  # fmt: skip
 

@@ -144,9 +144,13 @@ class Runs:
         self.ended += 1
         self.ended_steps += one.job.steps or 0
         self.bar.reach(self.ended_steps)
-        result = figure.status if figure.value is None else f"{self.metric} {figure.value:.5f}"
+        result = f"{self.metric} {figure.value:.5f}" if figure.value is not None else figure.status
         if figure.value is None:
-            result += f"; {self._log(one.job)} tells more"
+            code = one.process.returncode if one.process else 0
+            *_, said = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
+            if code == RecipeError.status:  # so it is for every seed
+                raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {said.removeprefix('error: ')}")
+            result += f", status {code}: {said} ({self._log(one.job)})"
         left = f"; {self.bar.text(time.monotonic())}" if self.bar.total and self.ended < self.count else ""
         took = seconds_text(time.time() - one.began)
         write(f"[{self.ended}/{self.count}] {one.job.label}, seed {one.job.seed}: {result} ({took}{left})")
