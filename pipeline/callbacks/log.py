@@ -25,11 +25,21 @@ def step_line(row: dict, *, step: int, max_steps: int) -> str:
     )
 
 
+LEGEND = (
+    "a step's line: its loss (smoothed), lrm = share of the peak learning rate, dt = time of the step, bf16_mfu = % of the device's peak, "
+    "pq and rg = file and part of it that is read, eta = time left; of an evaluation: bpb = bits per byte of held-out text, lower is better"
+)
+
+
 class Console(TrainerCallback):
     """Prints and keeps the lines in console.log."""
 
     def __init__(self, log: Path):
         self.log = log
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            write(LEGEND)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:

@@ -8,6 +8,8 @@ from pipeline.chat.terminal import COMMANDS, Terminal, is_base, note
 from pipeline.process.commands import program
 from pipeline.run_dir.failures import exit_with_status
 
+CONTINUED_TOKENS = 128  # of a base model, which seldom ends a text by itself
+
 
 def main(argv: list[str]) -> int:
     arguments = read_arguments(argv)
@@ -31,7 +33,7 @@ def _talk(arguments: argparse.Namespace) -> None:
         if arguments.prompt is None and sys.stderr.isatty():
             note(f"Loading {name} ...")  # which imports torch first: seconds without a word
         speakers.append(open_speaker(name, trust_code=arguments.trust_code))
-    sampling = sampling_of(arguments)
+    sampling = sampling_of(arguments, chats=any(speaker.chats for speaker in speakers))
     if arguments.web:
         from pipeline.chat.page import show
 
@@ -47,12 +49,12 @@ def _talk(arguments: argparse.Namespace) -> None:
         terminal.talk()
 
 
-def sampling_of(arguments: argparse.Namespace) -> Sampling:
+def sampling_of(arguments: argparse.Namespace, *, chats: bool) -> Sampling:
     return Sampling(
         temperature=0.0 if arguments.greedy else arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
-        max_new_tokens=arguments.max_new_tokens,
+        max_new_tokens=arguments.max_new_tokens or (Sampling.max_new_tokens if chats else CONTINUED_TOKENS),
         seed=arguments.seed,
     )
 
@@ -87,7 +89,9 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--top-p", type=_number(float, 0), help="draw from the likeliest tokens that hold this share")
     parser.add_argument("--seed", type=_number(int, 0), default=0, help="of the drawing (default %(default)s)")
     parser.add_argument(
-        "--max-new-tokens", type=_number(int, 1), default=512, help="longest answer (default %(default)s)"
+        "--max-new-tokens",
+        type=_number(int, 1),
+        help=f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on with texts)",
     )
     parser.add_argument("--greedy", action="store_true", help="as --temperature 0")
     arguments = parser.parse_args(argv)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pipeline.data.packing import count_conversation, fit_conversation, new_counts
 from pipeline.data.shard_writer import rendered_talks
 from pipeline.data.stream import Stream
+from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.tokenizer.chat import render
@@ -239,7 +240,7 @@ def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:
     for kind, what in (("empty_rows", NOTHING_TO_LEARN if fit else "are empty"), ("bad_rows", "are unreadable")):
         if counts.get(kind, 0) > MUCH * seen:
             lines.append(
-                f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files (python -m pipeline.data FILE), or name another column."
+                f"{_so_many(counts[kind], seen, 'rows')} {what} and left out. Look into the files ({program('data')} FILE), or name another column."
             )
     return [f"{name}: {line}" for line in lines]
 

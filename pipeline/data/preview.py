@@ -20,14 +20,15 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
-from pipeline.recipe.resolve import TEXT_ID
+from pipeline.recipe.resolve import TEXT_ID, rows_per_step
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
 from pipeline.sources.open import OpenSource, open_sources, planned_sources
-from pipeline.sources.raw_rows import kind_of, read_blocks
+from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
+from pipeline.tokenizer.encode import plain_backend
 
 # Prepared rows for people, with their trained tokens marked.
 
@@ -63,6 +64,63 @@ def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool)
         text = tokenizer.decode([i for i, _ in group], skip_special_tokens=False)
         parts.append(text if not is_trained else f"{GREEN}{text}{PLAIN}" if colour else f"[[{text}]]")
     return "".join(parts)
+
+
+# The length of a run in epochs before its rows are packed.
+
+COUNTED_BYTES = 1_000_000  # of each source; of the rest the size is known
+
+
+def about_length(recipe: Recipe) -> tuple[int | None, int | None]:
+    """Return the steps of a run in epochs, by the tokens of each source's first megabyte, and the bytes that are held out; None
+    where sizes are not known, for the steps also where a source has a weight.
+
+    A tokenizer that has to be trained is trained on these texts. data.batch_tokens must be known. Raises as open_sources.
+    """
+    from pipeline.tokenizer.load import ready_tokenizer, text_of, train_bpe
+
+    sources, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    sizes = [text_bytes(source) for source in validation]
+    held_out = None if None in sizes else sum(size or 0 for size in sizes)
+    if any(source.spec.weight is not None for source in sources):
+        return None, held_out
+    first = [_first_items(source) for source in sources]
+    if recipe.tokenizer.path:
+        tokenizer, _ = ready_tokenizer(recipe)
+    else:
+        texts = (text_of(item) for items, _ in first for item in items)
+        settings = recipe.tokenizer
+        assert settings.vocab_size is not None
+        tokenizer = train_bpe(texts, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
+    tokens = 0.0
+    for source, (items, share) in zip(sources, first, strict=True):
+        if share is None:
+            return None, held_out
+        tokens += _count_tokens(items, tokenizer, recipe) / share * (source.spec.epochs or 1.0)
+    epochs = float(recipe.train.get("num_train_epochs") or 1.0)
+    return int(tokens * epochs / recipe.data.row_tokens) // rows_per_step(recipe), held_out
+
+
+def _first_items(source: OpenSource) -> tuple[list[Any], float | None]:
+    """Return the source's first documents or conversations, and the share of it that they are."""
+    items, size = list[Any](), 0
+    for item in (item for block in source.read() for item in block.items):
+        if size >= COUNTED_BYTES:
+            whole = text_bytes(source)
+            return items, min(1.0, size / whole) if whole else None
+        items.append(item)
+        content = item.text if source.kind == "text" else json.dumps(item.messages, ensure_ascii=False)
+        size += len(content.encode())
+    return items, 1.0
+
+
+def _count_tokens(items: list[Any], tokenizer: Any, recipe: Recipe) -> int:
+    """Return the tokens of documents, each with its BOS, or of conversations, which are cut to a row."""
+    if recipe.stage == "sft":
+        rendered = [talk for talk in rendered_talks(tokenizer, items) if not isinstance(talk, DataError)]
+        return sum(min(len(ids), recipe.data.row_tokens + 1) for ids, _ in rendered)
+    encoded = plain_backend(tokenizer).encode_batch([item.text for item in items], add_special_tokens=False)
+    return sum(len(encoding.ids) + 1 for encoding in encoded)
 
 
 # A look at data before there is a recipe: what the rows are, three of them as they are trained, the lines for a
@@ -135,7 +193,7 @@ def preview(
     text = found.get("text")
     if usable == ["chat", "text"] and text and text.format:
         yield ""
-        yield from _wrapped(f"Its column {text.format.column} is text: run_pretrain.sh trains on that alone.")
+        yield from _wrapped(f"Its column {text.format.column} is text: {command('pretrain')} trains on that alone.")
     return given, stage
 
 
@@ -177,7 +235,10 @@ def _kinds(spec: Source) -> list[Any]:
 def _refusal(found: dict[Any, Recognised | None]) -> str:
     chat, text = found.get("chat"), found.get("text")
     if text and (not chat or chat.name == NO_CONVERSATIONS):
-        return f"{text.refusal.removesuffix('.')} to pretrain on it; for SFT name the columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}} (docs/data.md)."
+        refusal = text.refusal.removesuffix(".")
+        _, is_named, column = refusal.rpartition("text_column: ")
+        typed = f" On the command line, behind the data: {shlex.quote(f'text_column={column}')}." if is_named else ""
+        return f"{refusal} to pretrain on it; for SFT name the columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}} (docs/data.md).{typed}"
     assert chat is not None
     return chat.refusal
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.packing import PackedRows
+from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.retries import read_again
 from pipeline.process.storage import read_sealed_json, sha256_file, write_bytes, write_sealed_json
@@ -154,7 +155,7 @@ def open_shard(folder: Path, number: int) -> Shard:
     if read_again(lambda: is_damaged(folder, number, verify=True), path=path):
         raise DataError(
             f"{path}: this prepared shard is missing or differs from its seal, so the rows in it are not those that were "
-            "prepared. Run `python -m pipeline.data RECIPE`, which makes it again, then this command again."
+            f"prepared. Run `{program('data')} RECIPE`, which makes it again, then this command again."
         )
     return Shard(**map_tensors(path))
 

@@ -14,6 +14,7 @@ import yaml
 import pipeline
 from pipeline.evals.subject import Subject, find_subject, open_model
 from pipeline.hub.gguf_file import QUANTIZED, modelfile, quantize_gguf, weights_of_gguf, write_gguf
+from pipeline.process.commands import command
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError
 from pipeline.process.storage import new_folder, write_text
 from pipeline.run_dir.run_directory import RunDirectory
@@ -114,7 +115,7 @@ def write_space(runs: list[RunDirectory], *, output: Path) -> None:
     published = [run.read_manifest().get("hub") or {} for run in runs]
     if waiting := [str(run.path) for run, hub in zip(runs, published, strict=True) if not hub.get("commit")]:
         raise InputMissingError(
-            f"{', '.join(waiting)}: not published, so a Space has no model to load. Push first: python -m pipeline.hub push {waiting[0]}"
+            f"{', '.join(waiting)}: not published, so a Space has no model to load. Push first: {command('hub', 'push', waiting[0])}"
         )
     ids = [hub["id"] for hub in published]
     pinned = [f"{hub['id']}@{hub['commit']}" for hub in published]
@@ -167,7 +168,7 @@ def export(
     subject = find_subject(name, trust_code=trust_code)
     if not Path(subject.path).is_dir():
         raise RecipeError(
-            f"{name}: is not on this machine. Fetch it first: python -m pipeline.hub pull {name}, or hf download {name} --local-dir FOLDER."
+            f"{name}: is not on this machine. Fetch it first: {command('hub', 'pull', name)}, or hf download {name} --local-dir FOLDER."
         )
     if dtype is not None and dtype not in DTYPES[to]:
         raise RecipeError(f"--type {dtype}: {to} takes {', '.join(DTYPES[to])}. Name one of them.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hub.client import bound_waits, retried
+from pipeline.process.commands import command
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, ServiceError
 from pipeline.process.storage import new_folder, remove_file
 from pipeline.recipe import Recipe
@@ -152,7 +153,7 @@ def _refuse_damaged(folder: Path, repo_id: str) -> None:
 def what_it_can(run: RunDirectory) -> str:
     """Return what a pulled run is good for, and what is missing."""
     path = run.path
-    lines = [f"{path}: restored. Talk to it: python -m pipeline.chat {path}"]
+    lines = [f"{path}: restored. Talk to it: {command('chat', path)}"]
     checkpoint = run.whole_checkpoint()
     manifest: dict[str, Any] = run.read_manifest()
     if checkpoint is None:

@@ -10,17 +10,20 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.preview import OWN_RECIPES, preview
-from pipeline.process.commands import command
-from pipeline.process.errors import CannotWriteError
+from pipeline.data.preview import OWN_RECIPES, about_length, preview
+from pipeline.process.commands import command, program
+from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
+from pipeline.recipe import read_recipe
+from pipeline.recipe.start_from import resolve_start
 from pipeline.run_dir.failures import exit_with_status
 
 # What is often changed beside the data; every key: docs/recipes.md.
 TEXT = """
 # tokenizer: {vocab_size: 8192}   # ids, trained on your text: 4096 up to 10 MB, 8192 for 100 MB, 32768 for gigabytes
-# model: {depth: 6}               # larger learns more and takes longer: `tandem plan` says how long
-# train: {num_train_epochs: 8}    # passes over your text; 4 if not given
+# model: {depth: 6}               # larger learns more and takes longer: the plan says how long
+
+TRAIN
 samples:
   prompts: ["The"]                # what the model continues after each evaluation
 """
@@ -28,22 +31,43 @@ CHAT = """
 model:
   start_from: latest:pretrain     # what learns to chat: runs/NAME, latest:RECIPE_NAME, or a model of the Hub
 
+TRAIN
 samples:
   prompts: ["Who are you?"]       # asked after each evaluation
 """
+SCORINGS = 5  # of a run that is shorter than so many times the shipped recipe's train.eval_steps
 
 
-def recipe_text(source: dict[str, Any], *, stage: str, path: Path) -> str:
-    """Return a recipe over the source, with comments."""
+def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -> str:
+    """Return a recipe over the source, with comments. train: its lines of that section."""
     source_lines = yaml.safe_dump({"data": {"sources": [source]}}, sort_keys=False, width=100, allow_unicode=True)
     return (
-        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by `tandem init`; change what you like.\n"
-        f"# Look at the rows: tandem data {path} --show 3\n"
-        f"# Time and memory:  tandem plan {path}\n"
-        f"# Run:              tandem {stage} {path}\n\n"
+        f"# {'Stage 2, chat SFT' if stage == 'sft' else 'Stage 1, pretraining'}, on files of yours. Written by `{program('init')}`; change what you like.\n"
+        f"# Look at the rows: {command('data', path)} --show 3\n"
+        f"# Time and memory:  {command('plan', path)}\n"
+        f"# Run:              {command(stage, path)}\n\n"
         f"extends: {OWN_RECIPES[stage]}   # everything that is not said here: a small model, minutes on a CPU\n\n"
-        f"{source_lines}{CHAT if stage == 'sft' else TEXT}"
+        f"{source_lines}{(CHAT if stage == 'sft' else TEXT).replace('TRAIN', train)}"
     )
+
+
+def train_lines(source: dict[str, Any], *, stage: str) -> str:
+    """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and saved."""
+    recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
+    keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", "passes over your data")}
+    try:
+        steps = about_length(resolve_start(recipe))[0]
+    except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
+        steps = None
+    if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
+        every = str(max(1, steps // SCORINGS))
+        keys["eval_steps"] = (
+            every,
+            f"these passes are about {steps:,} steps; validation is scored some {SCORINGS} times",
+        )
+        keys["save_steps"] = (every, "where a run that is stopped goes on")
+    lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
+    return "train:\n" + "".join(lines)
 
 
 # One text file is one document, and one document cannot be trained on and held out at once.
@@ -94,7 +118,7 @@ def cut_into_documents(text: Path, into: Path) -> int | None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="tandem init", description=__doc__)
+    parser = argparse.ArgumentParser(prog=program("init"), description=__doc__)
     parser.add_argument("data", metavar="FOLDER", help="a folder or file of yours, a glob, or the id of a dataset")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="keys of a source, as split=test")
     parser.add_argument(
@@ -127,12 +151,13 @@ def main(argv: list[str]) -> int:
         except StopIteration as end:
             source, stage = end.value
             break
+    train = train_lines(source, stage=stage)
     for key in ("files", "id"):  # a path in a recipe is read from the recipe's folder
         if isinstance(value := source.get(key), str) and Path(value).expanduser().exists():
             place = Path(value).expanduser().absolute()
             inside = place.is_relative_to(path.absolute().parent)
             source[key] = str(place.relative_to(path.absolute().parent) if inside else place)
-    write_text(path, recipe_text(source, stage=stage, path=path))
+    write_text(path, recipe_text(source, stage=stage, path=path, train=train))
     print(f"{path}: a recipe for it, with comments. What to type next:\n  {command(stage, path)}")
     return 0
 

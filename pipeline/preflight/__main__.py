@@ -3,14 +3,15 @@
 import argparse
 import importlib.util
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.checks import cadence_notes
-from pipeline.preflight.plan import Plan, make_plan
+from pipeline.preflight.plan import Plan, make_plan, scored_at_most
 from pipeline.preflight.plan_table import duration_range, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
-from pipeline.process.commands import program
+from pipeline.process.commands import command, program
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
@@ -101,7 +102,15 @@ def _plan(recipe: Recipe) -> tuple[Plan, bool]:
     planned = (device.kind, device.count, device.peak_flops) != (here.kind, here.count, here.peak_flops)
     nproc = None if planned else os.environ.get("NPROC")
     processes = int(os.environ.get("WORLD_SIZE") or nproc or device.count)
-    return make_plan(recipe, device, processes=processes), planned
+    plan = make_plan(recipe, device, processes=processes)
+    if plan.steps is None and _has_torch() and _local(recipe):
+        from pipeline.data.preview import about_length
+
+        with suppress(TandemError):  # what is wrong with the data is said by their check
+            steps, held_out = about_length(plan.recipe)
+            scored = None if held_out is None else scored_at_most(recipe, held_out)
+            plan = make_plan(recipe, device, processes=processes, scored_bytes=scored, about_steps=steps)
+    return plan, planned
 
 
 def _planned(recipe: Recipe) -> DeviceInfo:
@@ -191,7 +200,7 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
     hub = [s.id for s in recipe.data.sources if s.id and not s.id.startswith("tandem:") and not _is_here(s)]
     if hub:
         lines.append(
-            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: python -m pipeline.data {recipe.path}"
+            f"the data of {', '.join(map(str, hub))}, which need the network. To fetch and verify them: {command('data', str(recipe.path))}"
         )
     elif not _local(recipe):
         lines.append("the built-in data, which are made when they are first needed")

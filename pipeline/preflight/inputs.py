@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
+from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.process.user_code import import_attribute
@@ -151,7 +152,7 @@ def _hub(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     run = _run(recipe)
     if run.has_trained():
         return [], [
-            f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `python -m pipeline.hub push {run.path}`."
+            f"{where}: {outcome} The run has trained and goes on; what is not published is listed at its end, for `{command('hub', 'push', run.path)}`."
         ]
     return [ServiceError(f"{where}: {outcome}")], []
 

@@ -191,6 +191,13 @@ def evaluation_tokens(recipe: Recipe, scored_bytes: int | None) -> Span:
     return Span(low, math.sqrt(low * high), high)
 
 
+def scored_at_most(recipe: Recipe, held_out: int) -> int:
+    """Return the bytes of one scoring of bits per byte, as rows and in pretraining as documents too, within the recipe's limits."""
+    limits = recipe.evals.bpb
+    documents = 0 if recipe.stage == "sft" else min(held_out, limits.document_bytes)
+    return round(min(held_out, limits.tokens * BYTES_A_TOKEN)) + documents
+
+
 def _step(plan: "Plan", near: FinishedRun | None) -> tuple[Span | None, str]:
     if plan.probe is not None:
         return Span.around(plan.probe.step_s, PROBED), "as probed"
@@ -318,6 +325,7 @@ class Plan:
     compiled: bool
     probe: Probe | None = None  # measured on this machine
     sizes_unknown: str | None = None  # why there are none
+    steps_are_estimated: bool = False  # of a horizon in epochs, by a sample of the data
 
     @property
     def tokens(self) -> int | None:
@@ -386,15 +394,23 @@ class Plan:
         return None if self.device_hours is None or watts is None else self.device_hours * (watts / 1000)
 
 
-def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_bytes: int | None = None) -> Plan:
+def make_plan(
+    recipe: Recipe,
+    device: DeviceInfo,
+    *,
+    processes: int,
+    scored_bytes: int | None = None,
+    about_steps: int | None = None,
+) -> Plan:
     """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
 
-    scored_bytes: of one scoring of the validation, where the data are open already.
+    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in epochs.
     """
     batch_tokens = with_batch_tokens(recipe, processes)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)
-    steps = _steps(recipe)
+    known_steps = _steps(recipe)
+    steps = about_steps if known_steps is None else known_steps
     compute = _compute_format(recipe, device)
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
@@ -417,6 +433,7 @@ def make_plan(recipe: Recipe, device: DeviceInfo, *, processes: int, scored_byte
         compute_format=compute,
         sizes=sizes,
         steps=steps,
+        steps_are_estimated=known_steps is None,
         batch_tokens=batch_tokens,
         micro_steps=micro_steps(recipe, processes),
         memory=by_rows() if by_rows else None,

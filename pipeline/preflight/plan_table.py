@@ -100,7 +100,8 @@ def _flops(convention: str) -> Callable[[Plan], str | None]:
 
 
 def _horizon(plan: Plan) -> str | None:
-    return None if plan.steps is None else f"{plan.steps:,} of {plan.batch_tokens:,} tokens"
+    about = "about " * plan.steps_are_estimated
+    return None if plan.steps is None else f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens"
 
 
 def _tokens(plan: Plan) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
-MODULES = {"plan": "preflight"}  # of the console's names those that the package calls otherwise
+MODULES = {"plan": "preflight", "init": "launch.init"}  # of the console's names those that the package calls otherwise
 STAGES = ("pretrain", "sft")
 
 

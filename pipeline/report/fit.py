@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics import VAL_BPB
+from pipeline.process.commands import program
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe import Recipe
@@ -176,7 +177,7 @@ def fit_runs(runs: list[RunData]) -> tuple[Path, str]:
         law = _law(points)
     except ValueError as error:
         raise RecipeError(
-            f"--fit: the runs lie on no power law ({error}), so they tell nothing of a further one. Look at the curves of the runs first: python -m pipeline.report RUN RUN RUN"
+            f"--fit: the runs lie on no power law ({error}), so they tell nothing of a further one. Look at the curves of the runs first: {program('report')} RUN RUN RUN"
         ) from None
     family = family_of(runs[0].manifest["must_match"])
     path = fit_file(runs[0].run.path.resolve().parent, family)

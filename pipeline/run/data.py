@@ -15,6 +15,7 @@ from pipeline.evals.tasks import benchmarks_of
 from pipeline.hardware.device import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import cadence_notes
+from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import import_built_in, ran
@@ -133,7 +134,7 @@ def unchecked_lines(plan: dict, run: OpenRun) -> list[str]:
         return []
     return [
         f"contamination: nobody looked for the evaluation items in {unchecked:,} of {shards:,} shards, as they were prepared before. "
-        f"To look, while this run trains: python -m pipeline.data {run.directory.recipe} --watchlist {plan['watchlist']}"
+        f"To look, while this run trains: {command('data', run.directory.recipe, '--watchlist', plan['watchlist'])}"
     ]
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from pipeline.process.commands import command
 from pipeline.recipe import Recipe
 from pipeline.run_dir.failures import child_environment
 from pipeline.run_dir.hub_queue import MODEL, HubQueue
@@ -81,4 +82,4 @@ class Publishing:
             print(f"unpublished: {'; '.join(left)}\n{self._later()}", flush=True)
 
     def _later(self) -> str:
-        return f"Finish with: python -m pipeline.hub push {self.run.path}"
+        return f"Finish with: {command('hub', 'push', self.run.path)}"

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.process.commands import program
 from pipeline.process.errors import (
     DataError,
     InputMissingError,
@@ -78,7 +79,7 @@ def split_rows(train: SourceFile, held: SourceFile, facts: FactsOfFiles) -> None
     if not period:
         raise DataError(
             f"{path} has {rows} row and is the source's only file, so nothing can be held out for validation. Add rows, or name data.validation. "
-            "One long text becomes documents with `tandem init FILE` (python -m pipeline.launch.init FILE)."
+            f"One long text becomes documents with `{program('init')} FILE`."
         )
     train.part, held.part = "train", "validation"
     train.period = held.period = period

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from pipeline.process.commands import command
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, is_tree
 from pipeline.sources.raw_rows import BOM, COMPRESSIONS, kind_of, open_bytes, parse_json_line, read_blocks
@@ -107,7 +108,7 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
     if texts:
         return Recognised(
             NO_CONVERSATIONS,
-            refusal=f"{found}. It holds plain text, and SFT trains on conversations. Train the stage pretrain with it (run_pretrain.sh), or name columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}}.",
+            refusal=f"{found}. It holds plain text, and SFT trains on conversations. Train the stage pretrain with it ({command('pretrain')}), or name columns of a conversation: columns: {{prompt: COLUMN, response: COLUMN}}.",
         )
     return Recognised(
         NO_CONVERSATIONS,
@@ -222,7 +223,7 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
         )
     longest = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows), default="COLUMN")
     if chat is not None:
-        stage = "Train the stage SFT with it (run_sft.sh; run.stage: sft), or name" if chat.format else "Name"
+        stage = "Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
         return Recognised(
             chat.name,
             refusal=f"holds {chat.name}, and pretraining reads plain text. {stage} the column that holds text: text_column: {longest}.",

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from pipeline.process.commands import program
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
@@ -367,9 +368,7 @@ def table(judgement: dict[str, Any]) -> str:
             line += f"{row['other_bytes_per_token']:>22.3f}{gain:>+12.1%}"
         lines.append(line)
     if not other:
-        lines.append(
-            "beside GPT-2's, which is not on this machine: python -m pipeline.tokenizer RECIPE --beside FOLDER"
-        )
+        lines.append(f"beside GPT-2's, which is not on this machine: {program('tokenizer')} RECIPE --beside FOLDER")
     return "\n".join(lines)
 
 

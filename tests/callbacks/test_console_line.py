@@ -1,5 +1,6 @@
 """The console line keeps the shape that people's parsers read."""
 
+import re
 from types import SimpleNamespace
 
 from pipeline.callbacks.log import Console, step_line
@@ -23,6 +24,15 @@ def test_the_line_has_exactly_the_agreed_shape():
         "step 05567/05568 (99.98%) | loss: 2.336916 | lrm: 0.05 | dt: 997.40ms | tok/sec: 1,051,311 | bf16_mfu: 63.45 | "
         "epoch: 1 pq: 122 rg: 80 | total time: 92.46m | eta: 0.0m"
     )
+
+
+def test_the_short_names_of_the_line_are_explained_before_the_first_one(tmp_path, capsys):
+    state = SimpleNamespace(is_world_process_zero=True)
+    Console(tmp_path / "console.log").on_train_begin(None, state, None)
+    explained = capsys.readouterr().out
+    names = set(re.findall(r"(\w+): ", step_line(ROW, step=0, max_steps=10))) - {"sec", "epoch", "time"}
+    assert {name for name in names if not re.search(rf"\b{name}\b", explained)} == set()
+    assert not (tmp_path / "console.log").exists()  # which programs read
 
 
 def test_an_unknown_peak_reads_not_available_instead_of_a_number():

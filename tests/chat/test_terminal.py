@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from known_answers import DIALOG, SUM
 
-from pipeline.chat.__main__ import main
+from pipeline.chat.__main__ import main, read_arguments, sampling_of
 from pipeline.chat.conversation import Conversation, Sampling, open_speaker
 from pipeline.chat.terminal import open_history
 from pipeline.process.errors import TandemError
@@ -112,6 +112,11 @@ def test_a_base_model_says_so_and_continues_the_text(run, base, tmp_path, monkey
     shutil.copy(base / "run_manifest.json", tmp_path / "published")
     assert not open_speaker(str(tmp_path / "published")).chats
     assert open_speaker(str(run / "model")).chats
+
+
+def test_a_base_model_goes_on_for_fewer_tokens_than_an_answer_may_have_unless_more_are_asked_for():
+    for arguments, chats, most in (([], False, 128), ([], True, 512), (["--max-new-tokens", "700"], False, 700)):
+        assert sampling_of(read_arguments(["model", *arguments]), chats=chats).max_new_tokens == most
 
 
 def test_a_conversation_longer_than_the_model_loses_its_oldest_turns(run, monkeypatch, capsys):

@@ -12,8 +12,10 @@ import datasets
 import pandas as pd
 import pytest
 
+from pipeline.data import preview
 from pipeline.data.__main__ import main
-from pipeline.data.preview import is_recipe
+from pipeline.data.preview import about_length, is_recipe
+from pipeline.data.rows import TrainingRows
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 
@@ -92,6 +94,7 @@ def test_what_is_left_out_is_counted_and_a_tokenizer_counts_tokens(folder, bench
     [
         (["pairs.jsonl"], 65, "holds preference pairs (columns chosen, rejected)"),
         (["essays.parquet"], 65, "Set text_column: essay to pretrain on it; for SFT name the columns"),
+        (["essays.parquet"], 65, "behind the data: text_column=essay."),
         (["nowhere.jsonl"], 66, "nowhere.jsonl: there is no such file or folder"),
         (["data/train.parquet"], 66, "data/train.parquet: there is no such file or folder"),
         (["alpaca.jsonl", "colums={}"], 64, "colums"),
@@ -167,3 +170,25 @@ def test_a_recipe_is_told_from_data_by_its_ending_or_its_name_among_recipes(monk
     assert not is_recipe("recipes/identity.jsonl")
     assert not is_recipe("owner/name")
     assert not is_recipe("docs")
+
+
+@pytest.mark.parametrize("counted_bytes", [1_000_000, 20_000])
+@pytest.mark.parametrize(("stage", "is_trained"), [("pretrain", True), ("pretrain", False), ("sft", True)])
+def test_the_steps_of_a_run_in_epochs_are_estimated_to_a_tenth_before_its_rows_are_packed(
+    bench, stage, is_trained, counted_bytes, monkeypatch
+):
+    monkeypatch.setattr(preview, "COUNTED_BYTES", counted_bytes)
+    recipe = bench.recipe(stage=stage, train={"num_train_epochs": 20, "seed": 7})
+    recipe.tokenizer.vocab_size = 600
+    if is_trained:
+        recipe.tokenizer.path = str(bench.folder / "tokenizer")
+        bench.tokenizer.save_pretrained(recipe.tokenizer.path)
+    steps, held_out = about_length(recipe)
+    assert steps == pytest.approx(TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1)
+    assert held_out == pytest.approx(Path(recipe.data.validation[0].files).stat().st_size, rel=0.05)
+
+
+def test_steps_are_not_estimated_where_a_source_has_a_weight(bench):
+    recipe = bench.recipe(train={"num_train_epochs": 2})
+    recipe.data.sources[0].weight = 1.0
+    assert about_length(recipe)[0] is None

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.hardware.device import device_without_torch, planned_device
+from pipeline.preflight.__main__ import main
 from pipeline.preflight.plan import make_plan
 from pipeline.preflight.plan_table import plan_table, why_unknown
 from pipeline.recipe import read_recipe
@@ -90,6 +91,16 @@ def test_what_is_unknown_is_printed_as_such_and_never_as_zero(tmp_path):
     for label in ("time, without preparing data", "device hours", "cost (run.gpu_hour_cost)"):
         assert line(plan_table([plan]), label) == "n/a"
     assert any(reason.startswith("time, since the peak of NVIDIA Nonesuch") for reason in why_unknown(plan))
+
+
+def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(text_files, tmp_path, capsys):
+    sources = f"data.sources=[{{files: {text_files[0]}}}]"
+    given = ["own_text", sources, f"data.validation=[{{files: {text_files[2]}}}]", f"data.cache_dir={tmp_path}"]
+    assert main([*given, "--probe", "0"]) == 0
+    text = capsys.readouterr().out
+    assert re.fullmatch(r"about \d+ of 4,096 tokens", line(text, "steps"))
+    assert "min, expected" in line(text, "time, without preparing data")
+    assert "the run has" in text  # fewer steps than train.save_steps
 
 
 def test_an_unknown_optimizer_has_no_checkpoint_size():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.preflight.inputs import PACKAGES, service_findings
+from pipeline.process.commands import command
 from pipeline.recipe.schema import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def test_a_hub_that_refuses_a_run_which_has_trained_is_a_note_so_that_it_goes_on
     for (repo_id, _, _, said), (kinds, _, text) in zip(cases, found, strict=True):
         assert kinds == [], (repo_id, text)
         assert said in text
-        assert f"`python -m pipeline.hub push {tmp_path}/runs/mine`" in text
+        assert f"`{command('hub', 'push', tmp_path / 'runs' / 'mine')}`" in text
 
 
 def test_a_hub_that_is_away_is_a_note(tmp_path):

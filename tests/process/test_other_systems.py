@@ -58,16 +58,31 @@ def test_no_module_imports_one_that_other_systems_lack_without_a_way_around():
     assert not found
 
 
-def test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process(tmp_path, monkeypatch, without):
+HOLD = """
+import sys
+from pipeline.process import storage
+storage._flock = lambda: None
+held = storage.lock(sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_flock", lambda: None)
     path = tmp_path / "lock"
     with storage.lock(path) as held:
         assert held.descriptors() == []
         assert storage.lock(path) is None
         assert storage.lock(path, wait_s=0.2) is None
-    again = storage.lock(path)
-    assert again is not None
-    again.close()
+    storage.lock(path).close()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        assert storage.lock(path) is None
+        other.kill()
+    storage.lock(path).close()
     with pytest.raises(FileNotFoundError):
         storage.lock(tmp_path / "absent", shared=True)
 

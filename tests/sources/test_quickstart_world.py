@@ -12,6 +12,7 @@ import pytest
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
 from pipeline.sources.open import open_sources
+from pipeline.sources.overlap import overlap_of
 from pipeline.sources.quickstart import world
 from pipeline.sources.quickstart.built_in import corpus_folder
 from pipeline.sources.quickstart.spelling import spelling_words
@@ -170,6 +171,7 @@ def test_the_built_in_sources_open_like_any_other_with_their_own_validation(cach
         ]
         assert train[0].files[0].sha256 != validation[0].files[0].sha256
         assert next(validation[0].read()).items
+        assert overlap_of(train, validation).note() is None  # nobody can act on it
 
 
 def test_spelling_answers_are_right_and_no_word_is_on_both_sides(rows):

@@ -1,6 +1,7 @@
 """Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
 
 from pipeline.data.losses import fit_text
+from pipeline.process.commands import program
 from pipeline.report.diagnosis.finding import LONG_ENOUGH_S, Figures, Level, Rule, Verdict, graded, rule
 
 PASSES_NOTE, PASSES_TROUBLE = 4, 16
@@ -180,7 +181,7 @@ def conversations_fit(figures: Figures) -> Verdict | None:
     needs="data/bad_rows",
     threshold=f"no unreadable row; trouble from {BAD_ROWS_SHARE:.1%} of the documents (or rows) on; empty rows below {EMPTY_NOTE:.0%} of a source (note)",
     reason="a few bad lines pass unnoticed in any crawl; one in a thousand is a broken file or a wrong format",
-    advice="The run names each row: python -m pipeline.data RECIPE shows them; mend or leave out the file.",
+    advice=f"The run names each row: {program('data')} RECIPE shows them; correct or leave out the file.",
 )
 def rows_are_readable(figures: Figures) -> Verdict | None:
     bad = figures.last("data/bad_rows")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from pipeline.process.commands import program
 from pipeline.report.diagnosis.finding import (
     LONG_ENOUGH_S,
     Figures,
@@ -118,7 +119,7 @@ def accelerator_is_used(figures: Figures) -> Verdict | None:
     needs="data/wait_frac: 5 logged values",
     threshold=f"the steps waited for rows for less than {WAIT_NOTE:.0%} (note) or {WAIT_TROUBLE:.0%} (trouble) of their time, the first logged value left out",
     reason="rows are prepared ahead, so a sound run waits for under 1 %; a tenth of the time is a tenth of the rent",
-    advice="Prepare the data before the run (python -m pipeline.data RECIPE), copy it to a local disk, more data.num_proc, a cheaper format function.",
+    advice=f"Prepare the data before the run ({program('data')} RECIPE), copy it to a local disk, more data.num_proc, a cheaper format function.",
 )
 def data_does_not_stall(figures: Figures) -> Verdict | None:
     waits = figures.timed("data/wait_frac")

@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.data.validation import ENOUGH_BYTES
 from pipeline.metrics import VAL_BPB, VALIDATION
+from pipeline.process.commands import program
 from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, error_of_difference, graded, median, rule
 from pipeline.report.diagnosis.learning import loss_below_start, loss_does_not_rise, loss_falls
 
@@ -55,9 +56,9 @@ def beside_training(figures: Figures) -> Pairs:
 @rule(
     "something is held out",
     needs="a logged step",
-    threshold="at least one validation number after step 0, of the run or of python -m pipeline.evals",
+    threshold=f"at least one validation number after step 0, of the run or of {program('evals')}",
     reason="training loss alone cannot tell learning from memorising, nor one run from another",
-    advice="Set data.validation and train.eval_steps, or score the checkpoints now: python -m pipeline.evals RUN bpb.",
+    advice=f"Set data.validation and train.eval_steps, or score the checkpoints now: {program('evals')} RUN bpb.",
 )
 def is_validated(figures: Figures) -> Verdict | None:
     if not figures.step():
