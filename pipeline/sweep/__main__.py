@@ -63,7 +63,7 @@ class Sweep:
         if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
-        self.processes = int(os.environ.get("NPROC") or self.device.count)
+        self.processes = int(os.environ.get("NPROC") or max(1, self.device.count // options.parallel))
         self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
         known = metric_of(self.metric)
         if known is None or known.better is None:
@@ -115,11 +115,11 @@ class Sweep:
     def _step_s(self, overrides: list[str]) -> float:
         """Return the measured seconds of a step."""
         memory, given = self._plan(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
-        needed = memory.total if memory else None
+        needed, what = memory.total if memory else None, " ".join(overrides) or "the recipe"
+        print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
             return measure(given, self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=needed).step_s
         except NotMeasured as reason:
-            what = " ".join(overrides) or "the recipe"
             raise TandemError(f"--equal time: {what} was not measured, since {reason}. Give tokens or flops.") from None
 
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
