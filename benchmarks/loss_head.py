@@ -1,9 +1,9 @@
 """Time and memory of the loss head, against logits of all rows at once.
 
-    python benchmarks/loss_head.py [--rows 8192] [--width 1536] [--vocab 32768] [--pairs 5] [--dtypes float32,bfloat16]
+    python benchmarks/loss_head.py [--rows 8192] [--width 1536] [--vocab 32768] [--pairs 5] [--dtypes float32,bfloat16] [--softcap 15]
 
-Forward and backward from the last hidden state to the gradients of it and of the head, with the logits capped at 15. The
-other way is what a model without a head of its own does: fp32 logits, tanh, torch's cross_entropy. extra peak: the most
+Forward and backward from the last hidden state to the gradients of it and of the head, with the logits capped at 15 as `modern`'s, or
+with --softcap 0 as `portable`'s. The other way is transformers' own: fp32 logits, tanh, torch's cross_entropy. extra peak: the most
 memory that was taken beyond what lay there before, gradients included; on a CPU by the process's resident set.
 """
 
@@ -15,11 +15,10 @@ from common import DEVICE, arguments, in_turns, show
 
 from pipeline.model.modeling_tandem import summed_cross_entropy
 
-SOFTCAP = 15.0
-
 
 class Head:
-    def __init__(self, rows: int, width: int, vocab: int, dtype: torch.dtype):
+    def __init__(self, rows: int, width: int, vocab: int, dtype: torch.dtype, softcap: float):
+        self.softcap = softcap or None
         generator = torch.Generator().manual_seed(0)
         self.hidden = torch.randn(rows, width, generator=generator).to(DEVICE, dtype).requires_grad_()
         self.weight = (0.02 * torch.randn(vocab, width, generator=generator)).to(DEVICE).requires_grad_()
@@ -28,13 +27,14 @@ class Head:
 
     def chunked(self) -> torch.Tensor:
         with self.autocast:
-            loss, _ = summed_cross_entropy(self.hidden, self.weight, self.labels, softcap=SOFTCAP)
+            loss, _ = summed_cross_entropy(self.hidden, self.weight, self.labels, softcap=self.softcap)
         return self._backward(loss / len(self.labels))
 
     def full(self) -> torch.Tensor:
         with self.autocast:
             logits = F.linear(self.hidden, self.weight).float()
-        logits = SOFTCAP * torch.tanh(logits / SOFTCAP)
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
         return self._backward(F.cross_entropy(logits, self.labels))
 
     def _backward(self, loss: torch.Tensor) -> torch.Tensor:
@@ -65,10 +65,10 @@ def _resident(name: str) -> int:
 
 
 def main() -> None:
-    options = arguments(__doc__, rows=8192, width=1536, vocab=32768, pairs=5, dtypes="float32,bfloat16")
+    options = arguments(__doc__, rows=8192, width=1536, vocab=32768, pairs=5, dtypes="float32,bfloat16", softcap=15.0)
     rows = []
     for name in options.dtypes.split(","):
-        head = Head(options.rows, options.width, options.vocab, getattr(torch, name))
+        head = Head(options.rows, options.width, options.vocab, getattr(torch, name), options.softcap)
         row = {"dtype": name, **in_turns(head.chunked, head.full, pairs=options.pairs)}
         ours, other = extra_peak(head, head.chunked), extra_peak(head, head.full)
         row |= {"ours_peak_mb": ours / 1e6, "other_peak_mb": other / 1e6, "peak_ratio": ours / other}

@@ -1,15 +1,19 @@
-"""The price of a preset: bits per byte on held-out text and CPU time a step, side by side at equal steps.
+"""The price of a preset: bits per byte on held-out text at equal steps, and the ratio of their step times.
 
-    python benchmarks/presets.py TEXT_FILE ... [--seeds 3] [--steps 250] [--layers 4] [--width 128] [--only modern portable]
+    python benchmarks/presets.py TEXT_FILE ... [--seeds 1,2,3] [--steps 250] [--layers 4] [--width 128] [--only modern,portable]
+    python benchmarks/presets.py TEXT_FILE ... --pairs 20 [--compile]         processor time alone, each against the first, in turns
 
-modern, modern without smear, and portable (with nanochat's and with transformers' initial weights), on the same rows in the same order,
-with the quickstart's rates, in fp32 on one thread. The last file is held out. All share one tokenizer of the gpt2 pattern, so that
-they differ in the model alone. CPU time a step, not wall time: other programs on the machine do not count. One JSON line a run.
+modern, modern without smear, and portable (with nanochat's and with transformers' initial weights), on the same rows of 128 tokens in
+the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
+that they differ in the model alone. For equal time give the faster one as many more --steps as the ratio says. One JSON line a run.
+--set KEY=VALUE ... makes every run again with these keys; given several times, with each of these sets. --bf16: autocast, as train.bf16.
 """
 
 import argparse
+import itertools
 import json
 import math
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -17,10 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import compared
 
 from pipeline.evals.bpb import bits_per_byte
 from pipeline.evals.texts import read_texts
-from pipeline.model.build import build_model
+from pipeline.model.build import build_model, use_chunked_loss
 from pipeline.recipe.reader import read_recipe
 from pipeline.recipe.sizes import model_fields
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
@@ -29,6 +34,7 @@ from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import StepSchedule
 
 ROW_TOKENS, ROWS, VALIDATION_ROWS, IDS = 128, 8, 192, 2048
+STEPS_A_TURN = 5
 RECIPE = """
 run: {stage: pretrain}
 tokenizer: {vocab_size: IDS, split_pattern: gpt2}
@@ -68,45 +74,106 @@ def batch(ids: torch.Tensor, number: int, rows: int) -> dict[str, torch.Tensor]:
     return {"input_ids": part[:-1].view(rows, ROW_TOKENS), "shift_labels": part[1:].view(rows, ROW_TOKENS)}
 
 
-def score(name: str, options: argparse.Namespace, data: dict[str, Any], *, seed: int) -> dict[str, Any]:
-    overrides, identity_blocks = VARIANTS[name]
-    recipe = read_recipe([str(data["recipe"]), *overrides], stage="pretrain")
-    ids = {"bos_token_id": data["tokenizer"].bos_token_id, "eos_token_id": None, "pad_token_id": None}
-    fields = model_fields(recipe, vocab_size=len(data["tokenizer"]), **ids)
-    model: Any = build_model(
-        recipe.model.type, fields, attn_implementation="eager", seed=seed, identity_blocks=identity_blocks
-    )
-    optimizer = build_optimizer(model, recipe)
-    schedule = StepSchedule(optimizer, recipe.optimizer.schedule, options.steps)
-    order = np.random.default_rng(seed).permutation(options.steps)
-    started = time.process_time()
-    for number in order:
-        given = batch(data["train"], int(number), ROWS)
-        loss = model(
-            **given, labels=given["shift_labels"], num_items_in_batch=torch.tensor(float(ROWS * ROW_TOKENS))
-        ).loss
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-    cpu_ms = 1000 * (time.process_time() - started) / options.steps
-    batches = (batch(data["validation"], number, 16) for number in range(VALIDATION_ROWS // 16))
-    bpb = bits_per_byte(model, batches, byte_lengths(data["tokenizer"]), device="cpu").bpb
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"name": name, "seed": seed, "bpb": bpb, "cpu_ms_a_step": cpu_ms, "parameters": parameters}
+class Training:
+    """A model of one variant in training, a step at a time."""
+
+    def __init__(self, name: str, options: argparse.Namespace, data: dict[str, Any], *, seed: int, keys: list[str]):
+        overrides, identity_blocks = VARIANTS[name]
+        recipe = read_recipe([str(data["recipe"]), *overrides, *keys], stage="pretrain")
+        ids = {"bos_token_id": data["tokenizer"].bos_token_id, "eos_token_id": None, "pad_token_id": None}
+        fields = model_fields(recipe, vocab_size=len(data["tokenizer"]), **ids)
+        self.model: Any = build_model(
+            recipe.model.type, fields, attn_implementation="eager", seed=seed, identity_blocks=identity_blocks
+        )
+        use_chunked_loss(self.model)
+        self.model.config.use_cache = False  # as transformers.Trainer
+        self.forward = torch.compile(self.model, dynamic=False) if options.compile else self.model
+        self.optimizer = build_optimizer(self.model, recipe)
+        self.schedule = StepSchedule(self.optimizer, recipe.optimizer.schedule, options.steps)
+        self.order = np.random.default_rng(seed).permutation(options.steps)
+        self.options, self.data, self.done = options, data, 0
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.options.bf16)
+
+    def steps(self, count: int) -> float:
+        """Train and return the processor's seconds that it took: one thread, so that other programs count less than on the clock."""
+        started = time.process_time()
+        self.model.train()
+        for number in self.order[self.done : self.done + count]:
+            given = batch(self.data["train"], int(number), ROWS)
+            targets = torch.tensor(float(ROWS * ROW_TOKENS))
+            with self.autocast():
+                loss = self.forward(**given, labels=given["shift_labels"], num_items_in_batch=targets).loss
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        self.done += count
+        return time.process_time() - started
+
+    def bpb(self) -> float:
+        batches = (batch(self.data["validation"], number, 16) for number in range(VALIDATION_ROWS // 16))
+        dtype = torch.bfloat16 if self.options.bf16 else None
+        lengths = byte_lengths(self.data["tokenizer"])
+        return bits_per_byte(self.model, batches, lengths, device="cpu", autocast_dtype=dtype).bpb
+
+
+def scores(options: argparse.Namespace, data: dict[str, Any]) -> None:
+    bpbs: dict[tuple[str, str], list[float]] = {}
+    for seed in options.seeds:
+        for name, keys in itertools.product(options.only, [[], *options.set]):
+            started = time.process_time()
+            training = Training(name, options, data, seed=seed, keys=keys)
+            training.steps(options.steps)
+            bpbs.setdefault((name, " ".join(keys)), []).append(training.bpb())
+            row = {
+                "name": name,
+                "keys": keys,
+                "seed": seed,
+                "steps": options.steps,
+                "bpb": bpbs[name, " ".join(keys)][-1],
+            }
+            row["parameters"] = sum(parameter.numel() for parameter in training.model.parameters())
+            print(json.dumps(row | {"cpu_s": time.process_time() - started}), flush=True)
+    for (name, keys), of_seeds in bpbs.items():
+        spread = statistics.stdev(of_seeds) if len(of_seeds) > 1 else math.nan
+        print(
+            f"{name:<28} {statistics.mean(of_seeds):.4f} bits per byte (sd {spread:.4f}, {len(of_seeds)} seeds) {keys}"
+        )
+
+
+def times(options: argparse.Namespace, data: dict[str, Any]) -> None:
+    trainings = {name: Training(name, options, data, seed=1, keys=[]) for name in options.only}
+    for training in trainings.values():
+        training.steps(2 * STEPS_A_TURN)  # compiles, and warms up
+    turns = []
+    for turn in range(options.pairs):
+        names = list(trainings)[:: -1 if turn % 2 else 1]
+        turns.append({name: trainings[name].steps(STEPS_A_TURN) / STEPS_A_TURN for name in names})
+    for name in options.only:
+        print(json.dumps({"name": name, **compared([(turn[name], turn[options.only[0]]) for turn in turns])}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="TEXT_FILE", help="txt, jsonl or parquet; the last is held out")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128, help="in heads of 64")
-    parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(VARIANTS))
+    parser.add_argument("--set", nargs="+", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--pairs", type=int, default=0, help="measure times alone, in so many turns")
     options = parser.parse_args()
     if len(options.files) < 2:
         parser.error("one file to train on and one that is held out are needed")
+    if unknown := set(options.only) - VARIANTS.keys():
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(VARIANTS)}")
+    if options.pairs:
+        options.steps = (options.pairs + 2) * STEPS_A_TURN
     torch.set_num_threads(1)
     texts, _ = read_texts(options.files[:-1], max_bytes=40_000_000)
     held_out, _ = read_texts(options.files[-1:], max_bytes=2_000_000)
@@ -120,18 +187,7 @@ def main() -> None:
             "train": encoded(tokenizer, texts, options.steps * ROWS * ROW_TOKENS + 1),
             "validation": encoded(tokenizer, held_out, VALIDATION_ROWS * ROW_TOKENS + 1),
         }
-        rows = []
-        for seed in range(1, options.seeds + 1):
-            for name in options.only:
-                rows.append(score(name, options, data, seed=seed))
-                print(json.dumps(rows[-1]), flush=True)
-    for name in options.only:
-        bpbs = [row["bpb"] for row in rows if row["name"] == name]
-        spread = math.sqrt(sum((bpb - sum(bpbs) / len(bpbs)) ** 2 for bpb in bpbs) / max(1, len(bpbs) - 1))
-        cpu_ms = sum(row["cpu_ms_a_step"] for row in rows if row["name"] == name) / len(bpbs)
-        print(
-            f"{name:<28} {sum(bpbs) / len(bpbs):.4f} bits per byte (sd {spread:.4f}, {len(bpbs)} seeds), {cpu_ms:.0f} ms of CPU a step"
-        )
+        (times if options.pairs else scores)(options, data)
 
 
 if __name__ == "__main__":

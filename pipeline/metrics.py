@@ -99,7 +99,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
         Metric("optim/grad_norm", "-", "L2 norm of the whole gradient before clipping, where it is finite",
                panel="Gradient norm before clipping", aliases=[nemo("grad_norm"), nemo("grad-norm", label="Megatron"), nanochat("grad norm", label="older"), nanochat_csv("grad_norm"), trainer("grad_norm")]),
         Metric("optim/clip_frac", "share", "of the steps since the last log those whose optim/grad_norm was above `train.max_grad_norm`; steps whose norm was not finite count as not clipped; left out where nothing is clipped (0)"),
-        Metric("optim/num_zeros_in_grad", "entries", "of the step's whole gradient, before clipping, those that are exactly 0, over all trained parameters; rows of the embedding whose token did not occur are the usual ones. Not under FSDP or DeepSpeed",
+        Metric("optim/num_zeros_in_grad", "entries", "of the step's whole gradient, before clipping, those that are exactly 0, over all trained parameters; rows of the embedding whose token did not occur are the usual ones. Not under FSDP",
                aliases=[nemo("num_zeros_in_grad"), nemo("num-zeros", label="Megatron")]),
         Metric("optim/param_norm", "-", "L2 norm of all trained parameters after the step. Not under FSDP or DeepSpeed",
                aliases=[nemo("params-norm", label="Megatron")]),

@@ -147,11 +147,19 @@ class Runner:
         return path
 
     def command(
-        self, recipe: Path, *overrides: str, stage: str = "pretrain", ranks: int = 1, launcher: bool = False
+        self,
+        recipe: Path,
+        *overrides: str,
+        stage: str = "pretrain",
+        ranks: int = 1,
+        launcher: bool = False,
+        sharded: bool = False,
     ) -> list[str]:
         python = [sys.executable]
         if ranks > 1 or launcher:
-            config = ROOT / "accelerate_configs" / ("cpu_2.yaml" if ranks > 1 else "cpu.yaml")
+            config = (
+                ROOT / "accelerate_configs" / ("fsdp2.yaml" if sharded else "cpu_2.yaml" if ranks > 1 else "cpu.yaml")
+            )
             python += [
                 "-m",
                 "accelerate.commands.launch",
@@ -169,10 +177,11 @@ class Runner:
         stage: str = "pretrain",
         ranks: int = 1,
         launcher: bool = False,
+        sharded: bool = False,
         **environment: str,
     ) -> subprocess.Popen:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
-        command = self.command(recipe, *overrides, stage=stage, ranks=ranks, launcher=launcher)
+        command = self.command(recipe, *overrides, stage=stage, ranks=ranks, launcher=launcher, sharded=sharded)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(
             command, **pipes, env=environment, cwd=self.folder, start_new_session=True, preexec_fn=_as_from_a_terminal
@@ -230,7 +239,10 @@ class WarmRunner(Runner):
     def start(self, *arguments, **how) -> subprocess.Popen:
         return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
 
-    def train(self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", **how) -> Result:
+    def train(
+        self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", sharded: bool = False, **how
+    ) -> Result:
+        how |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {}  # as accelerate launch does
         ended = self.warm.run(stage, str(recipe), *overrides, **how)
         assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
         return Result(status, ended.output, self._directory(recipe, overrides))

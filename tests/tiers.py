@@ -21,6 +21,7 @@ KEPT = {
     "contracts/test_own_models.py": ("test_continued_pretraining_keeps_tokenizer_and_vocabulary_and_begins_documents_as_the_model_does[qwen3]", "test_generation_ends_at_the_template_s_end_of_turn_where_the_model_knows_only_the_text_s"),
     "contracts/test_plan_holds.py": ("test_parameters_steps_tokens_and_flops_are_those_planned[modern-sft]",),
     "contracts/test_run_life.py": ("test_a_signal_to_one_of_two_ranks_stops_both_at_one_step", "test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used", "test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_the_rows"),
+    "contracts/test_sharded.py": ("test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process[pretrain-modern-more1]",),
     "contracts/test_trackers.py": ("test_tensorboard_holds_what_counts_as_float32",),
     "contracts/test_trained_text.py": ("test_bits_per_byte_of_an_interval_are_those_of_its_rows_under_the_weights_of_each_step[pretrain-modern-2-more0]",),
     "data/test_losses.py": (),

@@ -17,8 +17,8 @@ from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.fp8 import without_fp8
 from pipeline.training.rng import preserved_rng
+from pipeline.training.sharding import forward_only
 from pipeline.training.trainer import StepCallback, TandemTrainer
 
 FAILED = "evaluation_failed"
@@ -115,13 +115,13 @@ class Benchmarks(StepCallback):
         """Every rank calls it. A failure is told and recorded; EvaluationInterrupted goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
-        if trainer.is_fsdp_enabled:  # each forward needs every rank: all of them score everything
+        if trainer.is_sharded:  # each forward needs every rank: all of them score everything
             world_size, watched = 1, partial(self.stop.on_every_rank, lockstep=True)
         try:
             with (
                 trainer.meter.pause(),
                 preserved_rng(),
-                without_fp8(trainer.model),
+                forward_only(trainer.model),
                 torch.no_grad(),
                 in_float32(trainer.model) if self._in_float32(benchmark) else trainer.compute_loss_context_manager(),
             ):
@@ -180,7 +180,8 @@ class Benchmarks(StepCallback):
 
     def _report_failure(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""
-        told_elsewhere = isinstance(error, OtherRankFailed) or getattr(error, "of_all_ranks", False)
+        # Of a sharded model all ranks score the same, and fail the same.
+        told_elsewhere = isinstance(error, OtherRankFailed) or getattr(error, "of_all_ranks", self.trainer.is_sharded)
         if told_elsewhere and not self.trainer.is_world_process_zero():
             return
         reason = f"{type(error).__name__}: {error}"

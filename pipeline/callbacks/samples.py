@@ -12,15 +12,17 @@ from pipeline.metrics import is_validation
 from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.fp8 import without_fp8
+from pipeline.training.distributed import on_rank_0
 from pipeline.training.metrics import StepMeter
 from pipeline.training.rng import preserved_rng
+from pipeline.training.sharding import forward_only
 
 
 class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
     complete(model, prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
+    all_ranks: complete is called on every rank, as the forward of a sharded model needs; the first one writes.
     writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
     """
 
@@ -36,15 +38,17 @@ class Samples(TrainerCallback):
         batch_tokens: int,
         meter: StepMeter,
         writers: list[Any],
+        all_ranks: bool = False,
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
+        self.all_ranks = all_ranks
         self.attempt, self.batch_tokens, self.meter, self.writers = attempt, batch_tokens, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        if state.is_world_process_zero and state.global_step and self._due(state.global_step):
-            there = self._recorded(state.global_step)
-            if not there.issuperset(self.prompts):
-                self.sample(state, model, there=there)
+        step = state.global_step
+        there = on_rank_0(lambda: self._recorded(step) if step and self._due(step) else set(self.prompts))
+        if not there.issuperset(self.prompts):
+            self.sample(state, model, there=there)
 
     def _due(self, step: int) -> bool:
         """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
@@ -68,11 +72,12 @@ class Samples(TrainerCallback):
 
     def sample(self, state, model, *, there: Collection[str] = ()) -> None:
         """there: prompts whose samples of this step were written before a kill."""
-        if not state.is_world_process_zero or not self.prompts or self.every_steps == 0:
+        first = state.is_world_process_zero
+        if not (first or self.all_ranks) or not self.prompts or self.every_steps == 0:
             return
         training = model.training
         try:
-            with self.meter.pause(), preserved_rng(), without_fp8(model), torch.no_grad():
+            with self.meter.pause(), preserved_rng(), forward_only(model), torch.no_grad():
                 model.eval()
                 texts = self.complete(model, self.prompts)
         except EvaluationInterrupted:
@@ -80,7 +85,7 @@ class Samples(TrainerCallback):
         finally:
             model.train(training)
         for prompt, text in zip(self.prompts, texts, strict=True):
-            if prompt in there:
+            if prompt in there or not first:
                 continue
             write(f"  {prompt!r} -> {text!r}")
             append_row(
@@ -95,5 +100,5 @@ class Samples(TrainerCallback):
                     "chat": self.chat,
                 },
             )
-        for writer in self.writers:
+        for writer in self.writers if first else []:
             writer.add_samples(state.global_step, self.prompts, texts)

@@ -212,6 +212,11 @@ def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: 
     )
 
 
+def shards_model() -> bool:
+    """Return whether the launcher asks for FSDP2 (accelerate_configs/fsdp2.yaml), and there are processes to share a model."""
+    return os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
 def leave_accelerators() -> None:
     """Train on the CPU, in this process: as the launcher's config file says it, before anything asks for the device."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -250,8 +255,8 @@ def decide_bf16(value: bool | str | None, *, fp16: bool = False) -> bool:
 
 
 def decide_compile(value: bool | str | None) -> bool:
-    """train.torch_compile as a fact: `auto` is yes where a compiler is at hand."""
-    return can_compile() if value == "auto" else bool(value)
+    """train.torch_compile as a fact: `auto` is yes where a compiler is at hand and the model is not sharded."""
+    return can_compile() and not shards_model() if value == "auto" else bool(value)
 
 
 def compute_format(*, bf16: bool, fp16: bool, tf32: bool, fp8: bool = False) -> str:

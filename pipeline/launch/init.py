@@ -36,6 +36,7 @@ samples:
   prompts: ["Who are you?"]       # asked after each evaluation
 """
 SCORINGS = 5  # of a run that is shorter than so many times the shipped recipe's train.eval_steps
+LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more than some steps of a small model
 
 
 def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -> str:
@@ -56,16 +57,16 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
     keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", "passes over your data")}
     try:
-        steps = about_length(resolve_start(recipe))[0]
+        steps = None if "id" in source else about_length(resolve_start(recipe))[0]  # nothing is fetched for a comment
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
-        every = str(max(1, steps // SCORINGS))
+        every = str(max(LEAST_STEPS, steps // SCORINGS))
         keys["eval_steps"] = (
             every,
-            f"these passes are about {steps:,} steps; validation is scored some {SCORINGS} times",
+            f"steps between two scorings of what is held out; these passes are about {steps:,} steps",
         )
-        keys["save_steps"] = (every, "where a run that is stopped goes on")
+        keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run goes on")
     lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
     return "train:\n" + "".join(lines)
 

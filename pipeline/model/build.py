@@ -1,13 +1,16 @@
 """Models from a recipe's fields, and from folders or the Hub."""
 
 import difflib
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import (
@@ -26,10 +29,13 @@ from .configuration_tandem import TandemConfig
 from .export import native_class, tandem_config, to_native_name
 from .groups import parameter_group
 from .modeling_tandem import (
+    IGNORED,
     TandemForCausalLM,
     TandemForSequenceClassification,
     TandemForTokenClassification,
     TandemModel,
+    TandemOutput,
+    head_loss,
 )
 
 # Checks that tensors hold finite numbers only, in memory and in a model's files.
@@ -97,7 +103,38 @@ def build_model(
         if identity_blocks:
             initialize_identity_blocks(model)
     set_generation_config(model)
+    use_chunked_loss(model)
     return model.float()
+
+
+# Classes of transformers whose forward is the base model, `lm_head` and the loss: no scale, cap or auxiliary loss between them.
+PLAIN_HEADS = {"llama", "mistral", "qwen2", "qwen3"}
+
+
+def use_chunked_loss(model: Any) -> None:
+    """Have a model of PLAIN_HEADS compute the training's loss, and per_token_nll, as Tandem does: the logits of a whole batch are
+    never held. Everything else, and what is saved, stays transformers' own."""
+    kind, stock = getattr(model.config, "model_type", None), type(model).forward
+    if kind not in PLAIN_HEADS or type(model).__module__ != f"transformers.models.{kind}.modeling_{kind}":
+        return
+
+    def forward(self, *args, labels=None, **kwargs):
+        shift_labels, per_token_loss = kwargs.get("shift_labels"), kwargs.get("per_token_loss", False)
+        if (labels is None and shift_labels is None) or not (self.training or per_token_loss):
+            return stock(self, *args, labels=labels, **kwargs)
+        if shift_labels is None:
+            shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        options = {"per_token_loss": per_token_loss, "num_items_in_batch": kwargs.get("num_items_in_batch")}
+        for name in ("shift_labels", "logits_to_keep", *options):
+            kwargs.pop(name, None)
+        hidden_BTD = self.model(*args, **kwargs | {"use_cache": False}).last_hidden_state
+        loss, nats_BT = head_loss(self.lm_head, hidden_BTD, shift_labels, vocab_size=self.config.vocab_size, **options)
+        return TandemOutput(loss=loss, nats=nats_BT)
+
+    # generate reads from the signature what forward takes. Not functools.wraps: Accelerate unwraps whatever was wrapped.
+    forward.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
+    model.forward = MethodType(forward, model)
+    model.per_token_nll = MethodType(TandemForCausalLM.per_token_nll, model)
 
 
 RESIDUAL_OUTPUTS = {"o_proj", "down_proj"}  # what writes into the residual stream, as Llama and its kin call it
@@ -191,7 +228,9 @@ def load_model(
     ours = tandem_config(config) if config.model_type in ("gpt2", "nanochat") else None
     given = {"revision": revision, "dtype": dtype, "attn_implementation": attn_implementation}
     if ours is None:
-        return _from_pretrained(AutoModelForCausalLM, path, trust_remote_code=trust_remote_code, **given)
+        model = _from_pretrained(AutoModelForCausalLM, path, trust_remote_code=trust_remote_code, **given)
+        use_chunked_loss(model)
+        return model
     if config.model_type == "gpt2":
         return _from_pretrained(TandemForCausalLM, path, config=ours, **given)
     native = _from_pretrained(native_class(config), path, revision=revision, dtype=dtype)

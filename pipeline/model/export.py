@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import GPT2Config, GPT2LMHeadModel, NanoChatConfig, NanoChatForCausalLM, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -144,6 +145,7 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
     padded: keep the rows that vocab_multiple adds, which an exact resume needs.
     """
     config, model_class = copy.deepcopy(model.config), type(model)
+    config.distributed_config = None  # of a sharded model: whoever loads what is written has one process
     if isinstance(config, TandemConfig):
         if not padded:
             config.vocab_multiple = 1
@@ -166,9 +168,10 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
     return form
 
 
-def saved_weights(form: PreTrainedModel, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it."""
-    _assign(form, model, model.state_dict())
+def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict | None = None) -> dict[str, torch.Tensor]:
+    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it. state:
+    as for save_model."""
+    _assign(form, model, model.state_dict() if state is None else state)
     return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
 
 
@@ -209,7 +212,15 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     with torch.no_grad():
         for name, value in own.items():
             if name not in tied:
-                value.copy_(state[names[name]])
+                value.copy_(cut_like(state[names[name]], value))
+
+
+def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that every rank has whole as `like` is: cut among the ranks, each with its part, or as it is."""
+    if not isinstance(like, DTensor):
+        return whole
+    # Not sent by rank 0: every rank has read the same file.
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def read_weights(folder) -> dict[str, torch.Tensor]:

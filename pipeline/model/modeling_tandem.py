@@ -375,6 +375,41 @@ class _SummedCrossEntropy(torch.autograd.Function):
         )
 
 
+def head_logits(head, hidden_BTD, *, vocab_size: int, softcap: float | None):
+    logits = head(hidden_BTD)[..., :vocab_size]
+    return logits if softcap is None else softcap * torch.tanh(logits.float() / softcap)
+
+
+def head_loss(
+    head,
+    hidden_BTD,
+    shift_labels,
+    *,
+    vocab_size: int,
+    softcap: float | None = None,
+    num_items_in_batch=None,
+    per_token_loss: bool = False,
+):
+    """Return the nats' sum over num_items_in_batch (their mean without it) and the nats (B, T); with per_token_loss the nats and None."""
+    hidden_ND, labels_N = hidden_BTD.flatten(0, 1), shift_labels.flatten().to(hidden_BTD.device)
+    if isinstance(head, nn.Linear):
+        weight_VD = head.weight[:vocab_size]
+        if per_token_loss:
+            return token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap).view(shift_labels.shape), None
+        total, nats_N = summed_cross_entropy(hidden_ND, weight_VD, labels_N, softcap=softcap)
+    else:  # PEFT has wrapped the head: its weight is the old one, and a product with that leaves the adapter out
+        logits = head_logits(head, hidden_ND, vocab_size=vocab_size, softcap=softcap)
+        nats_N = F.cross_entropy(logits.float(), labels_N, reduction="none")
+        if per_token_loss:
+            return nats_N.view(shift_labels.shape), None
+        total, nats_N = nats_N.sum(), nats_N.detach()
+    if num_items_in_batch is None:
+        num_items_in_batch = (labels_N != IGNORED).sum().clamp(min=1)
+    elif torch.is_tensor(num_items_in_batch):
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch, nats_N.view(shift_labels.shape)
+
+
 # Norm, attention, MLP and block. Shapes: B batch, T token, D width, H heads, K width of a head.
 
 
@@ -776,7 +811,8 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         hidden_BTD = outputs.last_hidden_state
         loss = logits = nats_BT = None
         if shift_labels is not None:
-            loss, nats_BT = self._loss(hidden_BTD, shift_labels, num_items_in_batch, per_token_loss)
+            given = {"num_items_in_batch": num_items_in_batch, "per_token_loss": per_token_loss}
+            loss, nats_BT = head_loss(self.lm_head, hidden_BTD, shift_labels, **given, **self._head_options)
         if loss is None or not (self.training or per_token_loss):
             logits = self._logits(positions_to_keep(hidden_BTD, logits_to_keep))
         return TandemOutput(
@@ -789,28 +825,11 @@ class TandemForCausalLM(TandemPreTrainedModel, GenerationMixin):
         )
 
     def _logits(self, hidden_BTD):
-        logits = self.lm_head(hidden_BTD)[..., : self.config.vocab_size]
-        if (cap := self.config.final_logit_softcapping) is not None:
-            logits = cap * torch.tanh(logits.float() / cap)
-        return logits
+        return head_logits(self.lm_head, hidden_BTD, **self._head_options)
 
-    def _loss(self, hidden_BTD, shift_labels, num_items_in_batch, per_token_loss: bool):
-        hidden_ND, labels_N = hidden_BTD.flatten(0, 1), shift_labels.flatten().to(hidden_BTD.device)
-        if isinstance(self.lm_head, nn.Linear):
-            weight_VD, softcap = self.lm_head.weight[: self.config.vocab_size], self.config.final_logit_softcapping
-            if per_token_loss:
-                return token_nll(hidden_ND, weight_VD, labels_N, softcap=softcap).view(shift_labels.shape), None
-            total, nats_N = summed_cross_entropy(hidden_ND, weight_VD, labels_N, softcap=softcap)
-        else:  # PEFT has wrapped the head: its weight is the old one, and a product with that leaves the adapter out
-            nats_N = F.cross_entropy(self._logits(hidden_ND).float(), labels_N, reduction="none")
-            if per_token_loss:
-                return nats_N.view(shift_labels.shape), None
-            total, nats_N = nats_N.sum(), nats_N.detach()
-        if num_items_in_batch is None:
-            num_items_in_batch = (labels_N != IGNORED).sum().clamp(min=1)
-        elif torch.is_tensor(num_items_in_batch):
-            num_items_in_batch = num_items_in_batch.to(total.device)
-        return total / num_items_in_batch, nats_N.view(shift_labels.shape)
+    @property
+    def _head_options(self) -> dict:
+        return {"vocab_size": self.config.vocab_size, "softcap": self.config.final_logit_softcapping}
 
     @torch.no_grad()
     def per_token_nll(self, input_ids, shift_labels, position_ids=None):

@@ -311,9 +311,17 @@ def _memory(plan: Plan) -> list[TandemError]:
     return [
         OutOfMemoryError(
             f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device."
+            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
         )
     ]
+
+
+def _or_shard(plan: Plan, limit: float) -> str:
+    """Return the advice to shard the model, where that would make it fit."""
+    shared = plan.sharded_memory.fixed if plan.sharded_memory else None
+    if shared is None or shared > limit:
+        return ""
+    return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
 
 
 def _devices(plan: Plan) -> list[TandemError]:
@@ -329,15 +337,35 @@ def _devices(plan: Plan) -> list[TandemError]:
 
 
 def _sharding(plan: Plan) -> list[TandemError]:
-    """FSDP, which accelerate ignores on a CPU."""
-    if plan.device.kind == "cpu" or os.environ.get("ACCELERATE_USE_FSDP", "").lower() not in ("1", "true", "yes"):
+    """Return what FSDP2 is not tried with, where the launcher asks for it."""
+    if "FSDP_VERSION" not in os.environ or plan.processes == 1:
         return []
-    return [
-        RecipeError(
-            "command line: the launcher asks for FSDP, and checkpoints and samples of a sharded model are not written yet: the run could not be "
-            "continued. Launch with accelerate_configs/ddp.yaml, and train.activation_checkpointing: true where memory is short."
-        )
+    recipe, train = plan.recipe, plan.recipe.train
+    launcher = {
+        "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
+        "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
+        "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
+        "parallelism_config": "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ,
+    }
+    keys = {
+        "train.fp8": train.get("fp8"),
+        "train.fp16": train.get("fp16"),
+        "train.torch_compile": train.get("torch_compile") not in ("auto", False, None),
+        "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
+        "train.optim": recipe.optimizer.type == "trainer"
+        and train.get("optim") not in ("adamw_torch", "adamw_torch_fused"),
+    }
+    found = [
+        f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
+        for setting, is_set in launcher.items()
+        if is_set
     ]
+    found += [
+        f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."
+        for key, is_set in keys.items()
+        if is_set
+    ]
+    return [RecipeError(text) for text in found]
 
 
 def _start(plan: Plan) -> list[TandemError]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo
+from pipeline.hardware.device import DeviceInfo, shards_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
@@ -36,7 +36,7 @@ TRAINER_STATES = {"adamw_torch_4bit": 1, "adamw_torch_8bit": 2, "adamw_bnb_8bit"
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of one process with all weights replicated (DDP). process and activations are estimates; the rest is exact up to padding.
+    """Memory of one process, with all weights replicated (DDP) or its share of them (FSDP2). process and activations are estimates; the rest is exact up to padding.
 
     process, saved: on a CPU, whose memory holds Python, the libraries and the copy of a checkpoint that is being written too.
     """
@@ -71,21 +71,38 @@ def memory_of(
     compiled: bool,
     on_cpu: bool = False,
     rows: int | None = None,
+    sharded: bool | None = None,
 ) -> Memory:
-    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch."""
+    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch.
+    sharded: by FSDP2 over the processes; None for what the launcher asks for."""
     weights = weight_bytes(recipe, sizes)
     activations = _activations(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
     )
     saves = on_cpu and recipe.train["save_strategy"] != "no"
+    gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
+    if shards_model() if sharded is None else sharded:
+        gathered = _gathered_bytes(sizes)
+        weights, gradients = weights // processes + gathered, weights // processes + gathered
+        optimizer = None if optimizer is None else optimizer // processes
     return Memory(
         weights=weights,
-        gradients=weights * (2 if processes > 1 else 1),
-        optimizer=optimizer_bytes(recipe, sizes),
+        gradients=gradients,
+        optimizer=optimizer,
         activations=round(KEPT_FREED * activations) if on_cpu else activations,
         process=PROCESS_BYTES + compiled * COMPILER_BYTES if on_cpu else 0,
         saved=(checkpoint_bytes(recipe, sizes) or 0) if saves else 0,
     )
+
+
+def _gathered_bytes(sizes: Sizes | CountedSizes) -> int:
+    """Return what a rank holds whole of a sharded model's weights, and of their gradients: the head (or the table that it is tied to)
+    through a step, a block and the next one."""
+    parameters = sizes.parameters()
+    block = (
+        parameters["matrices"] + 2 * parameters["value_embeddings"]
+    ) // sizes.n_layer  # a table in every second one
+    return FP32 * ((parameters["head"] or parameters["embeddings"]) + 2 * block)
 
 
 def weight_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware.cpu import can_compile, usable_cores
-from pipeline.hardware.device import DeviceInfo
+from pipeline.hardware.device import DeviceInfo, shards_model
 from pipeline.hardware.products import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
     Memory,
@@ -318,6 +318,7 @@ class Plan:
     micro_steps: int
     memory: Memory | None
     least_memory: Memory | None  # of a micro-batch of one row
+    sharded_memory: Memory | None = None  # under FSDP2, of a plan without it for several processes
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
@@ -438,6 +439,7 @@ def make_plan(
         micro_steps=micro_steps(recipe, processes),
         memory=by_rows() if by_rows else None,
         least_memory=by_rows(rows=1) if by_rows else None,
+        sharded_memory=by_rows(sharded=True) if by_rows and processes > 1 and not shards_model() else None,
         checkpoint_bytes=checkpoint,
         run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes) + queued_bytes(recipe, sizes)
         if sizes and checkpoint is not None and count

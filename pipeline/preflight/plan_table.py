@@ -128,6 +128,10 @@ def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
     return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
 
 
+def _sharded_memory(plan: Plan) -> str:
+    return "" if plan.sharded_memory is None or not plan.sharded_memory.total else gibibytes(plan.sharded_memory.total)
+
+
 def _device_memory(plan: Plan) -> str | None:
     return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
 
@@ -222,6 +226,7 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  activations", _memory("activations")),
     ("  copy of a checkpoint being written", _of_the_cpu("saved")),
     ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
+    ("memory a process, sharded by FSDP2", _sharded_memory),
     ("memory a process, as probed", _probed_memory),
     ("memory of the device", _device_memory),
     ("checkpoint", _checkpoint),

@@ -10,7 +10,7 @@ from pipeline.recipe.layers import find_recipe, read_layers, recipe_of
 from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, show
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
 from pipeline.recipe.schema import SECTIONS, Recipe, freeze
-from pipeline.recipe.sizes import LLAMA_NAMES, NOT_OPTIONS, PORTABLE_PATTERN, PORTABLE_TYPE, TANDEM_OPTIONS
+from pipeline.recipe.sizes import LLAMA_NAMES, NOT_OPTIONS, PORTABLE_PATTERNS, PORTABLE_TYPE, TANDEM_OPTIONS
 from pipeline.recipe.supported_arguments import ARGUMENTS
 from pipeline.recipe.training_arguments import read_train
 from pipeline.recipe.values import MISSING, Converter, unknown_key
@@ -59,7 +59,7 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     if recipe.model.preset == "portable":
         recipe.model.type = recipe.model.type if "model.type" in convert.places else PORTABLE_TYPE
         if "tokenizer.split_pattern" not in convert.places:
-            recipe.tokenizer.split_pattern = PORTABLE_PATTERN
+            recipe.tokenizer.split_pattern = PORTABLE_PATTERNS[0]
     options = tree.value.get("model", Item({}, "")).value or {}
     if recipe.model.type == "tandem" and isinstance(options, dict) and "options" in options:
         recipe.model.options = _options(options["options"], convert)

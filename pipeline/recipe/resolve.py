@@ -14,7 +14,7 @@ from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source
-from pipeline.recipe.sizes import TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
+from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.training_arguments import defaults
 
@@ -230,7 +230,7 @@ def fill(recipe: Recipe, problems: Problems) -> None:
             if cause:
                 recipe.filled[name] = cause
 
-    _leave_out_options_of_another_preset(recipe)
+    _leave_out_what_portable_has_not(recipe)
     trainer = recipe.optimizer.type == "trainer"
     recipe.train = {**defaults(trainer_optimizer=trainer), **recipe.train}
     _fill_places(recipe)
@@ -268,16 +268,25 @@ def _default_name(recipe: Recipe) -> str:
     return default_name(named)
 
 
-def _leave_out_options_of_another_preset(recipe: Recipe) -> None:
-    """Drop Tandem's options of an earlier layer, where a later one says `model.preset: portable` (quickstart's, for one)."""
-    model = recipe.model
-    for name in TANDEM_OPTIONS.keys() & model.options.keys() if model.preset == "portable" else ():
+def _leave_out_what_portable_has_not(recipe: Recipe) -> None:
+    """Drop Tandem's options and a split pattern that llama.cpp has not, of an earlier layer (quickstart's, for one), where a later
+    one says `model.preset: portable`."""
+    model, tokenizer, pattern = recipe.model, recipe.tokenizer, "tokenizer.split_pattern"
+    if model.preset != "portable":
+        return
+    for name in TANDEM_OPTIONS.keys() & model.options.keys():
         option = f"model.options.{name}"
         if _layer(recipe, option) < _layer(recipe, "model.preset"):
             del model.options[name]
             recipe.notes.append(
                 f"{recipe.where(option)}: is of another preset, and left out under model.preset portable."
             )
+    known = tokenizer.split_pattern in PORTABLE_PATTERNS
+    if not known and _layer(recipe, pattern) < _layer(recipe, "model.preset"):
+        tokenizer.split_pattern = PORTABLE_PATTERNS[0]
+        recipe.notes.append(
+            f"{recipe.where(pattern)}: is none that llama.cpp knows, and {PORTABLE_PATTERNS[0]} under model.preset portable."
+        )
 
 
 def _fill_row_tokens(recipe: Recipe) -> None:

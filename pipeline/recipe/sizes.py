@@ -186,7 +186,7 @@ MODERN: dict[str, Any] = {
 }
 # Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
 PORTABLE_TYPE = "qwen3"
-PORTABLE_PATTERN = "qwen2"  # of its tokenizer: as the models of that type cut text
+PORTABLE_PATTERNS = ("qwen2", "llama3", "gpt2")  # that llama.cpp knows; first how models of that type cut text
 PORTABLE: dict[str, Any] = {"tie_word_embeddings": False}
 PRESETS: dict[str, dict[str, Any]] = {"gpt2": {}, "modern": MODERN, "portable": PORTABLE}
 

@@ -40,7 +40,8 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
     # Ranks may see other devices and other free memory: the first one's word counts.
     kept, rows = on_rank_0(lambda: (_kept(run, possible), micro_batch(recipe)))
     why = f"the largest divisor of {possible[0]} that fits"
-    refuses = any(from_every_rank(_memory_refuses(args.device)))
+    # Of a sharded model nothing is tried: a rank that runs out of memory would leave the others in a collective.
+    refuses = not trainer.is_sharded and any(from_every_rank(_memory_refuses(args.device)))
     if refuses and run.step < args.max_steps:
         tried = (kept and _tried(trainer, [kept], run.step)) or _tried(trainer, possible, run.step)
         if tried is None:

@@ -23,6 +23,7 @@ from pipeline.run.open_run import OpenRun
 from pipeline.run.publishing import Publishing
 from pipeline.run_dir.failures import write_report
 from pipeline.training.build import mark_finished, write_finished_model
+from pipeline.training.sharding import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
 
@@ -40,6 +41,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
         "processes": args.world_size,
         "micro_batch": args.per_device_train_batch_size,
         "micro_steps": args.gradient_accumulation_steps,
+        "sharded": trainer.is_sharded,
         "threads": torch.get_num_threads(),
         "dtype": "float8" if trainer.recipe.train.get("fp8") else half,
         "compiled": args.torch_compile,
@@ -63,6 +65,7 @@ def shape_text(shape: dict[str, Any]) -> str:
     processes, rows, passes = shape["processes"], shape["micro_batch"], shape["micro_steps"]
     parts = [
         f"{processes} process" + ("es" if processes > 1 else ""),
+        *(["the model sharded (FSDP2)"] if shape["sharded"] else []),
         f"{shape['threads']} threads",
         shape["dtype"],
         *(["torch.compile"] if shape["compiled"] else []),
@@ -90,7 +93,7 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     facts: dict[str, Any] = {
         "model": _known(
             {
-                "class": type(model).__name__,
+                "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "flops_per_token": flops,
             }
@@ -150,12 +153,15 @@ def _known(facts: dict[str, Any]) -> dict[str, Any]:
 def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Publishing) -> None:
     """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
     directory = run.directory
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = whole_on_rank_0(model.state_dict())
     if trainer.is_world_process_zero():
         with waiting("writing the model", after_s=1.0):
             write_finished_model(
                 directory,
-                trainer.accelerator.unwrap_model(trainer.model),
+                model,
                 trainer.processing_class,
+                weights=weights,
                 dtype=recipe.hub.dtype,
                 step=trainer.state.global_step,
             )

@@ -223,7 +223,7 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
         )
     longest = max(texts, key=lambda name: sum(len(row.get(name) or "") for row in rows), default="COLUMN")
     if chat is not None:
-        stage = "Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
+        stage = f"Train the stage SFT with it ({command('sft')}; run.stage: sft), or name" if chat.format else "Name"
         return Recognised(
             chat.name,
             refusal=f"holds {chat.name}, and pretraining reads plain text. {stage} the column that holds text: text_column: {longest}.",

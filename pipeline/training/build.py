@@ -13,7 +13,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
-from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info
+from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info, shards_model
 from pipeline.model.build import ModelOptionsError, build_model
 from pipeline.model.export import save_model
 from pipeline.model.groups import store_embeddings
@@ -36,6 +36,7 @@ from pipeline.training.fp8 import MULTIPLE, is_converted
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
+from pipeline.training.sharding import shard_model
 from pipeline.training.trainer import TandemTrainer
 
 # Whether a model's loss is the sum over its targets, divided by the number that it is told.
@@ -90,22 +91,35 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
     )
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
+    if shards_model():  # reduced in every micro-step: to wait for the last one would take the memory of all gradients
+        decided["accelerator_config"] = {
+            **arguments["accelerator_config"],
+            "gradient_accumulation_kwargs": {"sync_each_batch": True},
+        }
     return OneDeviceArguments(**{**arguments, "per_device_train_batch_size": micro_batch(recipe), **decided})
 
 
 # The end of a run: the finished model in model/, loadable anywhere, and the results in the manifest.
 
 
-def write_finished_model(run: RunDirectory, model: Any, tokenizer: Any, *, dtype: str, step: int) -> None:
+def write_finished_model(
+    run: RunDirectory,
+    model: Any,
+    tokenizer: Any,
+    *,
+    dtype: str,
+    step: int,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Write model/ whole or not at all, in the type that hub.dtype names; one that an earlier start left stays when it is
-    that one, unharmed."""
+    that one, unharmed. weights: those of a sharded model, whole."""
     facts = {"step": step, "run": run.name, "dtype": dtype}
     if run.model.exists():
         if not problems(run.model) and facts.items() <= read_seal(run.model).items():
             return
         remove_folder(run.model)
     with whole_folder(run.model, **facts) as folder:
-        save_model(model, folder, dtype=getattr(torch, dtype))
+        save_model(model, folder, dtype=getattr(torch, dtype), state_dict=weights)
         tokenizer.save_pretrained(folder)
 
 
@@ -250,7 +264,7 @@ def build_trainer(
     recipe: Recipe,
     run: RunDirectory,
     *,
-    model: torch.nn.Module,
+    model: Any,
     tokenizer: Any,
     rows: Any,
     validation: Any,
@@ -309,6 +323,8 @@ def build_trainer(
         return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
 
     look_for_lomo_once()
+    if shards_model():
+        shard_model(model)
     return TandemTrainer(
         model=model,
         args=args,

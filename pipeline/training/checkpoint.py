@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerState
@@ -27,7 +27,7 @@ from transformers.trainer_callback import TrainerState
 from pipeline.data.rows import IGNORED
 from pipeline.hardware.cpu import has_memory_files
 from pipeline.metrics import BEST_BY
-from pipeline.model.export import load_weights, saved_form, saved_weights
+from pipeline.model.export import cut_like, load_weights, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
@@ -44,12 +44,14 @@ if TYPE_CHECKING:
 
 # An optimizer's state as named tensors for safetensors, and back, for any torch optimizer. No pickle.
 
+Tensors = dict[str, Tensor]
+
 NO_STATE = "none"
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 def optimizer_tensors(optimizer: Any, model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return all state by name, not copied. Sharded state (FSDP2) is gathered: then every rank must call this.
+    """Return all state by name, not copied.
 
     model: the bare model whose parameters the optimizer updates. Raises TypeError for state that is neither a tensor nor
     a number.
@@ -126,7 +128,7 @@ def as_tensor(value: Any, *, what: str) -> Tensor:
     if isinstance(value, Tensor):
         if value.ndim == 0 and value.dtype in NUMBERS.values():
             raise TypeError(f"{what} is a {value.dtype} scalar tensor; it would come back as a Python number")
-        return (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+        return value.detach()
     if type(value) not in NUMBERS:
         raise TypeError(f"{what} is a {type(value).__name__}; only tensors and numbers can be kept without pickle")
     return torch.tensor(value, dtype=NUMBERS[type(value)])
@@ -137,7 +139,7 @@ def as_state(value: Tensor, parameter: Tensor) -> Any:
         # Counters stay on the CPU; load_state_dict moves them where the update rule wants them on the device.
         return value.item() if value.dtype in NUMBERS.values() else value.clone()
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+        return cut_like(value, parameter)
     return value.to(parameter.device, copy=True)
 
 
@@ -333,8 +335,8 @@ class ModelFiles:
         self.form: Any = None
         self.contents: dict[str, bytes] = {}
 
-    def write(self, model: Any, folder: Path) -> dict[str, torch.Tensor]:
-        """Write the files into the empty folder, and give the weights for model.safetensors."""
+    def write(self, model: Any, folder: Path, weights: Tensors | None = None) -> Tensors:
+        """Write the files into the empty folder, and give the weights for model.safetensors. weights: those of a sharded model, whole."""
         if self.form is None:
             self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})
@@ -343,7 +345,7 @@ class ModelFiles:
         else:
             for name, content in self.contents.items():
                 (folder / name).write_bytes(content)
-        return saved_weights(self.form, model)
+        return saved_weights(self.form, model, weights)
 
 
 def write_training_state(
@@ -397,11 +399,11 @@ ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
 def write_state(
-    trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, float, dict]]
+    trainer: "TandemTrainer", folder: Path, *, weights: Tensors, ranks: list[tuple[dict, float, dict]]
 ) -> dict[str, tuple[dict, dict]]:
     """Write all files but the large ones; gives the weights for theirs. ranks: each one's random state, and what it has not
     logged: loss, and sums of TrainedText."""
-    weights = trainer.model_files.write(trainer.accelerator.unwrap_model(trainer.model), folder)
+    weights = trainer.model_files.write(trainer.accelerator.unwrap_model(trainer.model), folder, weights)
     state, scaler = trainer.state, trainer.accelerator.scaler
     state.save_to_json(str(folder / "trainer_state.json"))
     write_training_state(
@@ -494,8 +496,6 @@ class Restore(TrainerCallback):
 
 
 # Checkpoints on the disk without waiting for the disk: copied here, written by a process of its own.
-
-Tensors = dict[str, Tensor]
 
 
 class CheckpointSaver:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from pipeline.data.rows import rows_of_micro_batch
 from pipeline.model.build import first_nonfinite
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
     wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
-    return torch.nn.utils.get_total_norm(wide)
+    norm = torch.nn.utils.get_total_norm(wide)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
@@ -112,7 +114,7 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     rows = trainer.rows
     mine = {"rank": args.process_index, "world_size": args.world_size, "rows": args.per_device_train_batch_size}
     targets = torch.tensor(float(max(rows.num_targets(step), 1)), device=args.device)
-    sharded = trainer.is_fsdp_enabled  # its backward sums over ranks in any case, so that the rank stays unknown
+    sharded = trainer.is_sharded  # its backward sums over ranks in any case, so that the rank stays unknown
     with preserved_rng():
         for micro_step in range(args.gradient_accumulation_steps):
             model.zero_grad()

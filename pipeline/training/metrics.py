@@ -420,7 +420,7 @@ class LogRow:
             skipped=trainer.accelerator.optimizer_step_was_skipped,
         )
         row |= trainer.guard.read(max_norm=args.max_grad_norm)
-        if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):  # there a rank holds a part of each parameter
+        if not trainer.is_sharded:  # there a rank holds a part of each parameter
             row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
         position = trainer.rows.position(step)
         row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}

@@ -11,13 +11,14 @@ CPU, new memory costs more than the arithmetic.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Shard
 
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
@@ -129,12 +130,15 @@ def muon_step(
 
     norms: to which the norm of each one's change is appended.
     """
-    by_shape = defaultdict(list)
+    stacks: dict[tuple, list[Tensor]] = defaultdict(list)
     for p in parameters:
-        by_shape[tuple(p.shape)].append(p)
+        stacks[tuple(p.shape), p.placements if isinstance(p, DTensor) else ()].append(p)
     before: _Stack | None = None
-    for members in by_shape.values():
-        stack = _Stack(group, members, state)
+    first_owner = 0
+    for (_, placements), members in stacks.items():
+        kind: Callable[..., _Stack] = partial(_SharedStack, first_owner=first_owner) if placements else _Stack
+        stack = kind(group, members, state)
+        first_owner += len(members)
         if before is not None:
             before.update(norms)
         before = stack
@@ -145,35 +149,34 @@ def muon_step(
 class _Stack:
     """The matrices of one shape; made, their directions are on the way from all ranks."""
 
-    def __init__(self, group: dict[str, Any], members: list[Tensor], state: Mapping[Tensor, dict[str, Tensor]]):
+    def __init__(self, group: dict[str, Any], members: list[Any], state: Mapping[Tensor, dict[str, Tensor]]):
         self.group, self.members = group, members
         self.output_dim = -2 if group["outputs_first"] else -1
         self.variances = [state[p]["variance"] for p in members]
         self.work: dist.Work | None = None
-        x_MRC = self._momenta([state[p]["momentum"] for p in members])
-        if not self._is_shared(x_MRC):
+        self._begin(self._momenta([state[p]["momentum"] for p in members]))
+
+    def _momenta(self, momenta: list[Tensor]) -> Tensor:
+        """Return the averages one step on, looked ahead of as Nesterov does, float32; of sharded matrices this rank's rows."""
+        gradients = [local(p.grad) for p in self.members]
+        momenta = [local(momentum) for momentum in momenta]
+        torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
+        return torch.stack(gradients).lerp_(torch.stack(momenta), self.group["momentum"]).float()
+
+    def _begin(self, x_MRC: Tensor) -> None:
+        if not self._is_divided(x_MRC):
             self.directions_MRC = self._orthogonalised(x_MRC)
             return
         ranks = dist.get_world_size()
-        count = -(-len(members) // ranks)  # of each rank; the last ones may have less to do
-        first = min(dist.get_rank() * count, len(members))
+        count = -(-len(self.members) // ranks)  # of each rank; the last ones may have less to do
+        first = min(dist.get_rank() * count, len(self.members))
         own = self._orthogonalised(x_MRC[first : first + count])
         padded = own.new_zeros(count, *own.shape[1:])
         padded[: len(own)] = own
         self.directions_MRC = own.new_empty(ranks * count, *own.shape[1:])
         self.work = dist.all_gather_into_tensor(self.directions_MRC, padded, async_op=True)
 
-    def _momenta(self, momenta: list[Tensor]) -> Tensor:
-        """Return the averages one step on, looked ahead of as Nesterov does, float32."""
-        gradients = [local(p.grad) for p in self.members]  # type: ignore[arg-type]  # the caller took those that have one
-        momenta = [local(momentum) for momentum in momenta]
-        torch._foreach_lerp_(momenta, gradients, 1 - self.group["momentum"])
-        x_MRC = torch.stack(gradients).lerp_(torch.stack(momenta), self.group["momentum"]).float()
-        if any(isinstance(p, DTensor) for p in self.members):
-            x_MRC = torch.stack([gathered(x, p) for x, p in zip(x_MRC, self.members, strict=True)])
-        return x_MRC
-
-    def _is_shared(self, x_MRC: Tensor) -> bool:
+    def _is_divided(self, x_MRC: Tensor) -> bool:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return several and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
 
@@ -181,38 +184,84 @@ class _Stack:
         dtype = getattr(torch, self.group["product_dtype"])
         return orthogonalised(x_MRC, output_dim=self.output_dim, product_dtype=dtype)
 
+    def _scaled(self, x_MRC: Tensor, variance_MN: Tensor) -> Tensor:
+        return scale_neurons_(x_MRC.float(), variance_MN, output_dim=self.output_dim, beta2=VARIANCE_BETA)
+
+    def _ended(self) -> tuple[Tensor, Tensor]:
+        """Return the directions, of sharded matrices this rank's rows, and the variances one step on."""
+        variance_MN = torch.stack(self.variances).float()
+        return self._scaled(self.directions_MRC[: len(self.members)], variance_MN), variance_MN
+
     def update(self, norms: list[Tensor] | None) -> None:
         if self.work is not None:
             self.work.wait()
-        x_MRC = self.directions_MRC[: len(self.members)].float()
-        variance_MN = torch.stack(self.variances).float()
-        x_MRC = scale_neurons_(x_MRC, variance_MN, output_dim=self.output_dim, beta2=VARIANCE_BETA)
+        x_MRC, variance_MN = self._ended()
         torch._foreach_copy_(self.variances, list(variance_MN))
-        rate = self.group["lr"] * rate_factor(x_MRC.shape[1:], output_dim=self.output_dim)
+        rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
             before = None if norms is None else own.clone()
-            cautious_update_(own, shard_like(x_RC, p), rate=rate, weight_decay=self.group["weight_decay"])
+            cautious_update_(own, x_RC, rate=rate, weight_decay=self.group["weight_decay"])
             if norms is not None and before is not None:
                 norms.append(torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32))
+
+
+class _SharedStack(_Stack):
+    """Matrices whose rows are cut among the ranks (FSDP2). Each is made whole by one rank alone, its owner, which sends the others
+    their rows of the direction: a rank holds its share of the stack whole, and never the stack.
+
+    first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
+    """
+
+    def __init__(self, *stack: Any, first_owner: int):
+        self.first_owner = first_owner
+        super().__init__(*stack)
+
+    def _begin(self, x_MRC: Tensor) -> None:
+        mesh, placements = self.members[0].device_mesh, self.members[0].placements
+        if placements != (Shard(0),):
+            raise NotImplementedError(f"Muon's matrices are cut by rows over one dimension of ranks, not {placements}")
+        self.process_group, rank, ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        rows, columns = self.members[0].shape
+        most = -(-rows // ranks)
+        self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2
+        owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
+        self.owned = [[n for n, owner in enumerate(owners) if owner == r] for r in range(ranks)]
+        own = self.owned[rank]
+        parts, _ = self._exchange(
+            [x_MRC[numbers] for numbers in self.owned], [len(own) * height * columns for height in self.heights]
+        )
+        whole_MRC = torch.cat(
+            [part.view(len(own), height, columns) for part, height in zip(parts, self.heights, strict=True)], dim=1
+        )
+        variance_MN = torch.stack(self.variances).float()[own]
+        if own:
+            whole_MRC = self._scaled(self._orthogonalised(whole_MRC), variance_MN)
+        # Beside its rows each rank gets the variances, which all of them keep.
+        sent = [torch.cat([x.flatten(1), variance_MN], dim=1) for x in whole_MRC.split(self.heights, dim=1)]
+        width = self.heights[rank] * columns + variance_MN.shape[1]
+        self.parts, self.work = self._exchange(sent, [len(numbers) * width for numbers in self.owned], async_op=True)
+
+    def _exchange(
+        self, sent: Sequence[Tensor], sizes: list[int], *, async_op: bool = False
+    ) -> tuple[Sequence[Tensor], dist.Work | None]:
+        """Return what comes from each rank, flat and of these sizes, and the work to wait for. sent: to each rank."""
+        flat = torch.cat([tensor.flatten() for tensor in sent])
+        received = flat.new_empty(sum(sizes))
+        work = dist.all_to_all_single(
+            received, flat, sizes, [tensor.numel() for tensor in sent], group=self.process_group, async_op=async_op
+        )
+        return received.split(sizes), work
+
+    def _ended(self) -> tuple[Tensor, Tensor]:
+        rows = [part.view(len(numbers), -1) for part, numbers in zip(self.parts, self.owned, strict=True) if numbers]
+        in_order = torch.tensor([n for numbers in self.owned for n in numbers], device=rows[0].device).argsort()
+        x_MX = torch.cat(rows)[in_order]
+        longest = self.variances[0].numel()
+        x_MK, variance_MN = x_MX[:, :-longest], x_MX[:, -longest:]
+        return x_MK.unflatten(1, (-1, self.members[0].shape[1])), variance_MN
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """Return the whole matrix of which every rank holds a part as it holds one of `like`."""
-    if not isinstance(like, DTensor):
-        return part
-    sharded = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
-    return sharded.full_tensor()
-
-
-def shard_like(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's part of a matrix that every rank has whole, cut as `like` is."""
-    if not isinstance(like, DTensor):
-        return whole
-    replicated = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=like.placements).to_local()

@@ -88,8 +88,13 @@ def out_of_memory(trainer: "TandemTrainer", error: BaseException) -> OutOfMemory
         )
     traceback.clear_frames(error.__traceback__)  # which hold the activations
     micro_batch = trainer.args.per_device_train_batch_size
-    fitting = fitting_micro_batch(trainer)
     begin = f"{recipe.where(KEY)}: {what}, with {micro_batch} rows of {trainer.rows.row_tokens} tokens"
+    if trainer.is_sharded:  # nothing can be tried: a forward needs all ranks
+        return OutOfMemoryError(
+            f"{begin}. Set {KEY} to {max(1, micro_batch // 2)} or lower, or train.gradient_checkpointing: true; the global batch and the training "
+            "stay the same."
+        )
+    fitting = fitting_micro_batch(trainer)
     if fitting is None:
         return OutOfMemoryError(
             f"{begin}, and no smaller number fits either. Set train.gradient_checkpointing: true, shorten data.row_tokens, or take a smaller model."

@@ -25,7 +25,7 @@ from pipeline.training.checkpoint import (
     write_state,
 )
 from pipeline.training.distributed import Ranks, from_every_rank, on_rank_0
-from pipeline.training.fp8 import convert_to_fp8, without_fp8
+from pipeline.training.fp8 import convert_to_fp8
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
@@ -33,6 +33,7 @@ from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
+from pipeline.training.sharding import forward_only, whole_on_rank_0
 
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
@@ -73,6 +74,11 @@ class TandemTrainer(Trainer):
         meter: StepMeter,
         byte_lengths_V: Any,
     ):
+        # Cut before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
+        self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
+        args.save_only_model = (
+            self.is_sharded
+        )  # says Trainer that its own checkpoints are not asked for; ours are whole
         self.recipe, self.run, self.rows, self.meter = recipe, run, rows, meter
         self.evaluate_model, self.watched = evaluate_model, watched
         self.loader: StepLoader | None = None
@@ -81,7 +87,7 @@ class TandemTrainer(Trainer):
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
         self.saver = CheckpointSaver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
-        self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=args.world_size)
+        self.ranks, self.own_time = Ranks(), OwnTime(args.device, world_size=1 if self.is_sharded else args.world_size)
         self.log_row, self.text = LogRow(run, args), TrainedText(byte_lengths_V, args.device)
         self.loss_sum, self.restore = LossSum(args.device), Restore(self)
         args.max_grad_norm = args.max_grad_norm or math.inf  # Trainer reads 0 as: do not ask _clip_grad_norm
@@ -184,14 +190,10 @@ class TandemTrainer(Trainer):
         Overridden because no event comes between the norm and the clipping: the norm is judged first, and mostly nothing is
         to clip then.
         """
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            norm = super()._clip_grad_norm(model)
-            self.guard.check_update(self, model, norm)
-            return norm
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
-        if self.log_row.measures_update(self):
+        if self.log_row.measures_update(self) and not self.is_sharded:
             self.log_row.update.look(parameters, self.optimizer)
         if self.guard.check_update(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
@@ -219,9 +221,9 @@ class TandemTrainer(Trainer):
         """Return metrics of the bare model by name, the same on every rank; the training's random state does not move."""
         started = time.perf_counter()
         # Under FSDP a forward needs every rank: they agree before each batch.
-        watched = partial(self.watched, lockstep=True) if self.is_fsdp_enabled else self.watched
+        watched = partial(self.watched, lockstep=True) if self.is_sharded else self.watched
         metrics: dict[str, float] | None = None
-        with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), without_fp8(self.model):
+        with suppress(EvaluationInterrupted), self.meter.pause(), preserved_rng(), forward_only(self.model):
             metrics = self.evaluate_model(self.model, watched=watched)
         self.recorded_evaluations.add(self.state.global_step)
         if metrics is None:  # given up on a signal: the step is saved, and evaluated first after the resume
@@ -280,9 +282,12 @@ class TandemTrainer(Trainer):
             ranks = from_every_rank((get_rng_state(), self.loss_sum.total.item(), self.text.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
+            weights = self.accelerator.unwrap_model(self.model).state_dict()
+            # By all ranks, before the first one is alone.
+            weights, optimizer = whole_on_rank_0(weights), whole_on_rank_0(optimizer)
 
             def write_small(folder: Path) -> dict:
-                return write_state(self, folder, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
+                return write_state(self, folder, weights=weights, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
 
             facts = {"tokens": step * self.meter.batch_tokens, "world_size": self.args.world_size}
             on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))

@@ -27,10 +27,23 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(("model", "bf16"), [("gpt2", False), ("modern", False), ("modern", True)])
-def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, bf16, tmp_path):
-    train = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 8, "bf16": bf16}
-    run = runner.train(runner.recipe("alone", model, train=train))
+SHARDED = {"ranks": 2, "sharded": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "bf16", "how"),
+    [
+        ("gpt2", False, {}),
+        ("modern", False, {}),
+        ("modern", True, {}),
+        ("gpt2", False, SHARDED),
+        ("modern", True, SHARDED),
+    ],
+    ids=["gpt2-False", "modern-False", "modern-True", "gpt2-sharded", "modern-sharded"],
+)
+def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, bf16, how, tmp_path):
+    train = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4, "bf16": bf16}
+    run = runner.train(runner.recipe("alone", model, train=train), **how)
     folders = [run.directory / "checkpoints" / "checkpoint-2", run.directory / "model"]
     (tmp_path / "stranger.py").write_text(STRANGER)
     told = subprocess.run(

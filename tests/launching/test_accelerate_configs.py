@@ -64,8 +64,8 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
         environ = prepare_multi_gpu_env(arguments)
         assert arguments.nproc_per_node == str(processes // machines)
         if fsdp:
-            assert environ["FSDP_VERSION"] == "2"
-            assert environ["FSDP_STATE_DICT_TYPE"] == "FULL_STATE_DICT"
+            assert environ["ACCELERATE_USE_FSDP"] == "true"
+            assert environ["FSDP_VERSION"] == "2"  # which hardware/device.py reads
     else:
         _, environ = prepare_simple_launcher_cmd_env(arguments)
         assert environ["ACCELERATE_USE_CPU"] == str(name == "cpu")

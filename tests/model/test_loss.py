@@ -1,11 +1,17 @@
 """The chunked loss is the plain cross-entropy, its gradients too, and it honours num_items_in_batch."""
 
+import inspect
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import random_ids, tiny
+from tiny_models import TOKENS, random_ids, stirred, tiny
+from transformers import LlamaForCausalLM
 
 from pipeline.model import modeling_tandem as loss_tandem
+from pipeline.model.build import PLAIN_HEADS, build_model, load_model
+from pipeline.model.export import save_model
 from pipeline.model.modeling_tandem import chunk_rows, summed_cross_entropy, token_nll
 from pipeline.training.build import divides_by_num_items
 
@@ -162,3 +168,66 @@ def test_the_own_models_divide_by_the_number_they_are_told_and_a_mean_is_found_o
     forward = model.forward
     model.forward = lambda num_items_in_batch, **inputs: forward(**inputs)
     assert not divides_by_num_items(model)
+
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 101,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PLAIN_HEADS))
+def test_a_stock_model_trains_with_the_chunked_loss_and_its_own_gradients(kind, monkeypatch):
+    monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", 16 * 101)
+    model = stirred(build_model(kind, SIZES | TOKENS, seed=1)).train()
+    stock = type(model)(model.config).train()
+    stock.load_state_dict(model.state_dict())
+    ids, labels = ragged()
+    packed = torch.arange(24).remainder(12)[None].expand(8, -1)
+    batch = {"input_ids": ids, "labels": labels, "shift_labels": labels, "position_ids": packed}
+    batch |= {"num_items_in_batch": torch.tensor(7.0)}
+    expected, output = stock(**batch, use_cache=False), model(**batch)
+    each = F.cross_entropy(expected.logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100)
+    assert output.logits is None
+    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(output.nats.flatten(), each.detach(), rtol=1e-5, atol=1e-5)
+    expected.loss.backward()
+    output.loss.backward()
+    for one, two in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(model.per_token_nll(ids, labels, packed), output.nats, rtol=1e-6, atol=1e-6)
+    shifted = F.cross_entropy(stock(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(model(ids, labels=ids).loss, shifted, rtol=1e-6, atol=0)
+
+
+def test_a_stock_model_with_the_chunked_loss_stays_stock_where_it_does_not_train(tmp_path):
+    model = stirred(build_model("qwen3", SIZES | TOKENS, seed=1)).eval()
+    assert inspect.signature(model.forward) == inspect.signature(type(model)(model.config).forward)
+    ids, labels = ragged()
+    logits = type(model).forward(model, ids).logits
+    output = model(ids, labels=labels, shift_labels=labels, num_items_in_batch=7.0)
+    assert torch.equal(output.logits, logits)
+    assert torch.equal(
+        model(ids[:, :5], torch.ones_like(ids[:, :5]), logits_to_keep=1).logits, model(ids[:, :5]).logits[:, -1:]
+    )
+    assert model.generate(ids[:1], max_new_tokens=3, do_sample=False).shape == (1, 27)
+    save_model(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    assert hasattr(load_model(tmp_path), "per_token_nll")
+
+
+def test_a_class_whose_forward_may_do_more_computes_its_loss_itself():
+    class Scaled(LlamaForCausalLM):
+        pass
+
+    for kind, fields in (
+        ("granite", SIZES | {"logits_scaling": 4.0}),
+        (Scaled, SIZES),
+    ):
+        model = build_model(kind, fields | TOKENS, seed=1)
+        assert "forward" not in vars(model)
+        assert not hasattr(model, "per_token_nll")

@@ -100,6 +100,15 @@ def test_options_of_the_preset_of_an_earlier_layer_are_left_out(tmp_path):
     assert any("model.options.window_pattern" in note for note in recipe.notes)
 
 
+def test_a_split_pattern_of_an_earlier_layer_that_llama_cpp_has_not_is_replaced(tmp_path):
+    recipe = read_recipe(["quickstart_pretrain", "model.preset=portable"])
+    assert recipe.tokenizer.split_pattern == "qwen2"
+    assert any("tokenizer.split_pattern" in note and "llama.cpp" in note for note in recipe.notes)
+    own = read_recipe(["quickstart_pretrain", "model.preset=portable", r"tokenizer.split_pattern='\w+'"])
+    assert own.tokenizer.split_pattern == r"\w+"
+    assert recipe_of(tmp_path, "tokenizer.split_pattern=llama3").tokenizer.split_pattern == "llama3"
+
+
 def test_another_type_beside_it_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"portable is a preset of model\.type qwen3, not of llama"):
         recipe_of(tmp_path, "model.type=llama")

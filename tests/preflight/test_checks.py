@@ -167,11 +167,18 @@ def test_more_processes_than_gpus_are_refused(quickstart, monkeypatch):
     assert "2 processes for 1 H100" in messages(checks._devices(plan), RecipeError)[0]
 
 
-def test_sharding_is_refused_on_gpus_and_means_nothing_on_a_cpu(quickstart, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert find_problems(quickstart(), on_this_machine=True) == []
-    found = [str(p) for p in find_problems(quickstart(device=planned_device("1xH100")), on_this_machine=True)]
-    assert any("asks for FSDP" in text and "accelerate_configs/ddp.yaml" in text for text in found)
+def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    assert checks._sharding(quickstart(processes=2)) == []
+    wrong = ("train.fp8=true", "train.torch_compile=true", "train.fp16=true", "model.embedding_dtype=bfloat16")
+    for override in wrong:
+        (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
+        assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
+        assert checks._sharding(quickstart(override, processes=1)) == []
+    monkeypatch.setenv("FSDP_VERSION", "1")
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    found = messages(checks._sharding(quickstart(processes=2)), RecipeError)
+    assert ["fsdp_version: 1" in found[0], "fsdp_offload_params" in found[1]] == [True, True]
 
 
 def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):

@@ -1,4 +1,4 @@
-"""Muon's products shared by two gloo ranks that hold the same matrices, as data-parallel training does."""
+"""Muon's products shared by two gloo ranks that hold the same matrices, as data-parallel training does, or rows of each (FSDP2)."""
 
 import os
 
@@ -6,17 +6,19 @@ import pytest
 import torch
 import torch.multiprocessing
 from torch.distributed import all_gather_object, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from pipeline.training import muon as muon_step
 from pipeline.training.optimizer import MuonAdamW
 
-SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)]
+SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)] + [(1, 9)]  # the last has no row for the second rank
 
 
-def trained(product_dtype, *, shared_from):
+def trained(product_dtype, *, shared_from, cut=lambda whole: whole):
     """The matrices after four steps, and how many were orthogonalised by this rank in each call."""
     generator = torch.Generator().manual_seed(0)
-    matrices = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    matrices = [torch.nn.Parameter(cut(torch.randn(shape, generator=generator))) for shape in SHAPES]
     settings = {"kind": "muon", "lr": 0.02, "momentum": 0.9, "weight_decay": 0.1, "outputs_first": True}
     optimizer = MuonAdamW([{"params": matrices, "name": "matrices", "product_dtype": product_dtype, **settings}])
     made, whole = [], muon_step.orthogonalised
@@ -28,10 +30,12 @@ def trained(product_dtype, *, shared_from):
     muon_step.SHARED_FROM, muon_step.orthogonalised = shared_from, counted
     for _ in range(4):
         for matrix in matrices:
-            matrix.grad = torch.randn(matrix.shape, generator=generator)
+            matrix.grad = cut(torch.randn(matrix.shape, generator=generator))
         optimizer.step()
     muon_step.orthogonalised = whole
-    return torch.cat([m.detach().flatten() for m in matrices]), made
+    state = [optimizer.state[m][name] for m in matrices for name in ("momentum", "variance")]
+    found = [m.full_tensor() if isinstance(m, DTensor) else m for m in [*matrices, *state]]
+    return torch.cat([m.detach().flatten() for m in found]), made
 
 
 def rank_main(rank, rendezvous, product_dtype):
@@ -39,12 +43,19 @@ def rank_main(rank, rendezvous, product_dtype):
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     alone, made_alone = trained(product_dtype, shared_from=1 << 60)
     shared, made_shared = trained(product_dtype, shared_from=0)
-    assert made_alone == [3, 4, 1] * 4
-    assert made_shared == ([2, 2, 1] if rank == 0 else [1, 2, 1]) * 4
+    assert made_alone == [3, 4, 1, 1] * 4
+    assert made_shared == ([2, 2, 1, 1] if rank == 0 else [1, 2, 1, 1]) * 4
     torch.testing.assert_close(shared, alone, rtol=0, atol=1e-6)
     of_ranks = [None, None]
     all_gather_object(of_ranks, shared)
     assert torch.equal(*of_ranks)
+    mesh = init_device_mesh("cpu", (2,))
+    in_rows, made_in_rows = trained(
+        product_dtype, shared_from=0, cut=lambda whole: distribute_tensor(whole, mesh, [Shard(0)])
+    )
+    # Each matrix is made whole by one rank, and the stacks begin with the ranks in turn.
+    assert made_in_rows == ([2, 2, 1] if rank == 0 else [1, 2, 1]) * 4
+    torch.testing.assert_close(in_rows, alone, rtol=0, atol=1e-6)
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 
 

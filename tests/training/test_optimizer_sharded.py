@@ -5,15 +5,14 @@ import os
 import torch
 import torch.multiprocessing
 from torch.distributed import destroy_process_group, init_process_group
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
-from pipeline.training import muon as muon_step
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
+from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.sharding import shard_model, whole_on_rank_0
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
@@ -29,21 +28,25 @@ def recipe():
     return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups))
 
 
-def model_and_optimizer(mesh=None):
+def model_and_optimizer(*, sharded=False):
     model = build_model("tandem", FIELDS, seed=0)
-    if mesh is not None:
-        for block in model.transformer.h:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+    if sharded:
+        shard_model(model)
     return model, build_optimizer(model, recipe())
 
 
 def train(model, optimizer, steps):
     for step in steps:
         input_ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
         model(input_ids=input_ids, labels=input_ids).loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
+
+
+def own_bytes(model, optimizer):
+    """Bytes that this rank holds of parameters, gradients and optimizer states."""
+    states = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    return sum(local(t).nbytes for p in model.parameters() for t in (p, p.grad)) + sum(local(t).nbytes for t in states)
 
 
 def whole(tensor):
@@ -52,11 +55,9 @@ def whole(tensor):
 
 def rank_main(rank, rendezvous):
     torch.set_num_threads(1)
-    muon_step.SHARED_FROM = 0
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
     model, optimizer = model_and_optimizer()
-    sharded, sharded_optimizer = model_and_optimizer(mesh)
+    sharded, sharded_optimizer = model_and_optimizer(sharded=True)
     assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
     train(model, optimizer, range(4))
     train(sharded, sharded_optimizer, range(4))
@@ -65,9 +66,13 @@ def rank_main(rank, rendezvous):
             whole(other.detach()), one.detach(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
-    tensors = {key: value.clone() for key, value in optimizer_tensors(sharded_optimizer, sharded).items()}
-    assert not any(isinstance(value, DTensor) for value in tensors.values())
+    assert own_bytes(sharded, sharded_optimizer) <= 1.15 / 2 * own_bytes(model, optimizer)
+    own = optimizer_tensors(sharded_optimizer, sharded)
+    of_rank_0 = whole_on_rank_0(own)
+    tensors = {key: whole(value).clone() for key, value in own.items()}
     assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
+    assert of_rank_0.keys() == (tensors.keys() if rank == 0 else set())
+    assert all(torch.equal(value, tensors[key]) for key, value in of_rank_0.items())
     fresh = build_optimizer(sharded, recipe())
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))

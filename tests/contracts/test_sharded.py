@@ -1,0 +1,107 @@
+"""FSDP2 on two gloo ranks keeps the contracts: losses of one process, exact resume, whole checkpoints, all evaluations."""
+
+import json
+
+import pytest
+
+from pipeline.run_dir.checkpoints import by_step, step_of
+from tests.contracts.test_benchmarks_in_training import events, recipe_of
+from tests.contracts.test_exact_resume import assert_same_end, positions
+from tests.contracts.test_one_step_any_shape import TOLERANCE
+
+SHARDED = {"ranks": 2, "sharded": True}
+FP32 = "train.bf16=false"
+
+
+@pytest.mark.parametrize(
+    ("stage", "model", "more"),
+    [("pretrain", "gpt2", {}), ("pretrain", "modern", {}), ("sft", "modern", {"gradient_checkpointing": True})],
+)
+def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(runner, stage, model, more):
+    make, bpb = (runner.recipe, "bpb") if stage == "pretrain" else (runner.sft_recipe, "assistant_bpb")
+    recipe = make("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5, **more})
+    small = ("train.per_device_train_batch_size=2", FP32)
+    one, two = (
+        runner.train(recipe, f"run.name={name}", *small, stage=stage, **how)
+        for name, how in (("one", {}), ("two", SHARDED))
+    )
+    assert "2 processes, the model sharded (FSDP2)" in two.output
+    for name in ("train/loss", "optim/grad_norm", f"train/{bpb}"):
+        assert len(one.values(name)) == 20
+        assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
+    assert two.values("val/loss") == pytest.approx(one.values("val/loss"), rel=TOLERANCE[model])
+
+
+def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(runner):
+    recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 10, "logging_steps": 1})
+    # Slowly, as in test_one_step_any_shape.py.
+    slowly = ("optimizer.rate_scale=0.1", "train.per_device_train_batch_size=2")
+    one, two = (
+        runner.train(recipe, f"run.name={name}", *slowly, **how) for name, how in (("one", {}), ("two", SHARDED))
+    )
+    assert two.values("train/loss") == pytest.approx(one.values("train/loss"), rel=1e-3)
+    assert two.values("val/bpb") == pytest.approx(one.values("val/bpb"), rel=1e-3)
+    eighths = [
+        loss * 32 for loss in two.values("train/loss").values()
+    ]  # bfloat16 knows of 6.2 no finer steps than 1/32
+    assert all(abs(loss - round(loss)) > 1e-4 for loss in eighths[1:])
+
+
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model):
+    recipe = runner.recipe("resume", model)
+    uncut = runner.train(recipe, "run.name=uncut", FP32, **SHARDED)
+    directory = runner.kill(recipe, FP32, name="cut", after_step=12, **SHARDED)
+    newest = by_step(directory / "checkpoints")[-1].name
+    cut = runner.train(recipe, "run.name=cut", FP32, **SHARDED)
+    assert f"going on from {newest}" in cut.output
+    assert_same_end(cut, uncut)
+
+
+def test_a_run_may_go_from_sharded_to_one_process_and_back_without_a_repeated_or_skipped_row(runner):
+    recipe = runner.recipe("elastic", "modern")
+    whole = runner.train(recipe, "run.name=whole", FP32, ranks=2)
+    directory = runner.kill(recipe, FP32, name="elastic", after_step=6, **SHARDED)
+    runner.kill(recipe, FP32, name="elastic", after_step=11, ranks=1)
+    assert [step_of(checkpoint) for checkpoint in by_step(directory / "checkpoints")] == [5, 10]
+    elastic = runner.train(recipe, FP32, **SHARDED)
+    assert "going on with another shape (processes 1 -> 2; " in elastic.output
+    assert "sharded False -> True" in elastic.output
+    assert elastic.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=TOLERANCE["modern"])
+    assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
+    # A checkpoint holds the same tensors, whatever wrote it.
+    files = [run.directory / "checkpoints" / "checkpoint-20" for run in (whole, elastic)]
+    a, b = (
+        {name: (folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors")}
+        for folder in files
+    )
+    assert a == b
+
+
+def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_process(runner):
+    recipe = recipe_of(runner, "watched", "modern")
+    looks = ["train.eval_steps=4", "train.max_steps=6", "evals.bpb.at_start=true", "samples.every_steps=2"]
+    looks += ["samples.prompts=[The, A]", "samples.max_new_tokens=4", "samples.temperature=1.0", FP32]
+    one, two = (
+        runner.train(recipe, f"run.name={name}", *looks, **how) for name, how in (("one", {}), ("two", SHARDED))
+    )
+    for name, steps in (("val/bpb", [0, 4, 6]), ("val/bpb_documents", [0, 4, 6]), ("core_partial/v1", [4, 6])):
+        assert sorted(one.values(name)) == steps, name
+        assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE["modern"]), name
+    a, b = (
+        [(row["step"], row["prompt"], row["text"]) for row in map(json.loads, (run.directory / "samples.jsonl").open())]
+        for run in (one, two)
+    )
+    assert a == b
+    assert len(a) == 6
+
+
+def test_a_benchmark_that_fails_is_told_once_and_a_signal_in_one_ends_both_ranks(runner):
+    recipe = recipe_of(runner, "broken", "gpt2")
+    run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", **SHARDED)
+    assert [event["step"] for event in events(run, "evaluation_failed")] == [4]
+    assert sorted(run.values("core_partial/v1")) == [8, 10]
+    run = runner.train(recipe, "run.name=signalled", "run.callbacks=[breaks:Signalled]", status=75, **SHARDED)
+    assert by_step(run.directory / "checkpoints")[-1].name == "checkpoint-4"
+    run = runner.train(recipe, "run.name=signalled", **SHARDED)
+    assert sorted(run.values("core_partial/v1")) == [4, 8, 10]
