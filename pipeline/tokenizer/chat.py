@@ -304,6 +304,14 @@ def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
+# How `transformers serve` reads an answer of the built-in template. Without it, it goes by the model_type: of a qwen3, as
+# model.preset portable is, it looks for Qwen's control strings, finds none, and repeats the prompt in the answer.
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {"content": {"close": ["<|end|>", "<|bos|>"], "content": "text", "content_args": {"strip": False}}},
+}
+
 # Tokenizers that are in use: how their template is rendered, with what that depends on.
 _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
@@ -337,6 +345,17 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
     out = _apply(tokenizer, conversations, return_assistant_tokens_mask=True)
     masks = [[bool(bit) for bit in mask] for mask in out["assistant_masks"]]
     return list(zip(out["input_ids"], masks, strict=True))
+
+
+def rendered_talks(tokenizer: Any, talks: list) -> list:
+    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
+    try:
+        return render_batch(tokenizer, [talk.messages for talk in talks])
+    except DataError as error:
+        if len(talks) == 1:
+            return [error]
+        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
+        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
 
 
 def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[int]:
