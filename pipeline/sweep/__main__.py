@@ -63,7 +63,7 @@ class Sweep:
         if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
-        self.processes = int(os.environ.get("NPROC") or self.device.count)
+        self.processes = int(os.environ.get("NPROC") or max(1, self.device.count // options.parallel))
         self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
         known = metric_of(self.metric)
         if known is None or known.better is None:
@@ -115,11 +115,11 @@ class Sweep:
     def _step_s(self, overrides: list[str]) -> float:
         """Return the measured seconds of a step."""
         memory, given = self._plan(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
-        needed = memory.total if memory else None
+        needed, what = memory.total if memory else None, " ".join(overrides) or "the recipe"
+        print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
             return measure(given, self.device, processes=self.processes, seconds=PROBE_S, needed_bytes=needed).step_s
         except NotMeasured as reason:
-            what = " ".join(overrides) or "the recipe"
             raise TandemError(f"--equal time: {what} was not measured, since {reason}. Give tokens or flops.") from None
 
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
@@ -161,9 +161,11 @@ class Sweep:
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
+        budget = overrides and overrides[-1].startswith("train.max_steps=")  # in place of the baseline's horizon
+        fixed = [word for word in self.fixed if not (budget and word.partition("=")[0] in EXCLUSIVE[0])]
         name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
-            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*self.fixed, *overrides), entry["steps"], label(entry["values"]))
+            Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
             for seed in range(first, first + seeds)
         ]  # fmt: skip
 

@@ -36,25 +36,22 @@ class Job:
     label: str
 
 
-class Stopped(TandemError):
-    """A signal, to the sweep or to one of its runs, which have saved."""
-
-
 def figure_of(job: Job, metric: str) -> Figure:
     """Return what the run came to by now."""
+    made = partial(Figure, str(job.path), job.seed)
     try:
         data = read_run(str(job.path))
     except InputMissingError:
-        return Figure(str(job.path), job.seed, "not run")
+        return made("not run")
     if data.failure:
-        return Figure(str(job.path), job.seed, f"failed (status {data.failure['status']}, {data.failure['class']})")
+        return made(f"failed (status {data.failure['status']}, {data.failure['class']})")
     if data.manifest.get("status") != "finished":
-        return Figure(str(job.path), job.seed, "not finished")
+        return made("not finished")
     score = next((score for score in data.newest_scores.values() if score.name == metric), None)
     value = score.value if score else data.last(metric)
-    if value is None:
-        return Figure(str(job.path), job.seed, f"finished without {metric}")
-    return Figure(str(job.path), job.seed, "finished", value, score.protocol if score else None)
+    return made(
+        "finished" if value is not None else f"finished without {metric}", value, score.protocol if score else None
+    )
 
 
 def is_settled(figure: Figure) -> bool:
@@ -97,9 +94,6 @@ class Runs:
         self.signal = 0
         self.count = self.ended = self.ended_steps = 0
         self.bar = Bar("sweep", unit="steps")
-        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._forward)
 
     def expect(self, runs: int, steps: Sequence[int | None]) -> None:
         """Say how many runs are to be made, and how long each is where that is known."""
@@ -107,7 +101,10 @@ class Runs:
         self.bar.total = sum(filter(None, steps)) if None not in steps else None
 
     def make(self, jobs: Sequence[Job], *, when_ended: Callable[[], object]) -> None:
-        """Make the runs that are not settled. Raises Stopped after a signal, once the runs have saved."""
+        """Make the runs that are not settled. After a signal, to the sweep or to one of them, the others save and TandemError is raised."""
+        for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup has made of SIGHUP
+                signal.signal(number, self._forward)
         waiting = [job for job in jobs if not is_settled(figure_of(job, self.metric))]
         looked = 0.0
         try:
@@ -125,9 +122,7 @@ class Runs:
                 if time.monotonic() - looked > LOOK_S:
                     self.bar.reach(self.ended_steps + sum(map(_step, self.started)))
                     looked = time.monotonic()
-                time.sleep(
-                    POLL_S if any(one.process and one.process.poll() is None for one in self.started) else LOOK_S
-                )
+                time.sleep(POLL_S if any(one.process for one in self.started) else LOOK_S)
         finally:
             for one in self.started:  # after an error of ours
                 if one.process is not None:
@@ -144,9 +139,13 @@ class Runs:
         self.ended += 1
         self.ended_steps += one.job.steps or 0
         self.bar.reach(self.ended_steps)
-        result = figure.status if figure.value is None else f"{self.metric} {figure.value:.5f}"
+        result = f"{self.metric} {figure.value:.5f}" if figure.value is not None else figure.status
         if figure.value is None:
-            result += f"; {self._log(one.job)} tells more"
+            code = one.process.returncode if one.process else 0
+            *_, said = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
+            if code == RecipeError.status:  # so it is for every seed
+                raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {said.removeprefix('error: ')}")
+            result += f", status {code}: {said} ({self._log(one.job)})"
         left = f"; {self.bar.text(time.monotonic())}" if self.bar.total and self.ended < self.count else ""
         took = seconds_text(time.time() - one.began)
         write(f"[{self.ended}/{self.count}] {one.job.label}, seed {one.job.seed}: {result} ({took}{left})")
@@ -172,6 +171,8 @@ class Runs:
                     f"--launcher: {command[0]}: {error.strerror}. Name a program that is there."
                 ) from None
         self.started.append(_Started(job, slot, process, time.time()))
+        if self.signal:  # which came while it was started
+            process.send_signal(self.signal)
 
     def command(self, job: Job) -> list[str]:
         """Return the command that makes the run, through the launcher where there is one."""
@@ -194,10 +195,9 @@ class Runs:
             if one.process is not None and one.process.poll() is None:
                 one.process.send_signal(number)
 
-    def _stopped(self) -> Stopped:
-        error = Stopped(
-            f"stopped by {signal.Signals(self.signal).name}; the runs have saved. Run the same command again to go on."
-        )
+    def _stopped(self) -> TandemError:
+        name = signal.Signals(self.signal).name
+        error = TandemError(f"stopped by {name}; the runs have saved. Run the same command again to go on.")
         error.status = 130 if self.signal == signal.SIGINT else 75
         return error
 
