@@ -1,10 +1,14 @@
 """Tokens a core-second of preparing data (read, tokenize, pack, seal), against encoding the same texts alone.
 
-    python benchmarks/preparation.py --text 'train/*.parquet' [--vocab-size 32768] [--packing best_fit_crop] [--pairs 3]
+    python benchmarks/preparation.py --text 'train/*.parquet' [--vocab-size 32768] [--packing best_fit_crop] [--pairs 3] [--processes 2]
 
 Both ways use one thread and the same encoder, tiktoken where it gives the same ids, else tokenizers, and are
 timed by the processor's seconds of this process. The tokenizer is trained on the text first, which is not timed. ratio: of
 the seconds a token; the goal is less than 1 / 0.7 = 1.43.
+
+With --processes N instead: wall seconds of preparing by N processes against one, in turns on a machine at rest, the start of the
+processes included (give it a minute of text). speed_up: the goal for 2 is 1.8. packing_tok_per_s: what the one process that packs
+and seals does a second of its processor, ids given; feeds_processes: how many processes' ids that is.
 """
 
 import os
@@ -17,11 +21,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, arguments, in_turns, show
+from common import ROOT, arguments, in_turns, seconds, show
 
-from pipeline.data.prepare import prepare_now
+from pipeline.data.plan import sequence_folder
+from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe
+from pipeline.recipe.schema import with_values
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import Encoder
@@ -29,7 +35,7 @@ from pipeline.tokenizer.encode import Encoder
 
 def main() -> None:
     options = arguments(
-        __doc__, text="", vocab_size=32768, packing="best_fit_crop", row_tokens=2048, pairs=3, threads=1
+        __doc__, text="", vocab_size=32768, packing="best_fit_crop", row_tokens=2048, pairs=3, threads=1, processes=0
     )
     if not options.text:
         sys.exit("preparation.py needs --text, the files to prepare: see preparation.py --help.")
@@ -56,9 +62,30 @@ def main() -> None:
         encoder = Encoder(tokenizer, num_proc=1)
         tokens = sum(map(len, encoder.encode(texts)))
 
-        def prepare() -> None:
+        def prepare(processes: int = 1) -> None:
             shutil.rmtree(Path(folder) / "shards", ignore_errors=True)
-            prepare_now(recipe, tokenizer, sources=sources)
+            prepare_now(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+
+        if options.processes:
+            plan = prepare_now(recipe, tokenizer, sources=sources).plan
+            (about,) = plan["train"]["sequences"]
+
+            def train_alone(processes: int = 1) -> None:
+                shutil.rmtree(sequence_folder(plan, about), ignore_errors=True)
+                prepare_now(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
+
+            found = in_turns(lambda: train_alone(options.processes), train_alone, pairs=options.pairs, warm_up=0)
+            by_one = seconds(train_alone, time.process_time)
+            shutil.rmtree(sequence_folder(plan, about))
+            prepare_part(recipe, tokenizer, sources=sources, part=(1, 1))
+            own = [
+                seconds(lambda: prepare_now(recipe, tokenizer, sources=sources), time.process_time) for _ in range(2)
+            ]
+            packing = own[0] - own[1]  # the second time all is sealed, and the plan alone is made
+            by_one -= own[1]
+            row = {"processes": options.processes, "one_s": found["other_s"], "speed_up": 1 / found["ratio"]}
+            show(options, [row | {"packing_tok_per_s": tokens / packing, "feeds_processes": by_one / packing}])
+            return
 
         found = in_turns(
             prepare, lambda: encoder.encode(texts), pairs=options.pairs, warm_up=1, clock=time.process_time

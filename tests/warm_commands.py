@@ -28,7 +28,7 @@ MODULES = {name: f"pipeline.{name}" for name in STAGES} | {name: f"pipeline.{nam
 MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("callbacks.default", "run.finish", "run.data", "report.page", "report.picture", "report.single", "training.build",
-        "evals.command", "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare",
+        "evals.command", "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare", "data.preparation",
         "tokenizer.load", "preflight.checks", "preflight.inputs", "run.start", "run.open_run", "sources.overlap")  # fmt: skip
 
 

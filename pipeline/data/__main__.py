@@ -1,4 +1,4 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE]`: prepare all rows of a recipe now;
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]`: prepare all rows of a recipe now;
 `python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is a recipe."""
 
 import argparse
@@ -42,12 +42,23 @@ def main(argv: list[str]) -> int:
         metavar="FILE",
         help="search the training text for evaluation items, that of prepared shards too; a training names the file",
     )
+    parser.add_argument(
+        "--part",
+        metavar="K/N",
+        type=part_of,
+        help="encode part K of N (from 1) into the shared data.cache_dir; the last part, or a call without --part, makes the shards",
+    )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
     if arguments.ahead:
         from pipeline.data.prepare import run_ahead
 
         return run_ahead(Path(arguments.ahead))
+    if arguments.worker:
+        from pipeline.data.workers import serve_work
+
+        return serve_work()
     if arguments.recipe is None:
         parser.error("neither a recipe nor data is named")
     from pipeline.data.preview import is_recipe, preview
@@ -67,6 +78,14 @@ def main(argv: list[str]) -> int:
         return 0
     _prepare(arguments)
     return 0
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """Return (k, n) of "k/n"."""
+    k, _, n = text.partition("/")
+    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part. Write K/N with K from 1 to N, as 3/16.")
+    return int(k), int(n)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
@@ -91,7 +110,8 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.prepare import prepare_now, prune
+    from pipeline.data.preparation import short_count
+    from pipeline.data.prepare import prepare_now, prepare_part, prune
     from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows
     from pipeline.data.summary import table, warning_lines
@@ -104,6 +124,23 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if source.recognised:
             print(f"data: {source.name}: {source.recognised}")
     tokenizer = load_or_train(recipe, sources[0], validation=sources[1])
+    if arguments.part:
+        with Bar("data: encoding", unit="tokens") as bar:
+            to_come = prepare_part(
+                recipe,
+                tokenizer,
+                sources=sources,
+                part=arguments.part,
+                watchlist=arguments.watchlist,
+                report=bar.update,
+            )
+        number, parts = arguments.part
+        if to_come:
+            print(
+                f"data: part {number} of {parts} is encoded, {short_count(bar.done)} tokens. To come: {', '.join(map(str, to_come))}. "
+                "The last one, or the same command without --part, makes the shards."
+            )
+            return
     with Bar("data: preparing", unit="tokens") as bar:
 
         def report(role: str, source: int, stream) -> None:

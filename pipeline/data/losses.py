@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.data.packing import count_conversation, fit_conversation, new_counts
-from pipeline.data.shard_writer import rendered_talks
 from pipeline.data.stream import Stream
 from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.storage import read_sealed_json, write_sealed_json
-from pipeline.tokenizer.chat import render
+from pipeline.tokenizer.chat import render, rendered_talks
 
 MUCH = 0.01  # Of the conversations, or of the rows of the files.
 HELD = 0.99  # Of the conversations, by the row length that is advised.

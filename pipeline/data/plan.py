@@ -70,6 +70,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "seed": int(recipe.train.get("seed", 42)),
         "max_bad_rows": recipe.data.max_bad_rows,
         "num_proc": recipe.data.num_proc,
+        "engine": recipe.data.engine,
         "keep_shards": recipe.data.keep_shards,
         "watchlist": str(watchlist) if watchlist else None,
         "train": {

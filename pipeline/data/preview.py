@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 
 from pipeline.data.rows import TrainingRows, bits
-from pipeline.data.shard_writer import rendered_talks
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source
@@ -28,6 +27,7 @@ from pipeline.sources.open import OpenSource, open_sources, planned_sources
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
 from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
+from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend
 
 # Prepared rows for people, with their trained tokens marked.

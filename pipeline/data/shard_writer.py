@@ -7,12 +7,12 @@ place in the source, and how many of the rows it gives are already sealed. Going
 import copy
 import hashlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.data.encoded import OUTCOMES, EncodedBlock, encode_block
 from pipeline.data.packing import (
     PACKERS,
     BytesPacker,
@@ -20,7 +20,6 @@ from pipeline.data.packing import (
     PackedRows,
     count_conversation,
     documents_begun,
-    fit_conversation,
     new_counts,
 )
 from pipeline.data.shards import (
@@ -36,10 +35,7 @@ from pipeline.data.shards import (
 )
 from pipeline.process.errors import DataError
 from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
-from pipeline.tokenizer.chat import render, render_batch
-from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
 
-ENCODE_CHARS = 8_000_000  # handed to the tokenizer at once: bounds its memory when documents are huge
 STATES_KEPT_EVERY = 16  # a shard that was deleted is made again from the nearest earlier state
 
 
@@ -56,14 +52,19 @@ class SequenceWriter:
         num_proc: int | None = None,
         from_shard: int | None = None,
         watchlist: Any | None = None,
+        ahead: Any | None = None,
     ):
-        """Stands after the last sealed shard, or at or before `from_shard` to make that one again."""
+        """Stands after the last sealed shard, or at or before `from_shard` to make that one again.
+
+        ahead: gives the source's blocks as other processes encode them (workers.Ahead); None: they are encoded here.
+        """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
-        self.num_proc = num_proc
+        self.num_proc, self.ahead = num_proc, ahead
         self.lookout = watchlist.lookout(self.folder) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
-        for torn in self.folder.glob(".*.safetensors.*"):
-            remove_file(torn)  # left by a process that was killed while it wrote
+        for kind in ("safetensors", "json"):
+            for torn in self.folder.glob(f".*.{kind}.*"):
+                remove_file(torn)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
         self.read = new_counts(settings["kind"])
         self.pending: list[PackedRows] = []
@@ -114,6 +115,8 @@ class SequenceWriter:
             write_shard(self.folder, self.number, rows, counts)
             if self.number and (self.number - 1) % STATES_KEPT_EVERY:
                 remove_file(state_path(self.folder, self.number - 1))
+            if self.ahead is not None:
+                self.ahead.forget()
         self.number += 1
 
     def _make_again(self, rows: PackedRows) -> None:
@@ -176,13 +179,11 @@ class SequenceWriter:
         place = {"file": cursor["file"], "block": cursor["block"]}
         again = self.resumed  # the first block was read before: its bad rows are named in the seal before
         if not cursor["finishing"]:
-            for block in self.source.read(**place):
+            for block in self._encoded_blocks(**place):
                 place = {"file": block.file, "block": block.index}
                 before, state = self._cursor(place, finishing=False), self.packer.state()
-                if self.lookout:
-                    self.lookout.look(block.items)
-                rows, bad = self._pack(block)
-                self.bad_rows += [] if again else bad
+                rows = self._pack(block)
+                self.bad_rows += [] if again else block.bad_rows
                 yield before, state, self._without_skipped(rows)
                 again = False
                 if self.is_full():
@@ -191,6 +192,21 @@ class SequenceWriter:
         if self.lookout:
             self.lookout.look([])
         yield before, state, self._without_skipped(self.packer.finish())
+
+    def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
+        """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked for."""
+        if self.ahead is not None:
+            for encoded in self.ahead.read(file=file, block=block):
+                if self.lookout:
+                    self.lookout.add(encoded.seen)
+                yield encoded
+            return
+        for read in self.source.read(file=file, block=block):
+            if self.lookout:
+                self.lookout.look(read.items)
+            yield encode_block(
+                read, source=self.source, tokenizer=self.tokenizer, settings=self.settings, num_proc=self.num_proc
+            )
 
     def _cursor(self, place: dict, *, finishing: bool) -> dict:
         return {**place, "finishing": finishing, "packed": dict(self.packer.counts), "read": copy.deepcopy(self.read)}
@@ -205,79 +221,40 @@ class SequenceWriter:
         limit = self.settings.get("limit_bytes")
         return limit is not None and self.read["text_bytes"] >= limit
 
-    def _pack(self, block: Any) -> tuple[list[PackedRows], list[str]]:
-        """Return rows that the block finishes, and the block's bad rows."""
+    def _pack(self, block: EncodedBlock) -> list[PackedRows]:
+        """Return the rows that the block finishes."""
         pack = pack_conversations if self.settings["kind"] == "chat" else pack_documents
         self.read["empty_rows"] += block.empty_rows
         return pack(self, block)
 
 
-def pack_documents(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+def pack_documents(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
     rows: list[PackedRows] = []
-    for documents in batches_of(block.items, ENCODE_CHARS):
-        for document, (ids, *lengths) in zip(documents, encoded_documents(writer, documents), strict=True):
-            writer.read["documents"] += 1
-            writer.read["text_tokens"] += len(ids)
-            writer.read["text_bytes"] += len(document.text.encode())
-            if len(ids):
-                rows += writer.packer.add(ids, (document.file, document.row_group, document.row), *lengths)
-            else:
-                writer.read["empty_rows"] += 1
-            if writer.is_full():
-                return rows, block.bad_rows
-    return rows, block.bad_rows
+    assert block.text_bytes is not None
+    flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
+    arrays = zip(*map(block.each, flat), strict=True)
+    for origin, size, (ids, *lengths) in zip(block.places(), block.text_bytes.tolist(), arrays, strict=True):
+        writer.read["documents"] += 1
+        writer.read["text_tokens"] += len(ids)
+        writer.read["text_bytes"] += size
+        if len(ids):
+            rows += writer.packer.add(ids, origin, *lengths)
+        else:
+            writer.read["empty_rows"] += 1
+        if writer.is_full():
+            break
+    return rows
 
 
-def encoded_documents(writer: SequenceWriter, documents: list) -> Iterator[tuple[np.ndarray, ...]]:
-    """(ids,) of each document, or (ids, bytes of text that each id covers) when the rows must carry them."""
-    texts = [document.text for document in documents]
-    if writer.settings.get("target_bytes"):
-        for text in texts:
-            ids, lengths = span_byte_lengths(writer.tokenizer, text)
-            yield np.array(ids), np.array(lengths)
-    else:
-        for encoded in encode_documents(writer.tokenizer, texts, num_proc=writer.num_proc):
-            yield (encoded,)
-
-
-def pack_conversations(writer: SequenceWriter, block: Any) -> tuple[list[PackedRows], list[str]]:
+def pack_conversations(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
     rows: list[PackedRows] = []
-    bad = list(block.bad_rows)
-    capacity, overflow = writer.settings["row_tokens"] + 1, writer.settings["max_row_overflow"]
-    for talk, rendered in zip(block.items, rendered_talks(writer.tokenizer, block.items), strict=True):
-        if isinstance(rendered, DataError):
-            bad.append(f"{writer.source.files[talk.file].label}:{talk.row}: {rendered}")
-            continue
-        ids, trained, outcome = fit_conversation(
-            talk.messages, rendered, partial(render, writer.tokenizer), capacity=capacity, overflow=overflow
-        )
-        kept = 0 if ids is None else len(ids)
-        count_conversation(writer.read, length=len(rendered[0]), kept=kept, outcome=outcome)
-        if ids is not None:
-            rows += writer.packer.add(ids, trained, (talk.file, talk.row_group, talk.row))
-    return rows, bad
-
-
-def rendered_talks(tokenizer: Any, talks: list) -> list:
-    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
-    try:
-        return render_batch(tokenizer, [talk.messages for talk in talks])
-    except DataError as error:
-        if len(talks) == 1:
-            return [error]
-        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
-        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
-
-
-def batches_of(documents: list, characters: int) -> Iterator[list]:
-    """Yield the documents in order, in lists of at most so many characters or one document."""
-    batch: list = []
-    size = 0
-    for document in documents:
-        if batch and size + len(document.text) > characters:
-            yield batch
-            batch, size = [], 0
-        batch.append(document)
-        size += len(document.text)
-    if batch:
-        yield batch
+    assert block.trained is not None
+    assert block.rendered is not None
+    assert block.outcomes is not None
+    counts = zip(block.rendered.tolist(), block.outcomes.tolist(), strict=True)
+    arrays = zip(block.each(block.ids), block.each(block.trained), strict=True)
+    for origin, (length, outcome), (ids, trained) in zip(block.places(), counts, arrays, strict=True):
+        count_conversation(writer.read, length=length, kept=len(ids), outcome=OUTCOMES[outcome])
+        if len(ids):
+            rows += writer.packer.add(ids, trained, origin)
+    return rows

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.data.losses import losses_of, nothing_left
 from pipeline.data.plan import VALIDATION_BUFFER, open_stream
-from pipeline.data.prepare import Preparation
+from pipeline.data.preparation import Preparation
 from pipeline.data.rows import RowReader, bits, rows_of_micro_batch
 from pipeline.data.shards import Shard
 from pipeline.data.stream import Stream

@@ -246,6 +246,10 @@ class Watchlist:
         hashes = [ngram_hashes(words, n=n)[0] for n in range(SHORTEST_WORDS, NGRAM_WORDS + 1)]
         return sorted_once([some[self.ngrams.places_in(some)] for some in hashes])
 
+    def found_in(self, items: list) -> np.ndarray:
+        """Return `found` of documents or conversations."""
+        return self.found(texts_of(items))
+
     def lookout(self, folder: Path) -> "Lookout":
         """Return what looks at the blocks of a sequence while its shards are written into the folder."""
         return Lookout(folder, self)
@@ -342,7 +346,12 @@ class Lookout:
 
     def look(self, items: list) -> None:
         """Look at a block that is about to be packed; an empty one when there is no more."""
-        self.found.append(self.thread.submit(lambda: self.watchlist.found(texts_of(items))))
+        self.found.append(self.thread.submit(self.watchlist.found_in, items))
+
+    def add(self, found: np.ndarray) -> None:
+        """Take in what another process found in a block that is about to be packed."""
+        self.found.append(Future())
+        self.found[-1].set_result(found)
 
     def seal(self, number: int) -> None:
         """Keep what was found for a shard, before its seal is written: a sealed shard was looked at whole or not at all."""
@@ -417,7 +426,7 @@ class Seen:
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
     """Return what `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
-    if found is None or "shards" not in found:  # as it was written before tasks told of their own search
+    if found is None or "shards" not in found:  # as it was written before tasks recorded their own search
         return None
     if found["unchecked"] == found["shards"] or found["digest"] != items_digest(texts):
         return None

@@ -132,7 +132,8 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
     from pipeline.data.plan import make_plan
-    from pipeline.data.prepare import Preparation, Workshop, locks
+    from pipeline.data.preparation import Preparation, locks
+    from pipeline.data.prepare import Workshop
     from pipeline.data.validation import ValidationRows, held_out_coverage
     from pipeline.evals.contamination import own_sources
     from pipeline.process.errors import InputMissingError

@@ -37,10 +37,11 @@ def retries() -> int:
     return _made
 
 
-def keep_retries_in(path: Path) -> None:
-    """Write each later retry as a line of that file too, by which another process counts them (`retries_in`)."""
+def keep_retries_in(path: Path, *, anew: bool = True) -> None:
+    """Write each later retry as a line of that file too, by which another process counts them (`retries_in`). anew: from 0."""
     global _kept_in
-    path.unlink(missing_ok=True)
+    if anew:
+        path.unlink(missing_ok=True)
     _kept_in = path
 
 

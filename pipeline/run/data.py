@@ -7,7 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.prepare import Preparation, short_count, start_preparation
+from pipeline.data.preparation import Preparation, short_count, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage

@@ -179,17 +179,19 @@ class OpenSource:
         A block's own (file, index + 1) is the cursor behind it, also when the file has no such block. Raises DataError
         when a file is not the one that was verified.
         """
-        read_row = self.format.reader()
-        columns = self.format.read_columns
         for number in range(file, len(self.files)):
-            this = self.files[number]
-            path = self._path(this)
-            first = block if number == file else 0
-            for index, rows in _blocks(path, first, columns):
-                yield self._block(rows, read_row, path, number, index)
+            yield from self.read_file(number, block=block if number == file else 0)
 
-    def _path(self, file: SourceFile) -> Path:
-        """Return where the file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
+    def read_file(self, number: int, *, block: int = 0) -> Iterator[Block]:
+        """Blocks of one file from that one on. Raises as `read`."""
+        path = self.path_of(number)
+        read_row = self.format.reader()
+        for index, rows in _blocks(path, block, self.format.read_columns):
+            yield self._block(rows, read_row, path, number, index)
+
+    def path_of(self, number: int) -> Path:
+        """Return where a file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
+        file = self.files[number]
         if file.path is not None:
             _must_be_unchanged(file, file.path, self.facts)
             return file.path
@@ -384,7 +386,7 @@ class _Opening:
                 f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
             )
         if spec.id is None:
-            return local_files(spec.files, where=where, folder=self.folder, split=spec.split)
+            return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if spec.id.startswith("tandem:"):
             return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
         from pipeline.sources.hub_files import dataset_files

@@ -148,6 +148,9 @@ class FactsOfFiles:
         self._known: dict[Path, dict[str, Facts]] = {}  # store -> path -> facts
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple:
+        return type(self), (self.folder,)  # another process reads the store
+
     def of(self, path: Path) -> Facts:
         """Return what is known and still true of the file; its sha256 at least, computed now if need be."""
         status = os.stat(path)

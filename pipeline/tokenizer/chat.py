@@ -347,6 +347,17 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
     return list(zip(out["input_ids"], masks, strict=True))
 
 
+def rendered_talks(tokenizer: Any, talks: list) -> list:
+    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
+    try:
+        return render_batch(tokenizer, [talk.messages for talk in talks])
+    except DataError as error:
+        if len(talks) == 1:
+            return [error]
+        half = len(talks) // 2  # find the few that are refused; the others are still rendered together
+        return rendered_talks(tokenizer, talks[:half]) + rendered_talks(tokenizer, talks[half:])
+
+
 def prompt_ids(tokenizer, messages: list[dict], *, today: bool = False) -> list[int]:
     """Return the ids of a conversation up to where the assistant answers. Raises DataError when the template cannot render it.
 

@@ -58,7 +58,11 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
 def _kept_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
     path, own = recipe.tokenizer.path, own_template(tokenizer)
     if own is None:  # ours, of an earlier stage
-        return []
+        if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
+            return []
+        return [
+            f"tokenizer: {path} keeps its chat template, which is another than the built-in one; tokenizer.chat_template: FILE replaces it"
+        ]
     whose = (
         f"has the chat template {recipe.tokenizer.chat_template}"
         if recipe.tokenizer.chat_template
@@ -486,7 +490,10 @@ def _damage(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     if (folder / SEAL).exists():
-        return problems(folder)
+        if found := problems(folder):
+            return found
+        added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
+        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
     if not _agrees_with_itself(folder):
         return ["is not what its training left"]
     seal(folder)

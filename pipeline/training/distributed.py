@@ -184,6 +184,9 @@ class Ranks:
             if n != self.own and process.machine == own.machine and process.is_gone()
         ]
 
+    def on_other_hosts(self) -> bool:
+        return any(process.machine != self.processes[self.own].machine for process in self.processes)
+
     def found_gone(self) -> list[int]:
         """Return the same after an error in a collective, which comes a moment before."""
         ends = time.monotonic() + (SETTLE_S if len(self.processes) > 1 else 0)

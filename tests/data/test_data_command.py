@@ -9,7 +9,7 @@ import yaml
 
 from pipeline.data.__main__ import main
 from pipeline.data.plan import folders_of
-from pipeline.data.prepare import start_preparation
+from pipeline.data.preparation import start_preparation
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pipeline.data.plan import open_stream, sequence_folder
-from pipeline.data.prepare import Preparation, locks, start_preparation
+from pipeline.data.preparation import Preparation, locks, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError

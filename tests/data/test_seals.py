@@ -6,7 +6,8 @@ import os
 import pytest
 
 from pipeline.data.plan import open_stream, sequence_folder
-from pipeline.data.prepare import prepare_now, start_preparation
+from pipeline.data.preparation import start_preparation
+from pipeline.data.prepare import prepare_now
 from pipeline.data.shards import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.prepare import Preparation
+from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source

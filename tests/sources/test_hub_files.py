@@ -95,6 +95,40 @@ def test_only_the_files_that_are_reached_are_fetched_and_the_next_start_fetches_
     assert second["fingerprint"] == first["fingerprint"]
 
 
+PREPARE = """
+import hashlib, json, sys
+from pathlib import Path
+from pipeline.data.prepare import prepare_now
+from pipeline.recipe import read_recipe
+from pipeline.sources.open import open_sources
+from pipeline.tokenizer import load_or_train
+recipe = read_recipe(["quickstart_pretrain", f"data.sources=[{{id: {sys.argv[2]}}}]", "tokenizer.vocab_size=300", f"data.cache_dir={sys.argv[1]}", f"data.num_proc={sys.argv[3]}",
+    "run.tokens=", "train.max_steps=", "train.num_train_epochs=1", "data.batch_tokens=2048", "data.shard_rows=16"], stage="pretrain")
+sources = open_sources(recipe, kind="text")
+prepare_now(recipe, load_or_train(recipe, sources[0], validation=sources[1]), sources=sources)
+print(json.dumps({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in Path(sys.argv[1], "shards").rglob("*-*.*")}))
+"""
+
+
+def test_processes_prepare_from_files_that_are_fetched_once_and_ahead(hub, tmp_path):
+    for n in range(4):
+        rows = [json.dumps({"text": f"file {n} row {r} " * 5}) + "\n" for r in range(1500)]
+        hub.files[f"data/train-{n:05d}-of-00004.jsonl"] = "".join(rows).encode()
+    found = []
+    for processes in ("1", "2"):
+        folder = tmp_path / processes
+        command = [sys.executable, "-c", PREPARE, str(folder / "cache"), REPO, processes]
+        done = subprocess.run(
+            command, env=environment_for(hub, folder), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        assert len(hub.asked) == len(set(hub.asked)) == 4
+        hub.asked.clear()
+    assert found[0] == found[1]
+    assert len(found[0]) > 10
+
+
 def test_without_the_hub_a_cached_dataset_goes_on_and_says_so(hub, tmp_path):
     first = read(hub, tmp_path)
     for away in ({"offline": True}, {"endpoint": "http://127.0.0.1:9"}):

@@ -1,0 +1,283 @@
+"""Shards that are prepared ahead of the training that reads them: the process that prepares, and how the ranks wait for it."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream
+from pipeline.data.shards import damaged_seals, is_damaged, shard_path
+from pipeline.data.stream import Stream
+from pipeline.monitor.heartbeat import beat
+from pipeline.process import errors
+from pipeline.process.errors import DataError
+from pipeline.process.progress import waiting
+from pipeline.process.retries import retries_in
+from pipeline.process.storage import file_lock, is_stand_in, lock, read_json, remove_file, write_json
+
+# The order in which shards are made: what the run reads first is made first.
+
+
+def streams_of(plan: dict) -> dict[str, Stream]:
+    return {role: stream for role in ROLES if (stream := open_stream(plan, role)) is not None}
+
+
+def next_shard(streams: dict[str, Stream]) -> tuple[str, int] | None:
+    """(role, source) of the shard to make next; None when all that the run needs is sealed."""
+    for role, stream in streams.items():
+        source = stream.missing()
+        if source is not None:
+            return role, source
+    return None
+
+
+def damaged_shards(plan: dict, streams: dict[str, Stream], *, verify: bool) -> list[tuple[str, int, int]]:
+    """(role, source, shard) of the sealed shards that the run needs and that are not as they were sealed.
+
+    With data.keep_shards a missing file is no damage: used shards are deleted.
+    """
+    return [
+        (role, source, number)
+        for role, stream in streams.items()
+        for source, sequence in enumerate(stream.sequences)
+        for number in range(stream.shards_needed(source))
+        if is_damaged(sequence.folder, number, verify=verify)
+        and not (plan["keep_shards"] and role == "train" and not shard_path(sequence.folder, number).exists())
+    ]
+
+
+USERS = "users"  # a file beside the shards: the runs that read them
+
+
+def note_user(plan: dict, run: Path | None) -> None:
+    """Say that a run directory reads the shards of a plan; None: they were prepared for none yet."""
+    line = "" if run is None else json.dumps(str(run.absolute())) + "\n"
+    for folder in folders_of(plan):
+        with suppress(OSError):  # a cache that this user may only read is pruned by another one
+            folder.mkdir(parents=True, exist_ok=True)
+            users = folder / USERS
+            if not users.exists() and any(folder.glob("shard-*.json")):
+                (folder / ".lock").touch()  # by an earlier version: its time tells that they are used
+                continue
+            with open(users, "a+", encoding="utf-8") as file:
+                file.seek(0)
+                if line not in file.read():
+                    file.write(line)
+
+
+def discard_damaged(plan: dict) -> None:
+    """Delete damaged seals of the plan's shards, said in a line each, so that these shards are made again."""
+    for folder in folders_of(plan):
+        if not damaged_seals(folder):
+            continue  # without the lock: another run may be at work there for hours
+        with file_lock(folder / ".lock"):
+            for path in damaged_seals(folder):
+                remove_file(path)
+                print(
+                    f"data: {path}: is not as it was written; made again from the source", file=sys.stderr, flush=True
+                )
+
+
+@contextmanager
+def locks(plan: dict) -> Iterator[None]:
+    """Hold the locks of all sequences of a plan, always taken in the same order."""
+    with ExitStack() as stack:
+        for folder in folders_of(plan):
+            stack.enter_context(file_lock(folder / ".lock"))
+        yield
+
+
+# The process that prepares ahead.
+
+RETRIES = "retries"  # a file of the preparation's folder
+POLL_S = 0.05
+START_GRACE_S = 120.0  # in which a rank that attached believes that the process which prepares is still being started
+
+
+def start_preparation(
+    recipe: Any,
+    tokenizer: Any,
+    *,
+    sources: tuple[list, list],
+    from_step: int = 0,
+    watchlist: str | Path | None = None,
+    run: Path | None = None,
+) -> "Preparation":
+    """Prepare the recipe's rows in a child process, unless they all are there; returns at once, or when damaged shards are made again.
+
+    sources: (train, validation) as open_sources gives them. from_step: where training goes on, which decides what is made
+    first when data.keep_shards is set. run: the directory for which `--prune` keeps the shards. watchlist: a saved Watchlist for which the training text is searched on the way; shards
+    that are sealed already are not read again for it (`prepare_now` does that). Raises what make_plan raises.
+    """
+    plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
+    note_user(plan, run)
+    discard_damaged(plan)
+    damaged = damaged_shards(plan, streams_of(plan), verify=False)
+    preparation = Preparation(plan)
+    if damaged or plan["keep_shards"] or next_shard(streams_of(plan)) is not None:
+        preparation.start({"plan": plan, "recipe": recipe, "tokenizer": tokenizer, "from_step": from_step})
+    if damaged:
+        print(f"data: {len(damaged)} prepared shards are damaged and made again first", file=sys.stderr, flush=True)
+        preparation.wait_until(
+            lambda: not damaged_shards(plan, streams_of(plan), verify=False), what="what is made again"
+        )
+    return preparation
+
+
+class Preparation:
+    """A plan, and the process that carries it out. waited_s: seconds this rank has waited for shards."""
+
+    def __init__(self, plan: dict):
+        self.plan, self.waited_s = plan, 0.0
+        self.folder = Path(plan["cache_dir"]) / "preparations" / digest(plan)
+        self.child: subprocess.Popen | None = None
+        self.task: dict | None = None
+        self.opened = time.monotonic()
+
+    def description(self) -> dict:
+        """Return what another rank needs to attach; JSON."""
+        return self.plan
+
+    @classmethod
+    def attach(cls, description: dict) -> "Preparation":
+        return cls(description)
+
+    def start(self, task: dict) -> None:
+        """Start the child with its task; if another one works on this very plan, it is left to it."""
+        self.task = task
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Waiting ranks hold it for an instant to probe it: hence the second.
+        held = lock(self.folder / ".lock", wait_s=1.0)
+        if held is None:
+            return
+        with held:
+            remove_file(self.folder / "failure.json")
+            remove_file(self.folder / RETRIES)
+            paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
+            environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
+            # The child inherits the lock, where locks are: held without a gap from here until it ends, however it ends.
+            with open(self.folder / "log.txt", "wb") as log:
+                self.child = subprocess.Popen(
+                    [sys.executable, "-m", "pipeline.data", "--ahead", str(self.folder)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=held.descriptors(),
+                    start_new_session=True,  # Ctrl-C is for the training, which then still gets its last rows.
+                )
+            assert self.child.stdin is not None
+            with self.child.stdin as pipe:  # by pipe: the child runs this very recipe, not one read from a file again
+                pickle.dump(task, pipe)
+
+    def is_running(self) -> bool:
+        """Return whether some process is preparing this plan."""
+        if self.child is not None:
+            return self.child.poll() is None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        held = lock(self.folder / ".lock")
+        if held is None:
+            return True
+        held.close()
+        # Of a lock that only this machine knows nothing can be said of a process on another one; its run ends with it.
+        return is_stand_in(held) and self.task is None and not (self.folder / "failure.json").exists()
+
+    def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
+        """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""
+        if there():
+            return
+        started = time.monotonic()
+        with waiting(f"data: preparing {what}", detail=self.progress, after_s=1.0):
+            while not there():
+                time.sleep(POLL_S)
+                if self.is_running():
+                    beat()  # it may fetch a large file for long; this rank does not hang
+                elif not there():
+                    self._go_on_or_raise(what)
+        self.waited_s += time.monotonic() - started
+
+    def num_retries(self) -> int:
+        """Return how often the preparing process has read something again since it was started."""
+        return retries_in(self.folder / RETRIES)
+
+    def progress(self) -> str:
+        """Return how far each training source is."""
+        stream = streams_of(self.plan)["train"]
+        return ", ".join(
+            f"{about['name']}: {short_count(sequence.rows * self.plan['row_tokens'])} tokens are ready"
+            for about, sequence in zip(self.plan["train"]["sequences"], stream.sequences, strict=True)
+        )
+
+    def _go_on_or_raise(self, what: str) -> None:
+        path = self.folder / "failure.json"
+        if path.exists():
+            failure = read_json(path)
+            raise getattr(errors, failure["class"], DataError)(failure["message"])
+        if self.child is None and self.task is not None:
+            self.start(self.task)  # It was another run's child, and ended with that run.
+            return
+        if self.child is None and time.monotonic() - self.opened < START_GRACE_S:
+            return
+        raise DataError(
+            f"{self.folder}: the process that prepares the data ended before {what} was ready; its last words are in log.txt "
+            "there. Run the same command again: preparation goes on where it stopped."
+        )
+
+    def close(self) -> None:
+        """End the child, if there is one; what is sealed stays."""
+        if self.child is not None and self.child.poll() is None:
+            self.child.terminate()
+            self.child.wait()
+
+
+def short_count(count: float) -> str:
+    """Return the count in the unit that shows it: 950, 12.3K, 1.2M, 10.5B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
+            return f"{count / size:,.1f}{unit}"
+    return f"{count:.0f}"
+
+
+# data.keep_shards: token shards that come and go with the reader, for disks that cannot hold a run's data.
+
+
+def note_used(folder: Path, rows: int) -> None:
+    """Say that the first `rows` global rows are used."""
+    write_json(folder / "used.json", {"rows": rows})
+
+
+def used_rows(folder: Path) -> int:
+    path = folder / "used.json"
+    return read_json(path)["rows"] if path.exists() else 0
+
+
+def shard_of(stream: Stream, source: int, k: int) -> tuple[int, int]:
+    """(shard, first k after it) of a source's running row number k."""
+    sequence = stream.sequences[source]
+    row = k if sequence.end is None else k % sequence.rows
+    shard = row // sequence.shard_rows
+    end = (shard + 1) * sequence.shard_rows
+    if sequence.end is not None:
+        end = min(end, sequence.rows)
+    return shard, k - row + end
+
+
+def delete_used(stream: Stream, rows: int, *, keep: int) -> None:
+    """Delete the shards that lie more than `keep` shards behind the first `rows` global rows, in the order of use."""
+    for source, k in enumerate(stream.mixture.used(rows)):
+        sequence = stream.sequences[source]
+        current, _ = shard_of(stream, source, k)
+        count = max(1, len(sequence.seals))
+        if sequence.end is None:
+            behind = list(range(max(0, current - keep)))
+        else:  # In a circle, and what lies just ahead is being made: up to keep + 2, as an epoch's last shard is short.
+            behind = [(current - keep - i) % count for i in range(1, count - 2 * keep - 2)]
+        for number in behind:
+            remove_file(shard_path(sequence.folder, number))

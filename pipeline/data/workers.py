@@ -1,0 +1,388 @@
+"""Processes that encode the blocks of a source ahead of the one that packs them, and a part's share of that work.
+
+The unit of work is a run of blocks of one file (encoded.py): pure, and its result a whole file or none. Where it is computed, in
+which order and how often changes no byte, so a process that is killed costs the run that it was working on.
+"""
+
+import hashlib
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.data.encoded import FOLDER, EncodedBlock, encode_block, encoded_path, read_encoded, write_encoded
+from pipeline.hardware.cpu import usable_cores
+from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
+from pipeline.process.retries import keep_retries_in
+from pipeline.process.storage import remove_file
+from pipeline.sources.raw_rows import seekable_blocks
+
+WORTH_A_PROCESS = 16_000_000  # bytes of files: seconds of encoding, against the two that a process takes to start
+RUN_BLOCKS = 16  # where reading has to begin at the start of a file or a large row group
+ATTEMPTS = 3  # of a run of blocks whose process is killed: then it is the blocks that kill
+
+
+def processes_for(num_proc: int | None, source: Any) -> int:
+    """Return how many processes encode a source; 1: the one that packs does it, in threads."""
+    return num_proc or max(1, min(usable_cores(), sum(file.bytes for file in source.files) // WORTH_A_PROCESS))
+
+
+# The work: what a process needs to know of it, and the encoding of a run of blocks.
+
+
+class Work:
+    """Sources by their folder of shards, each with the settings of its sequence. watchlist: looked for in the text, where given."""
+
+    def __init__(
+        self, sequences: dict[Path, tuple[Any, dict]], tokenizer: Any, *, watchlist: Any | None, retries: Path | None
+    ):
+        self.sequences, self.tokenizer, self.watchlist, self.retries = sequences, tokenizer, watchlist, retries
+
+    @property
+    def watchlist_id(self) -> str | None:
+        return None if self.watchlist is None else self.watchlist.id
+
+    def path(self, folder: Path, file: int, block: int) -> Path:
+        return encoded_path(folder, file, block, self.watchlist_id)
+
+    def encode(self, folder: Path, file: int, first: int, count: int) -> list[int]:
+        """Write up to `count` blocks of a file from one on, unless they are there; return the ids of each, fewer at the file's end."""
+        source, settings = self.sequences[folder]
+        paths = [self.path(folder, file, block) for block in range(first, first + count)]
+        there = [read_encoded(path) for path in paths]
+        if all(there):
+            return [len(encoded.ids) for encoded in there if encoded is not None]
+        made = []
+        for path, block in zip(paths, source.read_file(file, block=first), strict=False):
+            encoded = encode_block(
+                block, source=source, tokenizer=self.tokenizer, settings=settings, num_proc=1, watchlist=self.watchlist
+            )
+            write_encoded(path, encoded)
+            made.append(len(encoded.ids))
+        return made
+
+
+class Engine(Protocol):
+    """Places the work. count: runs of blocks that are worked on at a time."""
+
+    count: int
+
+    def submit(self, folder: Path, file: int, first: int, count: int) -> "Future[list[int]]": ...
+
+    def close(self) -> None: ...
+
+
+def _paths() -> list[str]:
+    """Return where another process finds this program, and what this one was given."""
+    return [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+class Processes:
+    """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was killed."""
+
+    def __init__(self, work: Work, count: int):
+        self.count, self.content = count, pickle.dumps(work)
+        self.threads = ThreadPoolExecutor(count)
+        self.of_thread = threading.local()
+        self.started: list[subprocess.Popen] = []
+        self.closed = False
+
+    def submit(self, *run: Any) -> "Future[list[int]]":
+        return self.threads.submit(self._made, run)
+
+    def _made(self, run: tuple) -> list[int]:
+        for _ in range(ATTEMPTS):
+            if self.closed:
+                break
+            process = getattr(self.of_thread, "process", None) or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                with suppress(BrokenPipeError):  # then there is no answer either
+                    pickle.dump(run, process.stdin)
+                    process.stdin.flush()
+                answer = pickle.load(process.stdout)
+            except (EOFError, pickle.UnpicklingError):
+                self.of_thread.process = None
+                process.wait()
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+        folder, file, first, count = run
+        raise DataError(
+            f"{folder.name}: the process that encodes blocks {first} to {first + count - 1} of file {file} was killed {ATTEMPTS} times, "
+            "probably as the memory is used up. Prepare with fewer processes (data.num_proc); what is sealed is not made again."
+        )
+
+    def _start(self) -> subprocess.Popen:
+        # One thread each, also in libraries that would start one a core in every process.
+        single = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment = {
+            **os.environ,
+            **single,
+            "PYTHONPATH": os.pathsep.join(_paths()),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        environment.pop("TANDEM_STATUS", None)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.data", "--worker"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the process that started them
+        )
+        self.of_thread.process = process
+        self.started.append(process)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(self.content)
+            process.stdin.flush()
+        return process
+
+    def close(self) -> None:
+        self.closed = True
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        for process in self.started:
+            process.kill()
+        self.threads.shutdown()
+        for process in self.started:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+
+
+class RayTasks:
+    """Tasks of the Ray cluster that this machine belongs to, whose nodes see the cache and this program under the same paths."""
+
+    def __init__(self, work: Work):
+        try:
+            import ray
+        except ImportError:
+            raise RecipeError(
+                'data.engine: ray needs the package ray, which is not installed. Run pip install "tandem-llm[ray]".'
+            ) from None
+        single = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(_paths())}
+        try:
+            ray.init("auto", runtime_env={"env_vars": single}, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError:
+            raise ServiceError(
+                "data.engine: ray finds no Ray cluster here. Start one with `ray start --head`, and on the other machines with "
+                "`ray start --address=THIS_MACHINE:6379`."
+            ) from None
+        self.ray, self.count = ray, int(ray.cluster_resources().get("CPU", 1))
+        self.content = ray.put(pickle.dumps(work))
+        # A task whose node is lost is made on another one.
+        self.encode = ray.remote(num_cpus=1, max_retries=ATTEMPTS, scheduling_strategy="SPREAD")(_encoded_by_task)
+
+    def submit(self, *run: Any) -> "Future[list[int]]":
+        future: Future[list[int]] = Future()
+
+        def answered(answer: Future) -> None:
+            error = answer.exception() or answer.result()
+            future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
+
+        self.encode.remote(self.content, run).future().add_done_callback(answered)
+        return future
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+_works: dict[bytes, Work] = {}  # of a process that makes tasks of Ray
+
+
+def _encoded_by_task(content: bytes, run: tuple) -> list[int] | BaseException:
+    digest = hashlib.sha256(content).digest()
+    if digest not in _works:
+        _works.clear()
+        _works[digest] = pickle.loads(content)
+    return _answer(_works[digest], run)
+
+
+def _answer(work: Work, run: tuple) -> list[int] | BaseException:
+    """Return what `Work.encode` returns or raises, as it can be sent to another process."""
+    try:
+        return work.encode(*run)
+    except BaseException as error:
+        answer = of_panic(error) or error
+    if not isinstance(answer, TandemError):
+        answer.add_note("".join(traceback.format_exception(answer)))
+    with suppress(Exception):  # an own format may raise what cannot be sent
+        return pickle.loads(pickle.dumps(answer))
+    return RuntimeError(repr(answer))
+
+
+def serve_work() -> int:
+    """Encode what stdin asks for until it ends, which it does with the process at its other end."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a user's own format may print
+    questions = sys.stdin.buffer
+    work = pickle.load(questions)
+    if work.retries is not None:
+        keep_retries_in(work.retries, anew=False)
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+        while True:
+            pickle.dump(_answer(work, pickle.load(questions)), answers)
+            answers.flush()
+    return 0
+
+
+# The runs of a source in order, and their blocks as they are made.
+
+
+class Runs:
+    """Runs of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which every n-th is given.
+
+    ramp: blocks of a file at which runs reach their length. A run may lie beyond the end of a file of unknown length.
+    """
+
+    def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0, part: tuple[int, int] = (0, 1)):
+        self.source, self.ramp, (self.part, self.parts) = source, ramp, part
+        # Whole files, where there are enough of them: then a part reads, and fetches, no other.
+        self.whole_files = len(source.files) >= 2 * self.parts
+        self.known: int | None = None  # blocks of the file, where reading can begin at any of them
+        self._begin(file, block)
+
+    def _begin(self, file: int, block: int) -> None:
+        while self.whole_files and file % self.parts != self.part:
+            file, block = file + 1, 0
+        self.file, self.first, self.block = file, block, -1  # -1: not opened yet
+
+    @property
+    def is_over(self) -> bool:
+        return self.file >= len(self.source.files)
+
+    @property
+    def next_files(self) -> list[int]:
+        """Return the file that is being given out, and the one after it where there is one."""
+        return list(range(self.file, len(self.source.files), self.parts if self.whole_files else 1))[:2]
+
+    def next(self) -> tuple[int, int, int] | None:
+        """Return the next run; None where the file gives this part no more. The file is there."""
+        if self.block < 0:
+            self.known, self.block = seekable_blocks(self.source.path_of(self.file)), self.first
+            if not self.whole_files:
+                length = 1 if self.known is not None else RUN_BLOCKS
+                self.block = self.first // length * length
+        file, block = self.file, self.block
+        count = RUN_BLOCKS if self.known is None and block >= self.ramp else 1  # the first rows are to come soon
+        self.block += count
+        if self.known is not None and self.block >= self.known:
+            self.end_of(file)
+        return (file, block, count) if self.whole_files or block // count % self.parts == self.part else None
+
+    def end_of(self, file: int) -> None:
+        """Take note that a file has no more blocks."""
+        if self.file == file:
+            self._begin(file + 1, 0)
+
+
+class Ahead:
+    """Encoded blocks of one source in the source's order, while an engine makes the next ones."""
+
+    def __init__(self, engine: Engine, work: Work, folder: Path):
+        self.engine, self.work, self.folder = engine, work, folder
+        self.source = work.sequences[folder][0]
+        self.fetched: dict[int, Future] = {}
+        self.used: list[Path] = []  # blocks that were read and whose rows may not all be sealed
+
+    def read(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
+        """Yield the blocks from that cursor to the end of the last file. Raises what reading and encoding raise."""
+        for number, first, count, answer in self.answers(
+            Runs(self.source, file=file, block=block, ramp=2 * self.engine.count), unless_there=True
+        ):
+            error = answer.exception()
+            paths = self.paths(number, first, count)
+            # What was made before an error comes first, as it does where one process does everything.
+            for index, path in enumerate(paths if error else paths[: len(answer.result())], first):
+                encoded = read_encoded(path)
+                if encoded is None and error:
+                    break
+                if encoded is None:  # damaged or deleted since; it can always be made again
+                    self.work.encode(self.folder, number, index, 1)
+                    encoded = read_encoded(path)
+                assert encoded is not None
+                self.used.append(path)
+                yield encoded
+            if error:
+                raise error
+
+    def paths(self, number: int, first: int, count: int) -> list[Path]:
+        return [self.work.path(self.folder, number, index) for index in range(first, first + count)]
+
+    def answers(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
+        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises.
+
+        unless_there: the engine is not asked for runs whose blocks are there; their answers count no ids.
+        """
+        made: deque[tuple[int, int, int, Future]] = deque()
+        while True:
+            for number, _, count, answer in made:
+                if answer.done() and not answer.exception() and len(answer.result()) < count:
+                    runs.end_of(number)
+            while len(made) < 2 * self.engine.count and not runs.is_over and self._is_here(runs.next_files):
+                run = runs.next()
+                if run is None:
+                    continue
+                there = unless_there and all(path.exists() for path in self.paths(*run))
+                made.append((*run, _answered([0] * run[2]) if there else self.engine.submit(self.folder, *run)))
+            if not made and runs.is_over:
+                return
+            if not made:
+                self.fetched[runs.file].result()
+            elif not made[0][3].done():
+                wait([answer for *_, answer in made if not answer.done()], return_when=FIRST_COMPLETED)
+            else:
+                yield made.popleft()
+
+    def _is_here(self, files: list[int]) -> bool:
+        """Return whether the first of these files is there, as it was verified; all are fetched meanwhile."""
+        for number in files:
+            if number not in self.fetched:
+                future: Future = Future()
+                self.fetched[number] = future
+                fetch = threading.Thread(target=self._fetch, args=(number, future), daemon=True)
+                fetch.start() if self.source.files[number].path is None else fetch.run()
+        first = self.fetched[files[0]]
+        return first.done() and not first.exception()
+
+    def _fetch(self, number: int, future: Future) -> None:
+        try:
+            future.set_result(self.source.path_of(number))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def forget(self) -> None:
+        """Delete the blocks before the current one: a shard was sealed, so preparation goes on at the current one or later."""
+        for path in self.used[:-1]:
+            remove_file(path)
+        self.used = self.used[-1:]
+
+
+def _answered(answer: list[int]) -> "Future[list[int]]":
+    future: Future[list[int]] = Future()
+    future.set_result(answer)
+    return future
+
+
+def has_encoded(folder: Path) -> bool:
+    """Return whether a part of a source was encoded for a folder of shards, or a preparation was killed."""
+    return (folder / FOLDER).is_dir()
+
+
+def remove_encoded(folder: Path) -> None:
+    """Delete the encoded blocks of a folder of shards, which nobody waits for any more."""
+    if has_encoded(folder):
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)

@@ -1,0 +1,280 @@
+"""Preparation by several processes: the same bytes for any number of them, whoever is killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+
+from pipeline.data.preparation import start_preparation, streams_of
+from pipeline.data.prepare import prepare_now, prepare_part
+from pipeline.data.workers import Processes, Runs
+from pipeline.evals.decontamination import Watchlist
+from pipeline.process.errors import DataError, RecipeError
+from pipeline.recipe.schema import Source
+from pipeline.sources.raw_rows import BLOCK_ROWS
+
+ROOT = Path(__file__).parents[2]
+
+
+def texts(count: int, first: int = 0) -> list[str]:
+    return [f"Document {n} says: " + "word after word, " * (n * 7919 % 23) for n in range(first, first + count)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[Path]:
+    """One source in many forms: where reading can begin anywhere, or at the start alone; with bad, empty and blank rows."""
+    folder = tmp_path_factory.mktemp("forms")
+    lines = [json.dumps({"text": text}) for text in texts(3300)]
+    lines[5], lines[1500], lines[2100] = "", '{"text": ""}', '{"text": 7}'
+    (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
+    for name, group in (("b", 500), ("c", 100_000)):
+        table = pyarrow.table({"text": texts(2500, first=10_000 * len(name))})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet", row_group_size=group)
+    (folder / "d.txt").write_text("\n<|endoftext|>\n".join(texts(100, first=50_000)))
+    return sorted(folder.iterdir())
+
+
+def everything(cache: Path) -> dict[str, bytes]:
+    """Shards, seals, ends and states; not who uses them, and what is left of the encoding."""
+    found = {path.relative_to(cache): path for path in sorted((cache / "shards").rglob("*")) if path.is_file()}
+    return {str(name): path.read_bytes() for name, path in found.items() if path.name not in (".lock", "users")}
+
+
+def prepared(bench, **how) -> dict[str, bytes]:
+    recipe = bench.recipe(**{"max_bad_rows": 5, "train": {"num_train_epochs": 1}, "shard_rows": 128, **how})
+    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    return everything(Path(recipe.data.cache_dir))
+
+
+@pytest.mark.parametrize(("packing", "processes"), [("cut_and_fit", 4), ("best_fit_crop", 2), ("sft", 2)])
+def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, processes):
+    if packing == "sft":
+        how = {"stage": "sft", "shard_rows": 16}
+    else:
+        how = {"packing": packing, "sources": [Source(files=[str(path) for path in files])]}
+    expected = prepared(bench, **how, cache="one", num_proc=1)
+    assert len(expected) > 12
+    assert prepared(bench, **how, cache="many", num_proc=processes) == expected
+
+
+def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):
+    watchlist = Watchlist.of({"task": [texts(3000)[n] for n in (20, 1700, 2900)]}).save(tmp_path)
+    found = {}
+    for processes in (1, 2):
+        recipe = bench.recipe(
+            sources=[Source(files=str(files[0]))],
+            max_bad_rows=5,
+            train={"num_train_epochs": 1},
+            shard_rows=256,
+            cache=f"by-{processes}",
+            num_proc=processes,
+        )
+        prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=watchlist)
+        found[processes] = everything(Path(recipe.data.cache_dir))
+    assert found[1] == found[2]
+    seen = [len(content) for name, content in found[1].items() if Path(name).name.startswith("seen-")]
+    assert len(seen) > 3
+    assert len(set(seen)) > 1  # some shards hold an item
+
+
+def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
+    how = {"sources": [Source(files=str(files[1]))], "num_proc": 1, "train": {"num_train_epochs": 1}, "shard_rows": 128}
+    expected = prepared(bench, **how, cache="alone")
+    recipe = bench.recipe(**how, cache="parts")
+    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(2, 2)) == [1]
+    assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2)) == []
+    monkeypatch.setattr(Processes, "submit", None)
+    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    assert everything(Path(recipe.data.cache_dir)) == expected
+
+
+def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, files):
+    how = {"sources": [Source(files=str(path)) for path in files[:2]], "max_bad_rows": 5, "train": {"max_steps": 200}}
+    expected = prepared(bench, **how, cache="before", num_proc=1)
+    recipe = bench.recipe(**{"shard_rows": 128, **how}, cache="ahead", num_proc=2)
+    preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    stream = streams_of(preparation.plan)["train"]
+    preparation.wait_until(lambda: stream.refresh() or stream.missing(8) is None, what="a step")
+    preparation.child.wait(120)
+    assert everything(Path(recipe.data.cache_dir)) == expected
+
+
+def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(bench, tmp_path):
+    path = tmp_path / "broken.json"  # in its last block, which is not the first of a run of blocks
+    path.write_text(json.dumps([{"text": text} for text in texts(6000)])[:-1000])
+    found = {}
+    for processes in (1, 2):
+        how = {"cache": f"by-{processes}", "num_proc": processes, "shard_rows": 32}
+        recipe = bench.recipe(sources=[Source(files=str(path))], train={"num_train_epochs": 1}, **how)
+        good = path.read_bytes()
+        path.write_bytes(json.dumps([{"text": text} for text in texts(6000)]).encode())
+        sources = bench.sources(recipe)
+        path.write_bytes(good)
+        sources[0][0].files[0].bytes, sources[0][0].files[0].mtime_ns = len(good), path.stat().st_mtime_ns
+        with pytest.raises(DataError) as raised:
+            prepare_now(recipe, bench.tokenizer, sources=sources)
+        content = everything(Path(recipe.data.cache_dir))
+        found[processes] = str(raised.value), {k: v for k, v in content.items() if "encoded" not in k}
+    assert found[1] == found[2]
+
+
+def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RecipeError, match=r'pip install "tandem-llm\[ray\]"'):
+        prepared(bench, engine="ray")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True])
+def test_two_nodes_of_ray_make_the_bytes_of_one_process_also_when_one_is_lost(bench, files, monkeypatch, lost):
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    how = {"sources": [Source(files=[str(path) for path in files])]}
+    expected = prepared(bench, **how, cache="one", num_proc=1)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        second = cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        gone = threading.Event()
+
+        def lose() -> None:
+            while not any((bench.folder / "ray").glob("shards/*/encoded*/*")):
+                time.sleep(0.01)
+            cluster.remove_node(second, allow_graceful=False)
+            gone.set()
+
+        if lost:
+            threading.Thread(target=lose, daemon=True).start()
+        assert prepared(bench, **how, cache="ray", engine="ray") == expected
+        assert gone.is_set() == lost  # while blocks were still to be made
+    finally:
+        cluster.shutdown()
+
+
+class Everywhere:
+    """A source of local files as `Runs` sees it."""
+
+    def __init__(self, paths):
+        self.files = paths
+
+    def path_of(self, number):
+        return self.files[number]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+@pytest.mark.parametrize("start", [(0, 0), (1, 2)])
+def test_the_parts_share_every_block_of_every_file_out_once(files, parts, start):
+    blocks = {0: 4, 1: 3, 2: 3, 3: 1}
+    given = []
+    for part in range(parts):
+        runs = Runs(Everywhere(files), file=start[0], block=start[1], part=(part, parts))
+        while not runs.is_over:
+            file = runs.file
+            run = runs.next()
+            if run is not None:
+                given += [(run[0], block) for block in range(run[1], run[1] + run[2])]
+            if runs.block >= blocks[file]:
+                runs.end_of(file)  # as where an answer is short
+    assert len(given) == len(set(given))
+    wanted = {(file, block) for file, count in blocks.items() for block in range(count) if (file, block) >= start}
+    assert wanted <= set(given)
+    assert blocks[0] == -(-3300 // BLOCK_ROWS)
+
+
+# The real command, in processes of its own.
+
+
+@pytest.fixture
+def recipe_file(bench, files, tmp_path) -> Path:
+    bench.tokenizer.save_pretrained(tmp_path / "tokenizer")
+    recipe = {
+        "run": {"directory": str(tmp_path / "runs"), "stage": "pretrain"},
+        "tokenizer": {"path": str(tmp_path / "tokenizer"), "vocab_size": 600},
+        "data": {
+            "sources": [{"files": [str(path) for path in files]}],
+            "validation": [{"files": str(bench.text_files[2])}],
+            "row_tokens": 64,
+            "batch_tokens": 512,
+            "shard_rows": 128,
+            "packing": "concat",
+            "max_bad_rows": 5,
+        },
+        "model": {"n_layer": 2, "n_embd": 32, "n_head": 2},
+        "train": {"num_train_epochs": 1},
+        "evals": {"bpb": {"tokens": 2048, "document_bytes": 4000}},
+    }
+    path = tmp_path / "text.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+def start(recipe_file: Path, cache: Path, *arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.data", str(recipe_file), f"data.cache_dir={cache}", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path):
+    alone = start(recipe_file, tmp_path / "alone", "data.num_proc=1")
+    assert "in " in alone.communicate(timeout=300)[0]
+    parts = [start(recipe_file, tmp_path / "shared", "data.num_proc=1", "--part", f"{k}/2") for k in (1, 2)]
+    said = [part.communicate(timeout=300)[0] for part in parts]
+    assert [part.returncode for part in parts] == [0, 0], said
+    assert sum("The last one" in text for text in said) == 1, said
+    expected = everything(tmp_path / "alone")
+    assert len(expected) > 12
+    assert everything(tmp_path / "shared") == expected
+    assert start(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
+
+
+def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
+    """Prepare by two processes while workers and the process that leads them are killed at random; return how many were."""
+    kills: int = 0
+    leader: subprocess.Popen | None = None
+    while leader is None or leader.poll() != 0:
+        if leader is None or leader.poll() is not None:
+            if leader is not None:
+                said = leader.communicate()[0]  # no more than a pipe holds
+                assert leader.returncode == -signal.SIGKILL or "was killed 3 times" in said, said
+            leader = start(recipe_file, cache, "data.num_proc=2")
+        time.sleep(draw.random() * 0.3)
+        with suppress(psutil.NoSuchProcess):
+            workers = psutil.Process(leader.pid).children()
+            if workers and kills < most:  # without, it still reads the recipe
+                victim = leader.pid if draw.random() < 0.3 else draw.choice(workers).pid
+                if leader.poll() is None:
+                    os.kill(victim, signal.SIGKILL)
+                    kills += 1
+                    time.sleep(draw.random() * 3)
+    return kills
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_whoever_is_killed_the_shards_are_those_of_an_undisturbed_process(recipe_file, tmp_path, kills):
+    assert start(recipe_file, tmp_path / "alone", "data.num_proc=1").communicate(timeout=300)
+    expected, made = everything(tmp_path / "alone"), 0
+    for trial in range(1000):
+        cache = tmp_path / f"killed-{trial}"
+        made += kill_and_go_on(recipe_file, cache, random.Random(trial), most=min(6, kills - made))
+        assert everything(cache) == expected, f"trial {trial}, {made} kills"
+        if made >= kills:
+            break
+    print(f"{made} kills in {trial + 1} preparations: the bytes of an undisturbed one")
