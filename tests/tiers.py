@@ -67,7 +67,6 @@ KEPT = {
     "model/test_kernels_that_skip_blocks.py": (),
     "monitor/test_watched_run.py": (),
     "preflight/test_before_training.py": (),
-    "preflight/test_equal_ranks.py": (),
     "preflight/test_shared.py": (),
     "process/test_other_systems.py": ("test_a_lock_of_filelock_keeps_others_out_and_ends_with_its_process", "test_no_module_imports_one_that_other_systems_lack_without_a_way_around"),
     "recipe/test_sizes_of_transformers.py": ("test_a_mixture_scales_by_the_experts_that_a_token_is_sent_to", "test_parameters_that_are_planned_are_those_that_are_built[qwen3]"),
