@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
     write_forms(folder, *FORMS)
     tokenizer = AutoTokenizer.from_pretrained(folder / "modern")
     (folder / "padded").mkdir()
-    ModelFiles(tokenizer).write(tiny("modern", smear=False), folder / "padded")
+    ModelFiles(tokenizer).write(tiny("modern", smear=False, n_positions=256), folder / "padded")
     given = {
         "models": [*FORMS, "padded"],
         "prompts": [tokenizer(text).input_ids[:24] for text in TEXTS[:20]],
