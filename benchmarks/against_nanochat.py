@@ -6,7 +6,7 @@
 NANOCHAT is a folder with https://github.com/karpathy/nanochat. Its scripts/base_train.py runs as it is, on the rows that our
 run was trained on, fed through the name of its data loader, so that both learn from the same tokens and neither is timed
 while it tokenizes. Both get the same warm-up: our default is shorter in runs under 200 steps. Each seed is a pair of runs,
-ours first and then the other one first. Compared: tokens/s (medians over the last four fifths of the steps, as each tells
+ours first and then the other one first. Compared: tokens/s (medians over the last four fifths of the steps, as each prints
 them), the loss step by step, and bits per byte of the validation text, both by `python -m pipeline.evals`; at equal steps,
 and ours also after a run of as many steps as it makes in the peer's time. Needs what nanochat imports: tiktoken, filelock,
 requests, jinja2.
@@ -61,9 +61,9 @@ def main() -> None:
         results = [pair(options, Path(folder), seed) for seed in range(options.pairs)]
     speeds = [(r["ours_step_s"], r["peer_step_s"]) for r in results]
     summary = {"tokens_per_s_ratio": 1 / compared(speeds)["ratio"]}
-    for told in ("ours_bpb", "peer_bpb", "ours_bpb_in_equal_time"):
-        if all(told in r for r in results):
-            summary[told] = statistics.mean(r[told] for r in results)
+    for name in ("ours_bpb", "peer_bpb", "ours_bpb_in_equal_time"):
+        if all(name in r for r in results):
+            summary[name] = statistics.mean(r[name] for r in results)
     show(options, [*results, {"seed": "all", **summary}])
 
 
@@ -80,8 +80,8 @@ def pair(options: argparse.Namespace, folder: Path, seed: int) -> dict:
     log = start_peer(options, base, rows)
     if not ours.exists():
         start(options, folder, recipe(options, folder, name, seed), folder / f"{name}.npz")
-    told = [json.loads(line) for line in (ours / "metrics.jsonl").read_text().splitlines()]
-    own = {row["step"]: row for row in told if "train/loss" in row}
+    rows = [json.loads(line) for line in (ours / "metrics.jsonl").read_text().splitlines()]
+    own = {row["step"]: row for row in rows if "train/loss" in row}
     peers = {int(step) + 1: (float(loss), float(ms) / 1e3) for step, loss, ms in STEP.findall(log)}
     late = [step for step in own if step > options.steps / 5 and step in peers]
     model = from_peer(base, ours / "model", folder / f"peer_model{seed}", options.depth)
@@ -248,8 +248,8 @@ def from_peer(base: Path, ours: Path, folder: Path, depth: int) -> Path:
 def score(options: argparse.Namespace, model: Path) -> float:
     command = [sys.executable, "-m", "pipeline.evals", str(model), "bpb", "--text", options.validation]
     command += ["--window", str(options.row_tokens)]
-    told = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, env=environment(options))
-    return float(re.search(r"text/bpb_documents\s+([\d.]+)", told.stdout)[1])  # type: ignore[index]
+    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, env=environment(options))
+    return float(re.search(r"text/bpb_documents\s+([\d.]+)", done.stdout)[1])  # type: ignore[index]
 
 
 if __name__ == "__main__":

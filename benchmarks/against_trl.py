@@ -128,12 +128,12 @@ def speeds(seconds: list[float], targets: list[int], losses: list[float]) -> dic
 
 def trl(options: argparse.Namespace, start: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        run(options, [__file__, *sys.argv[1:], "--role", str(start), str(told)])
-        return json.loads(told.read_text())
+        result = Path(folder) / "result.json"
+        run(options, [__file__, *sys.argv[1:], "--role", str(start), str(result)])
+        return json.loads(result.read_text())
 
 
-def train_with_trl(options: argparse.Namespace, start: Path, told: Path) -> None:
+def train_with_trl(options: argparse.Namespace, start: Path, result: Path) -> None:
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer
@@ -143,7 +143,7 @@ def train_with_trl(options: argparse.Namespace, start: Path, told: Path) -> None
     data = load_dataset("json", data_files=options.chat, split="train").select_columns(["messages"])
     tokenizer = AutoTokenizer.from_pretrained(start)
     args = SFTConfig(
-        output_dir=str(told.parent),
+        output_dir=str(result.parent),
         max_length=options.row_tokens,
         packing=True,
         assistant_only_loss=True,
@@ -181,7 +181,7 @@ def train_with_trl(options: argparse.Namespace, start: Path, told: Path) -> None
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     each = options.rows // options.trl_rows
     of_steps = [sum(targets[i : i + each]) for i in range(each, each * len(ends), each)]
-    told.write_text(json.dumps(speeds(seconds, of_steps, losses[1:])))
+    result.write_text(json.dumps(speeds(seconds, of_steps, losses[1:])))
 
 
 if __name__ == "__main__":

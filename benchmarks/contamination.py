@@ -4,7 +4,7 @@
 
 items: a zip with .jsonl files, one task each; an item's text is all the strings of its row, so more than what is looked
 for in a real run. Both ways write the same shards to an empty cache, in turns. cpu: the processor's seconds of this
-process; wall: on an otherwise idle machine what the user waits. Reading the watch-list, once a run, is told apart
+process; wall: on an otherwise idle machine what the user waits. Reading the watch-list, once a run, is listed apart
 (read_cpu_s) and not in the ratio. The goal is at most 1.05.
 """
 

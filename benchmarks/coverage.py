@@ -95,7 +95,7 @@ def seeds(draws: int) -> tuple[list[str], list[list[str]]]:
             rng, quiet = np.random.default_rng(0), 0
             for _ in range(draws):
                 tables = [verdict(rng.normal(1, 0.002, one), rng.normal(1, 0.002 * spread, other), comparisons=comparisons) for _ in range(comparisons)]  # fmt: skip
-                quiet += not any("more than seed noise" in told for told in tables)
+                quiet += not any("more than seed noise" in line for line in tables)
             found.append(of_100(quiet / draws))
         rows.append([f"{one} and {other}", f"{comparisons}", found[0], found[1] if len(found) > 1 else "-"])
     return ["runs", "comparisons in the table", "no false call", "no false call, second spread twice the first"], rows
@@ -133,7 +133,7 @@ def ladder(floor: float, exponent: float, noise: float, *, sizes: int, draws: in
         for n, times in enumerate(TIMES):
             further = x[-1] * times
             y = law_at(further, floor, exponent) * math.exp(rng.normal(0, noise))
-            held[n] += 0.025 <= law.chance_below(y, further) <= 0.975
+            held[n] += 0.025 <= law._chance_below(math.log(y), *law._further_run(further)) <= 0.975
             if draw < measured:
                 middle, low, high = law.predict(further)
                 widths[n] += (high - low) / 2 / middle / measured

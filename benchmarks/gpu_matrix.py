@@ -118,14 +118,14 @@ def cell(options: argparse.Namespace, depth: int, own: list[str], *, limit_s: fl
     given = [*overrides(options, depth), *own]
     process = subprocess.Popen([*command, *given], **pipes, cwd=ROOT)
     try:
-        told, errors = process.communicate(timeout=limit_s)
+        output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return {"outcome": f"no end within {limit_s:.0f} s"}
     if process.returncode:
         return {"outcome": reason(errors)}
-    found = json.loads(told.splitlines()[-1])["results"][0]
+    found = json.loads(output.splitlines()[-1])["results"][0]
     return {name.removeprefix("perf/"): value for name, value in found.items()} | {"outcome": "ran"}
 
 
@@ -133,8 +133,8 @@ def reason(errors: str) -> str:
     """Why a process ended, from its traceback."""
     if "OutOfMemoryError" in errors or "out of memory" in errors:
         return "out of memory"
-    told = [line for line in errors.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
-    return (told or errors.splitlines() or ["no word"])[-1]
+    raised = [line for line in errors.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (raised or errors.splitlines() or ["no word"])[-1]
 
 
 def peer(options: argparse.Namespace, depth: int) -> dict:

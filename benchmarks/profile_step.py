@@ -3,7 +3,7 @@
     python benchmarks/profile_step.py [--recipe recipes/quickstart_pretrain.yaml] [--steps 10] [--warm-up 5] [--top 15] [section.key=value ...]
 
 Runs the pretraining entry in this process, with its callbacks and guards, and torch.profiler over so many steps after the
-first ones. Everything is told per step. wall: with the profiler's own cost, so no figure of speed. between steps: from the
+first ones. Everything is given per step. wall: with the profiler's own cost, so no figure of speed. between steps: from the
 end of the update to the first forward pass of the next step, when the device has nothing new to do. device busy: all
 kernels' time. The second block counts what makes the host wait or copies memory; then the operators by their own time, on
 the device where there is one. --trace FILE writes the timeline for chrome://tracing or ui.perfetto.dev.

@@ -74,8 +74,10 @@ def rows(metrics: Path, process: psutil.Popen) -> Iterator[dict]:
     ends = time.monotonic() + LIMIT_S
     while time.monotonic() < ends and process.poll() is None:
         if metrics.exists():
-            told = (json.loads(line) for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n"))
-            yield from (row for row in told if "train/loss" in row)
+            written = (
+                json.loads(line) for line in metrics.read_text().splitlines(keepends=True) if line.endswith("\n")
+            )
+            yield from (row for row in written if "train/loss" in row)
         time.sleep(0.01)
     sys.exit(f"{metrics}: no step was made; what was started says why above.")
 

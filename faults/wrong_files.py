@@ -1,7 +1,7 @@
 """Every way in which a data file was found wrong: as jsonl, JSON array, csv, parquet or arrow, text and conversations, and
 what must be said of it.
 
-`wrong_files()` gives the cases. A case is told when the message names the
+`wrong_files()` gives the cases. A case is reported when the message names the
 file (and the row, where one row is wrong) with the reason.
 """
 

@@ -1,6 +1,6 @@
-"""`python -m faults.wrong_inputs`: how many of the wrong recipes and wrong data files are told, and where.
+"""`python -m faults.wrong_inputs`: how many of the wrong recipes and wrong data files are reported, and where.
 
-A recipe is told with `recipe.yaml:LINE`, status 64 and the reason; a file with its name, the wrong row and the reason, and
+A recipe is reported with `recipe.yaml:LINE`, status 64 and the reason; a file with its name, the wrong row and the reason, and
 without a row of nothing.
 """
 
@@ -25,13 +25,13 @@ from tests.sources.dataset_hub import HubServer
 ROOT = Path(__file__).parents[1]
 
 
-def recipe_is_told(content: bytes, expected: list[str], folder: Path, *overrides: str) -> bool:
+def recipe_is_reported(content: bytes, expected: list[str], folder: Path, *overrides: str) -> bool:
     (folder / "recipe.yaml").write_bytes(content)
     try:
         read_recipe(["recipe.yaml", *overrides])
     except RecipeError as error:
-        told = str(error)
-        return told.startswith(("recipe.yaml:", "command line: ")) and all(part in told for part in expected)
+        message = str(error)
+        return message.startswith(("recipe.yaml:", "command line: ")) and all(part in message for part in expected)
     return False
 
 
@@ -56,9 +56,12 @@ def among_good_ones(case: WrongFile) -> dict[str, bytes]:
     return {**good, case.file: case.content}
 
 
-def is_told(case: WrongFile, told: str) -> bool:
+def is_reported(case: WrongFile, message: str) -> bool:
     return (
-        f"{case.file}{case.row}" in told and case.said in told and "-good.jsonl" not in told and "Traceback" not in told
+        f"{case.file}{case.row}" in message
+        and case.said in message
+        and "-good.jsonl" not in message
+        and "Traceback" not in message
     )
 
 
@@ -72,22 +75,22 @@ for number, kind in enumerate(json.loads(sys.stdin.read())):
     recipe.data.cache_dir = sys.argv[1]
     recipe.data.sources = [Source(id=f"faults/case-{number}", files="*")]  # Of several formats `datasets` reads one alone.
     recipe.data.max_bad_rows = 200
-    told, items, when = [], [], "start"
+    message, items, when = [], [], "start"
     try:
         train, validation = open_sources(recipe, kind=kind)
         when = "reading"
         for source in train + validation:
             for block in source.read():
-                told += block.bad_rows
+                message += block.bad_rows
                 items += [item.text if kind == "text" else item.messages for item in block.items]
     except TandemError as error:
-        told.append(str(error))
-    print(json.dumps([when, told, sum(not str(item).strip() for item in items)]))
+        message.append(str(error))
+    print(json.dumps([when, message, sum(not str(item).strip() for item in items)]))
 """
 
 
 def stream(cases: list[WrongFile], folder: Path) -> list[tuple[str, str, int]]:
-    """Of each case, laid into a dataset of a Hub on this machine: told at the start or when reading, what, items of nothing."""
+    """Of each case, laid into a dataset of a Hub on this machine: reported at the start or when reading, what, items of nothing."""
     server = HubServer()
     for number, case in enumerate(cases):
         server.others[f"faults/case-{number}"] = among_good_ones(case)
@@ -104,45 +107,45 @@ def stream(cases: list[WrongFile], folder: Path) -> list[tuple[str, str, int]]:
     server.shutdown()
     server.server_close()
     assert done.returncode == 0, done.stderr[-3000:]
-    return [(when, "\n".join(told), nothing) for when, told, nothing in map(json.loads, done.stdout.splitlines())]
+    return [(when, "\n".join(message), nothing) for when, message, nothing in map(json.loads, done.stdout.splitlines())]
 
 
-def file_is_told(case: WrongFile, folder: Path) -> bool:
+def file_is_reported(case: WrongFile, folder: Path) -> bool:
     lay(case, folder)
     try:
         sources(folder, case.kind)
     except TandemError as error:
-        return is_told(case, str(error))
+        return is_reported(case, str(error))
     return False
 
 
 def figures(folder: Path) -> Iterator[dict]:
-    """A row for each matrix: what, told, of, seconds. The working folder is `folder` meanwhile."""
+    """A row for each matrix: what, reported, of, seconds. The working folder is `folder` meanwhile."""
     cases = list(wrong_files())
 
     def row(what: str, outcomes: Iterator[bool]) -> dict:
         started, made = time.monotonic(), list(outcomes)
-        return {"what": what, "told": sum(made), "of": len(made), "seconds": round(time.monotonic() - started, 1)}
+        return {"what": what, "reported": sum(made), "of": len(made), "seconds": round(time.monotonic() - started, 1)}
 
     recipes = [(text.encode(), expected) for text, expected in WRONG.values()]
     recipes += [(content, [expected]) for content, expected in WRONG_BYTES.values()]
     back = os.getcwd()
     os.chdir(folder)
     try:
-        yield row("wrong recipes", (recipe_is_told(content, expected, folder) for content, expected in recipes))
+        yield row("wrong recipes", (recipe_is_reported(content, expected, folder) for content, expected in recipes))
         given = ((GOOD.encode(), [expected], folder, override) for override, expected in OVERRIDES)
-        yield row("wrong overrides", (recipe_is_told(*arguments) for arguments in given))
+        yield row("wrong overrides", (recipe_is_reported(*arguments) for arguments in given))
         for ending in ("jsonl", "json", "csv", "parquet", "arrow"):
             some = [case for case in cases if case.file.split(".")[1] == ending]
-            yield row(f"wrong {ending} files", (file_is_told(case, folder / "files" / case.id) for case in some))
+            yield row(f"wrong {ending} files", (file_is_reported(case, folder / "files" / case.id) for case in some))
         yield row("wrong files streamed from a Hub", _streamed(cases, folder / "streamed"))
     finally:
         os.chdir(back)
 
 
 def _streamed(cases: list[WrongFile], folder: Path) -> Iterator[bool]:
-    for case, (_, told, nothing) in zip(cases, stream(cases, folder), strict=True):
-        yield is_told(case, told) and not nothing
+    for case, (_, message, nothing) in zip(cases, stream(cases, folder), strict=True):
+        yield is_reported(case, message) and not nothing
 
 
 def main() -> int:
@@ -150,8 +153,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = list(figures(Path(folder)))
     for found in rows:
-        print(f"{found['what']}: {found['told']} of {found['of']} told, {found['seconds']} s")
-    return int(any(found["told"] != found["of"] for found in rows))
+        print(f"{found['what']}: {found['reported']} of {found['of']} reported, {found['seconds']} s")
+    return int(any(found["reported"] != found["of"] for found in rows))
 
 
 if __name__ == "__main__":

@@ -43,11 +43,11 @@ def trial(lab: Lab, key: str) -> dict:
             return {"ok": True, "wrong": [], "damage": damage, "cells": 0, "real": False}  # equal in both checkpoints
         tried += 1
         found, notes = RunDirectory(run).newest_checkpoint()
-        told = "\n".join(notes)
+        printed = "\n".join(notes)
         if found is None or found.name != f"checkpoint-{_expected(damage)}":
             wrong.append(f"{how}: {found} was taken")
-        elif file not in told or f"checkpoint-{NEWEST}" not in told:
-            wrong.append(f"{how}: the note does not name checkpoint and file: {told}")
+        elif file not in printed or f"checkpoint-{NEWEST}" not in printed:
+            wrong.append(f"{how}: the note does not name checkpoint and file: {printed}")
         elif damage != "extra" and not (run / "quarantine" / f"checkpoint-{NEWEST}").is_dir():
             wrong.append(f"{how}: not moved to quarantine")
     real = is_cold(trials, lab, key)

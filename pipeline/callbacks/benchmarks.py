@@ -112,7 +112,7 @@ class Benchmarks(StepCallback):
                 return
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
-        """Every rank calls it. A failure is told and recorded; EvaluationInterrupted goes on to the trainer."""
+        """Every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
         if trainer.is_sharded:  # each forward needs every rank: all of them score everything

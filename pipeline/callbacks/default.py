@@ -1,6 +1,5 @@
 """The callbacks of a run, in the order in which they act."""
 
-import dataclasses
 import os
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.callbacks.trackers import TensorBoard, TrackioRun, WandbRun
+from pipeline.callbacks.trackers import trackers_of
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
 from pipeline.process.user_code import guarded, import_attribute
@@ -30,21 +29,7 @@ def add_callbacks(
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
     batch_tokens = trainer.meter.batch_tokens
-    trackers: list[Any] = []
-    if "tensorboard" in recipe.monitor.trackers:
-        trackers.append(TensorBoard(run.tensorboard, start_step=start_step))
-    if "wandb" in recipe.monitor.trackers:
-        trackers.append(
-            WandbRun(
-                run,
-                project=recipe.monitor.project,
-                config=dataclasses.asdict(recipe),
-                notes=recipe.run.note,
-                tags=recipe.run.tags,
-                attempt=attempt,
-                batch_tokens=batch_tokens,
-            )
-        )
+    trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, batch_tokens=batch_tokens)
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
@@ -60,7 +45,6 @@ def add_callbacks(
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
-        *([TrackioRun(run)] if "trackio" in recipe.monitor.trackers else []),  # reads the files of the run itself
         Samples(
             run,
             complete=partial(
@@ -81,7 +65,7 @@ def add_callbacks(
             attempt=attempt,
             batch_tokens=batch_tokens,
             meter=trainer.meter,
-            writers=trackers,
+            writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),
         *own_callbacks(recipe),
         *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),

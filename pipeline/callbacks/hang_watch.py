@@ -59,7 +59,7 @@ class Stacks:
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
     def places(self) -> dict[int, dict[str, Any]]:
-        """Return what ranks have told, by rank."""
+        """Return what ranks have reported, by rank."""
         places = []
         with suppress(OSError):  # of a disk that is away: asked again in a second
             places = [read_json(path) for path in self.folder.glob("rank-*.json")]
@@ -87,7 +87,7 @@ COMPILING_S = 1800.0
 
 
 class HangWatch(TrainerCallback):
-    """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have told.
+    """A thread on every rank that looks once a second for progress, for lost ranks and for what other ranks have reported.
 
     It watches from the first step to the end of the last checkpoint. What comes before has waits of its own: preparation
     says every 10 s what it waits for and notices the end of its process, and collectives have train.ddp_timeout.

@@ -1,5 +1,6 @@
 """TensorBoard, Weights & Biases and Trackio."""
 
+import dataclasses
 import html
 import os
 import queue
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from transformers import TrainerCallback
 
 from pipeline.metrics import metric_of
 from pipeline.process.secrets import known_secrets, redact_output
+from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 
 TRACKIO_WRITER = Path(__file__).with_name("trackio_writer.py")  # a process of its own
 
-# TensorBoard under the same names as metrics.jsonl; what fails in it is told once and never stops a run.
+# TensorBoard under the same names as metrics.jsonl; what fails in it is reported once and never stops a run.
 
 
 class TensorBoard(TrainerCallback):
@@ -33,7 +35,7 @@ class TensorBoard(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            with self._told_once():
+            with self._warn_once():
                 from torch.utils.tensorboard import SummaryWriter
 
                 self.writer = SummaryWriter(str(self.folder), purge_step=self.start_step + 1 if self.start_step else 0)
@@ -48,7 +50,7 @@ class TensorBoard(TrainerCallback):
                 Summary.Value(tag=name, simple_value=float(value), metadata=self._metadata(name))
                 for name, value in numbers.items()
             ]
-            with self._told_once():
+            with self._warn_once():
                 self.writer.file_writer.add_summary(Summary(value=values), state.global_step)
 
     def _metadata(self, name: str) -> Any:
@@ -76,19 +78,19 @@ class TensorBoard(TrainerCallback):
                 tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in (len(cells) // 2, 2)]),
             )
             metadata = create_summary_metadata(display_name="samples", description="")
-            with self._told_once():
+            with self._warn_once():
                 self.writer.file_writer.add_summary(
                     Summary(value=[Summary.Value(tag="samples", metadata=metadata, tensor=table)]), step
                 )
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.writer is not None:
-            with self._told_once():
+            with self._warn_once():
                 self.writer.close()
             self.writer = None
 
     @contextmanager
-    def _told_once(self) -> Iterator[None]:
+    def _warn_once(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # of its files, of its packages: none of them is worth a training run
@@ -281,3 +283,23 @@ class TrackioRun(TrainerCallback):
             f"write them all to Trackio with: python -m pipeline.callbacks.trackio_writer {self.run.path}",
             flush=True,
         )
+
+
+def trackers_of(
+    recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, batch_tokens: int
+) -> list[TrainerCallback]:
+    """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the samples too."""
+    make: dict[str, Callable[[], TrainerCallback]] = {
+        "tensorboard": lambda: TensorBoard(run.tensorboard, start_step=start_step),
+        "wandb": lambda: WandbRun(
+            run,
+            project=recipe.monitor.project,
+            config=dataclasses.asdict(recipe),
+            notes=recipe.run.note,
+            tags=recipe.run.tags,
+            attempt=attempt,
+            batch_tokens=batch_tokens,
+        ),
+        "trackio": lambda: TrackioRun(run),  # reads the files of the run itself
+    }
+    return [make[name]() for name in make if name in recipe.monitor.trackers]

@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
         run.trackio.mkdir(exist_ok=True)
         with take_lock(run.trackio, wait_s=WAIT_S):
             copy(run, ended=input_ended if follow else lambda: True)
-    except Exception as error:  # whatever it is: the training tells it, and goes on
+    except Exception as error:  # whatever it is: the training prints it, and goes on
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

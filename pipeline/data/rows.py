@@ -211,6 +211,7 @@ class TrainingRows:
                 "Raise train.num_train_epochs, or the epochs of the sources."
             )
         if not rows.total_rows():
+            rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
         if rows.total_rows() < rows.rows_per_step:
             raise DataError(
@@ -240,7 +241,7 @@ class TrainingRows:
             stream.refresh()
             return stream.undecided() is None
 
-        self.preparation.wait_until(known, what="the number of rows")
+        self.preparation.wait_until(known, what="all rows, as a run in epochs is as long as they are")
 
     def _wait_for(self, steps: int) -> None:
         """Wait until the first `steps` steps are sealed."""

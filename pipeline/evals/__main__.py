@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
     arguments = read_arguments(argv)
     subject = find_subject(arguments.model, trust_code=arguments.trust_code)
     asked = Asked(arguments, subject)
-    asked.open_inputs()  # before the model: what is wrong with them is told at once
+    asked.open_inputs()  # before the model: what is wrong with them is reported at once
 
     from pipeline.evals.results import entry_of
     from pipeline.evals.subject import load

@@ -68,7 +68,7 @@ def bits_per_byte(
     # MPS has no fp64.
     sums_device = torch.device("cpu") if device.type == "mps" else device
     lengths_V = None if byte_lengths_V is None else torch.as_tensor(byte_lengths_V, device=device).long()
-    # S sources, one when they are not told apart.
+    # S sources, one when they are not separated.
     nats_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.float64, device=sums_device)  # of text, of every target
     counts_S2 = torch.zeros(max(sources, 1), 2, dtype=torch.int64, device=sums_device)  # bytes, targets
     number_S1 = torch.arange(max(sources, 1), device=sums_device)[:, None]

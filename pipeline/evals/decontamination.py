@@ -426,7 +426,7 @@ class Seen:
 def flags_of(findings: dict[str, Any], task: str, texts: list[str]) -> list[bool | None] | None:
     """Return what `findings` tell of a task's items; None when the run looked for other items, not for the task, or at no shard."""
     found = findings["tasks"].get(task)
-    if found is None or "shards" not in found:  # as it was written before tasks told of their own search
+    if found is None or "shards" not in found:  # as it was written before tasks recorded their own search
         return None
     if found["unchecked"] == found["shards"] or found["digest"] != items_digest(texts):
         return None

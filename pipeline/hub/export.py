@@ -43,7 +43,7 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
     loaded = loaded.eval()
     taken = {**_batch(loaded.config, lengths=(7, 12)), "use_cache": False}
     try:
-        with redirect_stdout(sys.stderr):  # torch tells its stages; standard output is for what was written
+        with redirect_stdout(sys.stderr):  # torch prints its stages; standard output is for what was written
             exported = exporter.export(loaded, taken, config=OnnxConfig(dynamic=True))
     except Exception as error:  # whatever tracing another architecture ends in
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

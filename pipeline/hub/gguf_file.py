@@ -101,7 +101,7 @@ def why_not_computed(config: dict[str, Any]) -> list[str]:
     """Return what of the config llama.cpp has not; [] when it computes the same."""
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
-        return [f"the model is written as {kind}, and of ours llama.cpp computes {', '.join(ARCHITECTURES)} only"]
+        return [f"the model is written as {kind}, and GGUF is written here of {', '.join(ARCHITECTURES)} only"]
     reasons = [
         f"{name} is {config[name]} and there it is always {value}"
         for name, value in ARCHITECTURES[kind].fixed.items()

@@ -36,6 +36,7 @@ samples:
   prompts: ["Who are you?"]       # asked after each evaluation
 """
 SCORINGS = 5  # of a run that is shorter than so many times the shipped recipe's train.eval_steps
+FEW_STEPS = 10
 LEAST_STEPS = 5  # between two of them: a scoring and a checkpoint cost more than some steps of a small model
 
 
@@ -55,17 +56,19 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
 def train_lines(source: dict[str, Any], *, stage: str) -> str:
     """Return the section `train`: the passes of the shipped recipe, and for a short run when it is scored and saved."""
     recipe = read_recipe([OWN_RECIPES[stage], f"data.sources={json.dumps([source])}"], stage=stage)  # type: ignore[arg-type]
-    keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", "passes over your data")}
+    import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
+
     try:
         steps = None if "id" in source else about_length(resolve_start(recipe))[0]  # nothing is fetched for a comment
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
+    passes = "passes over your data"
+    if steps is not None:
+        passes += f", about {steps:,} steps" + "; so few teach little: take more passes" * (steps < FEW_STEPS)
+    keys = {"num_train_epochs": (f"{recipe.train['num_train_epochs']:g}", passes)}
     if steps is not None and steps < SCORINGS * recipe.train["eval_steps"]:
         every = str(max(LEAST_STEPS, steps // SCORINGS))
-        keys["eval_steps"] = (
-            every,
-            f"steps between two scorings of what is held out; these passes are about {steps:,} steps",
-        )
+        keys["eval_steps"] = (every, "steps between two scorings of what is held out")
         keys["save_steps"] = (every, "steps between two checkpoints, from which a stopped run goes on")
     lines = (f"{f'  {key}: {value}':<34}# {meaning}\n" for key, (value, meaning) in keys.items())
     return "train:\n" + "".join(lines)

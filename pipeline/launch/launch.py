@@ -8,6 +8,7 @@ and message come from the file that the ranks find in $TANDEM_STATUS (line 1: st
 
 In the environment: NPROC, processes of this machine. MAX_RESTARTS, how often a run that crashed is started again.
 NNODES, NODE_RANK, MASTER_ADDR (and MASTER_PORT): several machines, each of which runs this with its own NODE_RANK.
+RDZV_TIMEOUT, seconds that they wait for each other before a start (launch/hosts.py).
 """
 
 import ctypes
@@ -15,10 +16,11 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -30,12 +32,16 @@ if not __package__:  # started as a file
     sys.path[0] = str(ROOT)
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
+from pipeline.launch.hosts import ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
+from pipeline.process.errors import HangError  # noqa: E402
+from pipeline.process.storage import write_json  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
 from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
 from pipeline.run_dir.rows import read_rows  # noqa: E402
 from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: E402
 
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+PORT = "--main_process_port"
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
 # What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
@@ -74,24 +80,31 @@ def number(environ: Mapping[str, str], name: str, default: int, *, least: int) -
     return int(text)
 
 
-def machines(environ: Mapping[str, str]) -> list[str]:
-    """Return the launcher's arguments for several machines, none for one. Raises ValueError with a sentence for the user."""
+def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
+    """Return the hosts of the job, None of a single one. Raises ValueError with a sentence for the user."""
     nodes = number(environ, "NNODES", 1, least=1)
     if nodes == 1:
-        return []
+        return None
     if "NODE_RANK" not in environ or "MASTER_ADDR" not in environ:
         raise ValueError(
             f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (the first one's name)."
         )
-    rank = number(environ, "NODE_RANK", 0, least=0)
-    return [
-        *("--num_machines", str(nodes), "--machine_rank", str(rank), "--main_process_ip", environ["MASTER_ADDR"]),
-        *("--main_process_port", environ.get("MASTER_PORT", "29500")),
-    ]
+    return Hosts(
+        nodes=nodes,
+        node=number(environ, "NODE_RANK", 0, least=0),
+        address=environ["MASTER_ADDR"],
+        port=number(environ, "MASTER_PORT", 29500, least=1),
+        limit_s=number(environ, "RDZV_TIMEOUT", 600, least=1),
+        report=report,
+    )
 
 
-def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, nodes: list[str]) -> list[str]:
-    """processes: those of all machines; nodes: what `machines` gives."""
+def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, hosts: Hosts | None) -> list[str]:
+    """processes: those of all machines."""
+    nodes = []
+    if hosts:
+        nodes = ["--num_machines", str(hosts.nodes), "--machine_rank", str(hosts.node)]
+        nodes += ["--main_process_ip", hosts.address, PORT, "0"]
     launcher = [sys.executable, str(Path(__file__).with_name("launcher.py"))]
     launcher += ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", str(processes), *nodes]
     launcher += ["--num_cpu_threads_per_process", "1"]  # only to be asked nothing: the entries share out the cores
@@ -125,22 +138,36 @@ class Supervisor:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
-    def wait(self) -> int:
-        """Return the launcher's exit status, once it and all ranks are gone."""
+    def wait(self, *, in_vain: Callable[[], bool] = lambda: False) -> int | None:
+        """Return the launcher's exit status, once it and all ranks are gone; None when they had to be killed.
+
+        in_vain: whether they wait for a host that has failed. They have GRACE_S to find that out by themselves.
+        """
+        ends, killed = None, False
         while True:
             try:
                 status = self.launcher.wait(timeout=0.1 if len(self.ranks) < self.processes else 1.0)
                 break
             except psutil.TimeoutExpired:
                 self.find_ranks()
+            if in_vain():
+                ends = ends or time.monotonic() + GRACE_S
+                killed = time.monotonic() > ends
+            for process in [self.launcher, *self.ranks] if killed else []:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         psutil.wait_procs(self.ranks)
-        return status
+        return None if killed else status
+
+
+# Loaded before a fork: a thread may hold the loader's lock.
+LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_parent() -> None:
     """SIGTERM for the launcher when this script is killed: its ranks then save and end, instead of training on unseen."""
     pr_set_pdeathsig = 1  # linux/prctl.h
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+    LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def report(message: str) -> None:
@@ -196,28 +223,72 @@ def worth_another_start(status: int, status_file: Path, *, left: int) -> str | N
     return f"status {status}, but the run came from step {steps[0]} to checkpoint-{steps[1]}: starting it again"
 
 
-def run(command: list[str], environ: dict[str, str], *, processes: int, restarts: int) -> int:
+def run(
+    command: list[str], environ: dict[str, str], *, processes: int, restarts: int, hosts: Hosts | None = None
+) -> int:
     """Return the status of the last start."""
     signals: list[int] = []
     for left in range(restarts, -1, -1):
         with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
             status_file = Path(folder) / "status"
+            if hosts:
+                try:
+                    command = at_port(command, meet(hosts, signals))
+                except HangError as error:
+                    report(f"error: {error}")
+                    return error.status
+                if signals:
+                    break
             supervisor = Supervisor(
                 command, {**environ, "TANDEM_STATUS": str(status_file)}, processes=processes, signals=signals
             )
-            launcher_status = supervisor.wait()
-            status, message = final_status(status_file, launcher_status, signals)
+            launcher_status = supervisor.wait(in_vain=hosts.failed if hosts else lambda: False)
+            if launcher_status is None:
+                status, message = LOST, "ended, since another host had failed"
+            else:
+                status, message = final_status(status_file, launcher_status, signals)
             # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of several
             # ranks the launcher's own report has pushed it away.
-            if message and (processes > 1 or not status_file.exists() or launcher_status == LOST):
+            told = not (processes > 1 or not status_file.exists() or launcher_status == LOST)
+            if hosts:
+                end = hosts.agree(End(status, message, killed=launcher_status == LOST))
+                told = told and end.message == message
+                if status in UNCLEAR and end.killed:
+                    record_failure(status_file, end)
+                status, message = end.status, end.message
+            if message and not told:
                 report(message)
-            again = None if signals else worth_another_start(status, status_file, left=left)
+
+            def decide(status: int = status, file: Path = status_file, left: int = left) -> str | None:
+                return None if signals else worth_another_start(status, file, left=left)
+
+            again = decide() if not hosts or status in ASKED else hosts.start_again(decide)
             if signals and again is not None:  # while it waited for a killed run's last checkpoint
-                return 130 if signals[0] == signal.SIGINT else 75
+                break
             if again is None:
                 return status
             report(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})")
-    raise AssertionError("the last start is never worth another one")
+    return 130 if signals and signals[0] == signal.SIGINT else 75
+
+
+def meet(hosts: Hosts, signals: list[int]) -> int | None:
+    for number in FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: signals.append(number))
+    return hosts.meet(signals)
+
+
+def at_port(command: list[str], port: int | None) -> list[str]:
+    at = command.index(PORT) + 1
+    return [*command[:at], str(port), *command[at + 1 :]]
+
+
+def record_failure(status_file: Path, end: End) -> None:
+    """Write what ended the job over what a rank of this host says that lost its connection."""
+    named = Path(f"{status_file}.run")
+    with suppress(OSError):
+        facts = {"status": end.status, "class": "HangError", "message": end.message, "facts": None}
+        write_json(RunDirectory(named.read_text()).failure, facts | {"time": time.time(), "rank": 0, "traceback": None})
 
 
 def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
@@ -225,24 +296,27 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     gpus = len(visible_gpus(environ))
     try:
         config, processes = choose(environ.get("NPROC"), gpus)
-        nodes, restarts = machines(environ), number(environ, "MAX_RESTARTS", 0, least=0)
+        hosts, restarts = hosts_of(environ), number(environ, "MAX_RESTARTS", 0, least=0)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 64
     if gpus > 1 and processes == 1:  # with more in sight Trainer would spread one process over all of them
         environ["CUDA_VISIBLE_DEVICES"] = environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     arguments = with_recipe(arguments, default_recipe)
-    if nodes:
+    if hosts:
         config = "multi_node"
-    count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if nodes else "")
+    count = ("1 process" if processes == 1 else f"{processes} processes") + (" on each machine" if hosts else "")
     device = "the CPU" if not gpus else "a GPU" if processes == 1 else "GPUs"
     print(
         f"starting {count} on {device}: {Path(entry).name} {' '.join(arguments)} (accelerate_configs/{config}.yaml)",
         flush=True,
     )
-    everywhere = processes * number(environ, "NNODES", 1, least=1)
-    command = launch_command(config, everywhere, entry, arguments, nodes=nodes)
-    return run(command, environ, processes=processes, restarts=restarts)
+    everywhere = processes * (hosts.nodes if hosts else 1)
+    command = launch_command(config, everywhere, entry, arguments, hosts=hosts)
+    status = run(command, environ, processes=processes, restarts=restarts, hosts=hosts)
+    if hosts:
+        hosts.leave()
+    return status
 
 
 def start(entry: str, default_recipe: str, arguments: list[str]) -> NoReturn:

@@ -532,7 +532,7 @@ class TandemAttention(nn.Module):
             query, key = self.qk_norm(query), self.qk_norm(key)
         query, key = query.to(value.dtype), key.to(value.dtype)
         if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+            key, value = past_key_values.update(key, value, self.layer_idx, kwargs=kwargs)  # a paged one adds to kwargs
         implementation = self.implementation(value, attention_mask)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         # vLLM reads this one call out of the source of `forward`. A `scaling` that it does not find spelt out becomes
@@ -624,6 +624,8 @@ class TandemPreTrainedModel(PreTrainedModel):
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         config, multiple = self.config, pad_to_multiple_of or 1
+        if not isinstance(multiple, int):
+            return super().resize_token_embeddings(new_num_tokens, multiple)  # which refuses it
         vocab_size = -(-(new_num_tokens or config.vocab_size) // multiple) * multiple
         # First without the rows outside: a new id must not get one of them, which nothing has ever trained.
         self._resize_rows(config.vocab_size, mean_resizing)

@@ -28,7 +28,7 @@ class GpuSampler:
     """One row of numbers for each GPU of this machine; no rows where there is no driver or no pynvml.
 
     uuids: the GPUs to look at, as the driver names them; default all. why_none says why there are no rows, for the one line
-    that tells the user.
+    that informs the user.
     """
 
     def __init__(self, uuids: Sequence[str] = ()) -> None:

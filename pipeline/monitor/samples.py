@@ -77,7 +77,7 @@ def _text(value: Any) -> Any:
 
 
 def read_samples(path: str | Path) -> Iterator[dict[str, str]]:
-    """Yield the rows that are whole, by column, what was not told left out. A line torn by a crash is left out; an absent file
+    """Yield the rows that are whole, by column, what was not measured left out. A line torn by a crash is left out; an absent file
     has no rows."""
     lines = _whole_lines(path)
     columns = next(lines, [])
@@ -206,7 +206,7 @@ class EnergyMeter:
         self._last = time_s, watts
 
     def best_j(self) -> float | None:
-        """Return the counter's difference where there is one, else the integral; None for a GPU that tells neither."""
+        """Return the counter's difference where there is one, else the integral; None for a GPU that has neither."""
         if self.counted_j is not None:
             return self.counted_j
         return None if self._last is None else self.joules

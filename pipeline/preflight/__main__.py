@@ -127,7 +127,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     recipe, notes = plan.recipe, find_notes(plan)
     notes += (
         [] if plan.steps is None else cadence_notes(recipe, plan.steps)
-    )  # a stage tells them once its data are known
+    )  # a stage prints them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
     if not planned:
         from pipeline.preflight.inputs import service_findings

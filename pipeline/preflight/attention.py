@@ -61,7 +61,7 @@ def _float8(recipe: Recipe, device: DeviceInfo) -> list[TandemError]:
         problems.append(InputMissingError(f"{where}: {message}"))
     started = recipe.model.start_config
     if recipe.model.start_from is not None and started is None:
-        return problems  # of such a model it is told when its weights are here (training/build.py)
+        return problems  # of such a model it is reported when its weights are here (training/build.py)
     has_bias = started is None or started.get("model_type") != "nanochat"  # where the config does not say
     if not becomes_tandem(recipe):
         problems.append(

@@ -99,9 +99,7 @@ def _gathered_bytes(sizes: Sizes | CountedSizes) -> int:
     """Return what a rank holds whole of a sharded model's weights, and of their gradients: the head (or the table that it is tied to)
     through a step, a block and the next one."""
     parameters = sizes.parameters()
-    block = (
-        parameters["matrices"] + 2 * parameters["value_embeddings"]
-    ) // sizes.n_layer  # a table in every second one
+    block = (parameters["matrices"] + parameters["value_embeddings"]) // sizes.n_layer  # a table in one of the two
     return FP32 * ((parameters["head"] or parameters["embeddings"]) + 2 * block)
 
 

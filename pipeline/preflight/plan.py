@@ -467,10 +467,6 @@ def _steps(recipe: Recipe) -> int | None:
         ) from error
 
 
-def known_sizes(recipe: Recipe) -> Sizes | CountedSizes | None:
-    return _sizes(recipe)[0]
-
-
 def _sizes(recipe: Recipe) -> tuple[Sizes | CountedSizes | None, str | None]:
     """Return sizes of the model that the recipe starts from when it lies here, else of the recipe's own; or None, and why."""
     folder = start_folder(recipe)

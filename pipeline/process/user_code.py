@@ -39,6 +39,8 @@ BUILT_IN = {
     "evals.record_findings": "pipeline.evals.contamination:record_findings",
     "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
+    "mirror.beside": "pipeline.run.mirror:Mirroring",
+    "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
     "sources.tandem": "pipeline.sources.quickstart.built_in:built_in_files",
     "report.fit": "pipeline.report.fit:expected_bpb",
 }

@@ -2,7 +2,7 @@
 
 from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.resolve import GROUPED, KEY, MATRIX_GROUP, group_settings, horizons, is_auto, warmup_of
+from pipeline.recipe.resolve import KEY, MATRIX_GROUP, group_settings, horizons, is_auto, warmup_of
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
 from pipeline.recipe.sizes import GPT2_NAMES, PORTABLE_TYPE, options_of
 from pipeline.recipe.start_from import becomes_tandem
@@ -10,7 +10,7 @@ from pipeline.recipe.supported_arguments import ARGUMENTS, MOST_STEPS
 
 COMMANDS = {"pretrain": "pipeline/pretrain.py", "sft": "pipeline/sft.py"}
 MOST_APART = 1e9  # weights of sources
-OPTIMIZERS = ("trainer", *GROUPED)
+OPTIMIZERS = ("trainer", *MATRIX_GROUP)
 BUILT_IN = ("tandem:quickstart_text", "tandem:quickstart_chat", "tandem:spelling")
 
 
@@ -248,7 +248,8 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(
                 recipe.where(name),
-                "is not used by optimizer.type trainer, which takes train.learning_rate and its scheduler. Set optimizer.type to adamw or muon_adamw, or remove this.",
+                "is not used by optimizer.type trainer, which takes train.learning_rate and its scheduler. "
+                f"Set optimizer.type to {' or '.join(MATRIX_GROUP)}, or remove this.",
             )
         return
     for name in sorted(recipe.train):

@@ -7,8 +7,7 @@ from typing import Any, get_args, get_type_hints
 from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
 from pipeline.recipe.schema import SECTIONS, Model, Recipe
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import ARGUMENTS, Argument
-from pipeline.recipe.training_arguments import DERIVED
+from pipeline.recipe.supported_arguments import ARGUMENTS, DERIVED, Argument
 from pipeline.recipe.values import expected
 
 INTRODUCTION = """\

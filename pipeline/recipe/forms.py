@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from glob import has_magic
 
 from pipeline.hardware.device import parse_hardware
+from pipeline.process.stores import SCHEMES, is_address, is_supported
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source
 
@@ -13,20 +14,12 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII
 BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
-ADDRESS = re.compile(r"[a-z][a-z0-9+]*://")
 LONGEST_NAME, LONGEST_PATH = (
     255,
     4000,
 )  # bytes, of a file and of a path: Linux's own bounds, a few left for what is put behind
 LONGEST_LABEL = 200  # characters; folders and files get a few more behind them
 STEP = re.compile(r"[0-9]{1,15}")
-FOLDERS = (
-    "run.directory",
-    "run.code_folder",
-    "data.cache_dir",
-    "evals.core.bundle",
-    "evals.chat.data",
-)  # of this machine
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -83,11 +76,10 @@ def _paths(recipe: Recipe, problems: Problems) -> None:
             places[f"{key}.{number}.files"], places[f"{key}.{number}.id"] = list(files), [entry.id]
     for key, paths in places.items():
         for path in filter(None, paths):
-            if ADDRESS.match(path) and key in FOLDERS:
+            if is_address(path) and not key.endswith(".files"):  # else a folder of that name would be made here
                 problems.add(
                     recipe.where(key),
-                    f"is {show(path)}, an address, and it would be taken for a folder of that name here. Write a path on this machine or on a disk "
-                    "that it has mounted.",
+                    f"is {show(path)}, an address, and only files of a source may lie in a store. Write a path on this machine.",
                 )
             if len(path.encode()) > LONGEST_PATH or max(len(part.encode()) for part in path.split("/")) > LONGEST_NAME:
                 problems.add(
@@ -124,6 +116,12 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             recipe.where("run.name"),
             f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
         )
+    if run.mirror is not None and not (is_supported(run.mirror) and not run.mirror.startswith("hf://")):
+        problems.add(
+            recipe.where("run.mirror"),
+            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "
+            "hub.strategy: checkpoint.",
+        )
     if isinstance(run.resume, int) and run.resume < 1:
         problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
     if run.fork_from is not None:
@@ -156,11 +154,13 @@ def _files(recipe: Recipe, problems: Problems) -> None:
         for number, source in enumerate(sources):
             name = f"data.{kind}.{number}"
             files = [source.files] if isinstance(source.files, str) else source.files or []
-            for address in filter(ADDRESS.match, files):
-                problems.add(
-                    recipe.where(f"{name}.files"),
-                    f"{address!r} is an address, and files are paths on this machine. Download it, or give the id of a data set of the Hub.",
-                )
+            for address in filter(is_address, files):
+                if not is_supported(address):
+                    problems.add(
+                        recipe.where(f"{name}.files"),
+                        f"{address!r} is an address that nothing here reads ({', '.join(f'{scheme}://' for scheme in SCHEMES)} are). Download it, or "
+                        "give the id of a data set of the Hub.",
+                    )
             if source.id is None and source.split != "train" and any(map(has_magic, files)):
                 problems.add(
                     recipe.where(f"{name}.split"),

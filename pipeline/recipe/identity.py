@@ -19,28 +19,21 @@ LATER = {"model.embedding_dtype": "float32", "optimizer.average_steps": None, "o
 LATER_OF_A_SOURCE = ("columns",)
 
 
-def _flat(value: Any, prefix: str = "", *, all_keys: bool) -> dict[str, Any]:
-    """Return the keys outside `train`, dotted, with their values as JSON knows them; all of them or those that must match."""
-    found: dict[str, Any] = {}
-    for f in fields(value):
-        child = getattr(value, f.name)
-        if f.metadata.get("internal") or f.name == "train":
-            continue
-        if is_dataclass(child):
-            found |= _flat(child, f"{prefix}{f.name}.", all_keys=all_keys)
-        elif all_keys or f.metadata.get("must_match"):
-            found[f"{prefix}{f.name}"] = _json(child)
-    return found
-
-
-def every_key(recipe: Recipe) -> dict[str, Any]:
-    """Return all keys of a recipe, flat and dotted, with their values as JSON knows them."""
-    return _flat(recipe, all_keys=True) | {f"train.{name}": value for name, value in recipe.train.items()}
-
-
 def must_match(recipe: Recipe) -> dict[str, Any]:
     """Return the keys that must match, flat and dotted, with their values as JSON knows them."""
-    found = _flat(recipe, all_keys=False)
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, prefix: str) -> None:
+        for f in fields(value):
+            child = getattr(value, f.name)
+            if f.metadata.get("internal") or f.name == "train":
+                continue
+            if is_dataclass(child):
+                walk(child, f"{prefix}{f.name}.")
+            elif f.metadata.get("must_match"):
+                found[f"{prefix}{f.name}"] = _json(child)
+
+    walk(recipe, "")
     if recipe.optimizer.type == "trainer":  # groups and schedule are not used then
         found = {
             name: value

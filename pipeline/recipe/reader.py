@@ -11,9 +11,8 @@ from pipeline.recipe.located_yaml import FLOAT, INTEGER, WORDS, Item, Problems, 
 from pipeline.recipe.resolve import Stage, fill, infer_stage, plain
 from pipeline.recipe.schema import SECTIONS, Recipe, freeze
 from pipeline.recipe.sizes import LLAMA_NAMES, NOT_OPTIONS, PORTABLE_PATTERNS, PORTABLE_TYPE, TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import ARGUMENTS
-from pipeline.recipe.training_arguments import read_train
-from pipeline.recipe.values import MISSING, Converter, unknown_key
+from pipeline.recipe.supported_arguments import ARGUMENTS, DERIVED, REFUSED_OPTIMIZERS, Argument
+from pipeline.recipe.values import MISSING, Converter, unknown_key, why_not_accepted
 
 # `RECIPE.yaml section.key=value ...` as one typed, resolved recipe, or every mistake of it at once.
 
@@ -70,6 +69,57 @@ def _typed(tree: Item, problems: Problems) -> Recipe:
     if recipe.model.type != "tandem":
         _sizes_among_options(recipe, problems)
     return recipe
+
+
+def read_train(item: Item, convert: Converter) -> dict[str, Any]:
+    """Return the typed values of `train:` as given; every mistake is noted in the converter's problems."""
+    if item.value is None:
+        return {}
+    if not isinstance(item.value, dict):
+        convert.problems.add(f"{item.where}: train", "must be keys with values. Write them below it, indented.")
+        return {}
+    values = {}
+    for name, child in item.value.items():
+        path, place = f"train.{name}", f"{child.where}: train.{name}"
+        argument = ARGUMENTS.get(name)
+        if argument is None:
+            convert.problems.add(place, unknown_key(path))
+            continue
+        if not argument.accepted:
+            convert.problems.add(place, why_not_accepted(name))
+            continue
+        convert.places[path] = child.where
+        if child.value is None and name in DERIVED:
+            continue
+        if name == "optim" and isinstance(child.value, str) and child.value in REFUSED_OPTIMIZERS:
+            why, instead = REFUSED_OPTIMIZERS[child.value]
+            convert.problems.add(place, f"{child.value} is refused: {why}. Write {instead}.")
+            continue
+        value = convert.value(argument.type, child, path, argument.limits)
+        if value is MISSING or not _keys_are_known(argument, child, path, convert):
+            continue
+        if argument.only and value != argument.default:
+            convert.problems.add(
+                place, f"is {show(value)} and must stay {show(argument.default)}: {argument.only}. Remove it."
+            )
+            continue
+        values[name] = value
+    if isinstance(values.get("accelerator_config"), dict):
+        values["accelerator_config"] = {**ARGUMENTS["accelerator_config"].default, **values["accelerator_config"]}
+    return values
+
+
+def _keys_are_known(argument: Argument, item: Item, path: str, convert: Converter) -> bool:
+    """Return whether the keys of a dictionary are those that its reader takes, with values of their types; else their mistakes are noted."""
+    if argument.keys is None or not isinstance(item.value, dict):
+        return True
+    before = len(convert.problems.lines)
+    for key, child in item.value.items():
+        if key in argument.keys:
+            convert.value(argument.keys[key], child, f"{path}.{key}", {"minimum": 1})
+        else:
+            convert.problems.add(f"{child.where}: {path}.{key}", f"unknown key. It has: {', '.join(argument.keys)}.")
+    return len(convert.problems.lines) == before
 
 
 def _sizes_among_options(recipe: Recipe, problems: Problems) -> None:

@@ -16,7 +16,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
-from pipeline.recipe.training_arguments import defaults
+from pipeline.recipe.supported_arguments import defaults
 
 # The global batch, whether its documents see each other, and the horizon in optimizer steps.
 
@@ -104,6 +104,7 @@ ADAM_GROUPS: dict[str, dict[str, Any]] = {
     "x0_lambdas": {"learning_rate": 0.5, "betas": [0.96, 0.95], "eps": 1e-6, "weight_decay": 0.0},
     "gates": {"learning_rate": 0.2, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.0},
 }
+# The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py builds them.
 MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
     # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has been measured.
@@ -200,7 +201,6 @@ def _at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
 # Fills what a recipe leaves open, in the order of the dial: stage, sizes, horizon, batch, rates, decay, name.
 
 Stage = Literal["pretrain", "sft"]
-GROUPED = ("adamw", "muon_adamw")
 DEFAULT_VOCAB_SIZE = 32768
 TEXT_ID = "tandem:quickstart_text"
 CHAT_IDS = ("tandem:quickstart_chat", "tandem:spelling")
@@ -363,7 +363,7 @@ def _fill_dial(recipe: Recipe, set_if_open: Any, problems: Problems) -> None:
         set_if_open("run.tokens_per_param", TOKENS_PER_PARAM)
     if dial and recipe.data.batch_tokens is None and "gradient_accumulation_steps" not in recipe.train:
         fill_batch(recipe, set_if_open)
-    if recipe.optimizer.type not in GROUPED:
+    if recipe.optimizer.type not in MATRIX_GROUP:
         return
     if dial and recipe.data.batch_tokens is None and recipe.optimizer.rate_scale is None:
         problems.add(

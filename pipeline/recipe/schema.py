@@ -91,7 +91,7 @@ def with_values(section: AnySection, values: dict[str, Any]) -> AnySection:
 MOST_POSITIONS = 2**24  # of a row
 MOST_IDS = 10_000_000  # of a tokenizer
 
-# The built-in formats of a source, and whether a row gives a document or a conversation.
+# The built-in formats of a source (read by sources/formats.py), and whether a row gives a document or a conversation.
 FORMATS = {"text": "text", "messages": "chat", "turns": "chat", "prompt_response": "chat"}
 # What `columns` of a source may name: a document's text; a conversation's messages; or its prompt and response.
 COLUMN_ROLES = {"text": "text", "messages": "chat", "prompt": "chat", "response": "chat", "context": "chat", "system": "chat", "history": "chat"}
@@ -109,7 +109,7 @@ class Source(Section):
     text_column: str | None = key(None, "Column that holds a document; default `text`, else the one that is recognised by looking at the rows (docs/data.md).")
     messages_column: str | None = key(None, "Column that holds a conversation's messages; default `messages`, else what is recognised by looking at the rows.")
     columns: dict[str, str] | None = key(None, "Columns by what they hold, where they have other names than the usual: {prompt: Question, response: Response}, with context, system and history where there are any; {messages: chat, system: persona}; or {text: content}.")
-    format: str | None = key(None, "How a row becomes a document or conversation: text | messages | turns | prompt_response | module:attr. Default: what is recognised by looking at the rows.")
+    format: str | None = key(None, f"How a row becomes a document or conversation: {' | '.join(FORMATS)} | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
@@ -123,6 +123,7 @@ class Run(Section):
     stage: Literal["pretrain", "sft"] | None = key(None, "Which command the recipe is for; default: what the sources' columns and formats speak of, else the command's. The other command refuses it.", must_match=True)
     name: str | None = key(None, "Name of the run and its folder; default <recipe>-<6 hex digits of the keys that must match>.")
     directory: str = key("runs", "Folder that holds the run directories.")
+    mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")
     tags: list[str] = key(list, "Labels for manifest, trackers and report.")
     resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.")
@@ -348,7 +349,7 @@ class Hub(Section):
 
 @dataclass(kw_only=True)
 class Recipe(Section):
-    """One run. `train` holds transformers.TrainingArguments by their own names (recipe/training_arguments.py)."""
+    """One run. `train` holds transformers.TrainingArguments by their own names (recipe/supported_arguments.py)."""
 
     run: Run = field(default_factory=Run)
     tokenizer: Tokenizer = field(default_factory=Tokenizer)

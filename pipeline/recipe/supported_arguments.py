@@ -9,6 +9,8 @@ tests/recipe/test_supported_arguments.py holds the table to the installed versio
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pipeline.recipe.schema import Recipe
+
 SCHEDULERS = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]  # fmt: skip
 OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adafactor", "adamw_anyprecision", "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "sgd", "adagrad", "adamw_bnb_8bit", "adamw_8bit", "ademamix_8bit", "lion_8bit", "lion_32bit", "paged_adamw_32bit", "paged_adamw_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "paged_lion_32bit", "paged_lion_8bit", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "grokadamw", "stable_adamw"]  # fmt: skip
 SCHEDULE_FREE = "its weights are averages that evaluations, samples and saves would have to switch to and back from, and its first update here fails"
@@ -215,3 +217,31 @@ ARGUMENTS: dict[str, Argument] = {
     "do_eval": rejected(COMMAND),
     "do_predict": rejected(COMMAND),
 }  # fmt: skip
+
+DERIVED = ("max_steps", "num_train_epochs", "gradient_accumulation_steps")  # with other keys of the recipe
+
+
+def defaults(*, trainer_optimizer: bool) -> dict[str, Any]:
+    """Return what `train:` holds where the recipe says nothing. trainer_optimizer: optimizer.type is trainer."""
+    return {
+        name: argument.default
+        for name, argument in ARGUMENTS.items()
+        if argument.accepted and name not in DERIVED and (trainer_optimizer or not argument.trainer_only)
+    }
+
+
+def training_arguments(
+    recipe: Recipe, *, output_dir: str, max_steps: int, gradient_accumulation_steps: int
+) -> dict[str, Any]:
+    """Arguments for transformers.TrainingArguments. "auto" of bf16 and torch_compile is left out: the hardware decides."""
+    values = {name: value for name, value in recipe.train.items() if name not in DERIVED and value is not None}
+    values = {name: value for name, value in values.items() if value != "auto" and ARGUMENTS[name].kind != "added"}
+    return {
+        **values,
+        "output_dir": output_dir,
+        "max_steps": max_steps,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "report_to": "none",  # trackers are written by our own callbacks (monitor.trackers)
+        "run_name": recipe.run.name,
+        "ignore_data_skip": True,  # rows are a function of the step
+    }

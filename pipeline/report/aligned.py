@@ -61,7 +61,7 @@ def _in_both(at: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def flops_per_token(data: RunData) -> float | None:
-    """By our formula (exact matmuls, causal attention once) of a run of ours; as an imported log tells it."""
+    """By our formula (exact matmuls, causal attention once) of a run of ours; as an imported log gives it."""
     if meaning_of(data, "perf/tflops_per_gpu") is None:
         (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
         rated, measured = _in_both(at[rates != 0], steps)
@@ -79,7 +79,7 @@ def legends(runs: Sequence[RunData]) -> list[str]:
 
 
 def trained_on(data: RunData) -> str | None:
-    """dtype and hardware, as far as they are told."""
+    """dtype and hardware, as far as they are known."""
     shape = data.manifest.get("shape") or {}
     count, device = shape.get("processes"), shape.get("device")
     facts = [shape.get("dtype"), f"{count} x {device}" if device and count else device]

@@ -24,7 +24,7 @@ from pipeline.run_dir.protocol import why_not_compared
 
 # Figures of evaluations side by side, only where the same was scored.
 
-SHOWN = 3  # other runs against which a figure that is not compared is told
+SHOWN = 3  # other runs against which a figure that is not compared is named
 
 
 def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
@@ -61,7 +61,7 @@ def score_rows(runs: Sequence[RunData]) -> tuple[list[list[Any]], list[str]]:
 
 
 def protocols_text(scores: Sequence[Score]) -> str:
-    """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none tells it."""
+    """Return what each protocol of these figures is made of, and in what those of one metric differ; "" where none is known."""
     known = {score.protocol: score.parts for score in scores if score.parts is not None}
     lines = [f"- protocol {cell(protocol)}: {cell(str(parts))}" for protocol, parts in known.items()]
     by_name: dict[str, dict[str | None, Score]] = {}

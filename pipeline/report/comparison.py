@@ -102,7 +102,7 @@ MAJOR = {
 }  # fmt: skip
 CODE = "code"
 OTHER = "other settings"
-# fact: the settings that it decides, where every run tells it.
+# fact: the settings that it decides, where every run records it.
 DECIDES = {
     "fact: training files": ("data.sources",),
     "fact: validation files": ("data.validation",),
@@ -173,7 +173,7 @@ def settings_of(data: RunData) -> dict[str, Any]:
 
 
 def facts_of(data: RunData) -> dict[str, Any]:
-    """Return what the manifest tells beside the recipe, of what is a major variable."""
+    """Return what the manifest holds beside the recipe, of what is a major variable."""
     inputs, shape = data.manifest.get("inputs") or {}, data.manifest.get("shape") or {}
     found = {f"fact: {name}": shape.get(name) for name in ("device", "processes", "dtype", "compiled", "attention")}
     found["fact: steps"] = data.max_steps()
@@ -319,7 +319,7 @@ def judged_figures(runs: Sequence[RunData]) -> dict[Key, Groups]:
     return found
 
 
-# Which figure is told first: what a user of the model meets, then held-out text.
+# Which figure comes first: what a user of the model meets, then held-out text.
 DECIDING = ("chat/", "core/", SFT_BPB, VAL_BPB)
 
 
@@ -499,7 +499,7 @@ def _note(runs: Sequence[RunData], name: str | None) -> str:
     sentences = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
     sentences += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
     without = [data.name for data in runs if not len(finite(data, names[data.name])[0])]
-    sentences += [f"Not told by {', '.join(without)}."] if without else []
+    sentences += [f"Not recorded by {', '.join(without)}."] if without else []
     return " ".join(sentences)
 
 

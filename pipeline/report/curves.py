@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.metrics import METRICS, is_evaluation, metric_of
 from pipeline.report.run_data import MEANS, RunData
 
-# How curves are told apart: one colour and dash for each place in a legend, the same in every plot, picture and
+# How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
 
 # Colours that can be told apart by the colour-blind (Okabe and Ito 2008) and on white as on black.

@@ -57,11 +57,6 @@ class PowerLaw:
         median, low, high = (self._quantile(x, chance) for chance in (0.5, 0.025, 0.975))
         return median, low, high
 
-    def chance_below(self, y: float, x: float) -> float:
-        """Return the chance that a further run at x ends below y."""
-        means, errors = self._further_run(x)
-        return self._chance_below(math.log(y), means, errors)
-
     def likeliest(self) -> tuple[float, float, float]:
         """Return floor, factor and exponent of y = floor + factor x^exponent that the points speak for most."""
         best = int(self.weights.sum(axis=1).argmax())

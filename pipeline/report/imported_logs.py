@@ -246,7 +246,7 @@ def _add(log: Log, line: Line, attempt: int) -> None:
     numbers = line.numbers()
     if line.is_train and line.planned is None and "data/epoch" in numbers:
         log.stage = "sft"
-    early_eta = line.printed <= 10 and "eta" in line.fields  # nanochat tells none in its first ten steps
+    early_eta = line.printed <= 10 and "eta" in line.fields  # nanochat prints none in its first ten steps
     if early_eta or "n/a" in line.fields.values() or any(map(_is_own, line.fields)):
         log.program = "tandem"
     known = (ALIASES[name] for name in line.fields if name in ALIASES)

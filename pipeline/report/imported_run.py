@@ -15,7 +15,7 @@ class Log:
     """Result of an importer.
 
     meanings: of our names whose number is another one, what it is. lost: line number and text of what looks like a
-    measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as told.
+    measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as the log gives them.
     """
 
     program: str

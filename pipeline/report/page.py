@@ -82,7 +82,7 @@ def _panel(panel: Panel, place: int) -> dict[str, Any]:
         "place": place,
         "note": panel.note,
         "curves": _legend(panel.curves),
-        "told": listed,
+        "summary": listed,
     }
 
 

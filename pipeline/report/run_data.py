@@ -1,4 +1,4 @@
-"""Everything the report tells, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
+"""Everything the report shows, read from a run directory once. Any file but one may be missing: a crash leaves what it leaves."""
 
 import csv
 import datetime
@@ -339,7 +339,7 @@ class Benchmark:
 
 
 def _parts(row: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parts of a row's protocol; of an earlier version's row what its id tells."""
+    """Return the parts of a row's protocol; of an earlier version's row what its id says."""
     if protocol := Protocol.of(row):
         return protocol.parts
     found: dict[str, Any] = {"chat": True} if ", chat" in row["protocol"] else {}

@@ -125,12 +125,12 @@ def tokenizer_text(data: RunData) -> str:
 
 
 # What a run is, before any curve: name, hardware, hyperparameters, data by identity, notes; and where else it is
-# told.
+# shown.
 
 HARDWARE = ("shape", "host", "world_size", "hardware", "devices")
 # Manifest entries that have a place of their own in the report, or that only a machine reads.
-TOLD_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
-TOLD_ELSEWHERE |= {
+SHOWN_ELSEWHERE = {"must_match", "results", "versions", "inputs", "shares", "forked_from", "name", "stage", "note"}
+SHOWN_ELSEWHERE |= {
     "wandb_id",
     "wandb_url",
     "plan",
@@ -157,7 +157,7 @@ def metadata_text(data: RunData) -> str:
     rows: list[list[Any]] = [["run", data.name], ["stage", data.stage], ["note", manifest.get("note")]]
     rows += [[name, date(manifest[name])] for name in ("created", "ended") if manifest.get(name)]
     rows += [[name, value] for key in HARDWARE for name, value in flat({key: manifest.get(key)})]
-    rows += [[name, value] for name, value in flat(manifest) if name.split(".")[0] not in TOLD_ELSEWHERE]
+    rows += [[name, value] for name, value in flat(manifest) if name.split(".")[0] not in SHOWN_ELSEWHERE]
     rows.append(["run directory", data.run.path])
     if parent := manifest.get("forked_from"):
         rows.append(["forked from", f"{parent.get('run')} at step {parent.get('step')}"])

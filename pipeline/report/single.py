@@ -95,7 +95,7 @@ def html_page(data: RunData, *, picture: bytes | None = None, version: str | Non
 
 
 def report(data: RunData) -> str:
-    """Return the whole report in Markdown. Only what the run directory holds is told; what is missing is left out, never guessed."""
+    """Return the whole report in Markdown. Only what the run directory holds is shown; what is missing is left out, never guessed."""
     return markdown(data, picture=bool(panels_of(data)))
 
 

@@ -71,7 +71,7 @@ def last_words(recipe: Recipe, run: OpenRun) -> str:
 
 
 def result_text(found: dict[str, float]) -> str:
-    """Return the first and last value of what tells most: the tasks, else the bits per byte, else the loss."""
+    """Return the first and last value of what says most: the tasks, else the bits per byte, else the loss."""
     tasks = [
         name
         for name in found

@@ -128,6 +128,8 @@ def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
     if recipe.hub.strategy == "checkpoint":
         import_built_in("hub.restore")(recipe, directory)
+    if recipe.run.mirror:
+        import_built_in("mirror.restore")(recipe, directory)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:
@@ -203,17 +205,18 @@ def _recipe_changes(directory: RunDirectory, text: str) -> list[str]:
     if not directory.recipe.is_file():
         return []
     try:
-        before = _flat(load_mapping(directory.recipe))
+        before = dotted(load_mapping(directory.recipe))
     except DamagedFileError:
         return [f"{directory.recipe} could not be read, so what differs from the last start is not known"]
-    return differences(before, _flat(yaml.safe_load(text)))
+    return differences(before, dotted(yaml.safe_load(text)))
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested sections as dotted keys."""
+    found: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
 
 
 def _refuse_another_run(recipe: Recipe, directory: RunDirectory, manifest: dict[str, Any]) -> None:
@@ -308,16 +311,21 @@ def evaluation_is_due(recipe: Recipe, run: OpenRun) -> bool:
     return not any(is_validation(name) for row in recorded for name in row)
 
 
-def environment() -> dict[str, Any]:
-    """Versions, code and machine, for the manifest."""
-    versions = {}
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run's numbers follow from."""
+    found = {"python": platform.python_version()}
     for name in VERSIONS:
         try:
-            versions[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    return found
+
+
+def environment() -> dict[str, Any]:
+    """Versions, code and machine, for the manifest."""
     return {
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": versions(),
         "git": _git_state(),
         "host": {"system": platform.platform(), "cpus": os.cpu_count()},
         "world_size": int(os.environ.get("WORLD_SIZE", 1)),

@@ -2,22 +2,25 @@
 
 import hashlib
 import os
+import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
 from pipeline.hardware.device import device_info, leave_accelerators, shards_model
 from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
+from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
-from pipeline.recipe import Recipe
-from pipeline.recipe.identity import every_key
+from pipeline.recipe import Recipe, dump_recipe
 from pipeline.recipe.resolve import with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.start_from import begun_run, resolve_start
-from pipeline.run.open_run import environment
+from pipeline.run.open_run import dotted, versions
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import on_rank_0, refuse_unequal
+from pipeline.training.distributed import from_every_rank, on_rank_0
 
 
 def start_process(recipe: Recipe) -> tuple[Recipe, int]:
@@ -47,25 +50,51 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     if state.num_processes > 1:
-        refuse_unequal({**every_key(recipe), **_what_runs()})
+        refuse_different_ranks(recipe)
     recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, state.num_processes)))
     if on_cpu:
         decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
     return recipe, state.num_processes
 
 
-def _what_runs() -> dict[str, str]:
-    """Return code, versions and driver of this machine, by name."""
-    code, root = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        code.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+def refuse_different_ranks(recipe: Recipe) -> None:
+    """Raise RecipeError on every rank, with what differs by host, when the ranks would not train the same run with the same code.
+
+    Nothing later would notice: the replicas part at step 1, or one rank waits in a save that the other does not make.
+    """
+    own = {name: value for name, value in dotted(yaml.safe_load(dump_recipe(recipe))).items() if value is not None}
+    ranks = from_every_rank((socket.gethostname(), own | _software()))
+    lines = []
+    for name in sorted(set().union(*(identity for _, identity in ranks))):
+        hosts: dict[str, list[str]] = {}
+        for rank, (host, identity) in enumerate(ranks):
+            hosts.setdefault(repr(identity[name]) if name in identity else "not set", []).append(
+                f"{host} (rank {rank})"
+            )
+        if len(hosts) > 1:
+            lines.append(f"{name}: " + "; ".join(f"{value} on {_first(names)}" for value, names in hosts.items()))
+    if lines:
+        listed = "\n  ".join(lines)
+        raise RecipeError(
+            f"command line: the processes of this run differ, and their weights would part or they would wait for each other:\n  {listed}\n"
+            "Start the same command on every host, with the same files and packages."
+        )
+
+
+def _software() -> dict[str, str]:
+    """Return what else a step's numbers follow from: packages, the CUDA driver and this package's code."""
+    import torch
+
+    package, code = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        code.update(str(file.relative_to(package)).encode() + file.read_bytes())
     driver = Path("/proc/driver/nvidia/version")
-    versions = {f"version of {name}": version for name, version in environment()["versions"].items()}
-    return {
-        **versions,
-        "code of pipeline (sha256)": code.hexdigest()[:12],
-        "NVIDIA driver": driver.read_text().splitlines()[0] if driver.exists() else "none",
-    }
+    found = {**versions(), "cuda": str(torch.version.cuda), "Tandem's code": code.hexdigest()[:12]}
+    return found | ({"CUDA driver": driver.read_text().splitlines()[0]} if driver.is_file() else {})
+
+
+def _first(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:

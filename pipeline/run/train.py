@@ -3,6 +3,7 @@
 from pipeline.callbacks.default import add_callbacks
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.preflight.checks import check_before_training
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run.batch_size import resolve_micro_batch
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
@@ -55,7 +56,10 @@ def train(recipe: Recipe, signals: Signals) -> int:
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
     publishing = Publishing(recipe, run.directory, start_step=run.step)
+    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
     trainer.resume(run.checkpoint)
+    mirroring.drain()
     signals.raise_if_stopped(step=trainer.state.global_step)
     finish_run(recipe, run, trainer, publishing)
+    mirroring.drain()
     return 0

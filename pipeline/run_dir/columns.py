@@ -13,7 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from pipeline.run_dir.rows import LINE_BYTES, open_rows, skip_line
+from pipeline.run_dir.rows import LINE_BYTES, open_rows, row_of, skip_line
 
 BLOCK_BYTES = 2**22  # read at a time: what one torn line slows down
 THREADS = min(os.cpu_count() or 1, 4)
@@ -257,11 +257,7 @@ def _quick(text: bytes) -> _Block | None:
 def _line_by_line(text: bytes) -> _Block:
     block = _Block()
     for line in text.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
+        if (row := row_of(line)) is not None:
             block.add(row)
     return block
 

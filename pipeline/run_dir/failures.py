@@ -119,7 +119,7 @@ def leave(outcome: int | BaseException, *, all_stop: Callable[[], bool] = lambda
     """End the process from any thread; the first one to come has the word.
 
     all_stop: asked when it is a stop, and whether all ranks make it. It may wait for them: from now on an error that another
-    thread meets because a rank has left is not told.
+    thread meets because a rank has left is not reported.
     """
     if not _leaving.acquire(blocking=False):
         threading.Event().wait()
@@ -164,7 +164,7 @@ def has_been_told(run: RunDirectory) -> bool:
 def _classify(error: BaseException) -> tuple[int, str]:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(bool(error.code))
-        return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has told the mistake
+        return (64 if code == 2 else code), str(error.code or "")  # 2: argparse has printed the mistake
     converted = _as_tandem_error(error)
     if isinstance(converted, TandemError):
         return converted.status, str(converted)
@@ -182,7 +182,8 @@ def _print_error(error: BaseException, status: int, message: str) -> None:
         _write_failure(error, status, message)  # of the first rank that fails: the launcher then ends the others
     if isinstance(_as_tandem_error(error), TandemError):
         rank = int(os.environ.get("RANK", 0))
-        if rank == 0 or not getattr(error, "of_all_ranks", False):
+        # Each host has an output of its own.
+        if int(os.environ.get("LOCAL_RANK", rank)) == 0 or not getattr(error, "of_all_ranks", False):
             what = message if status in (75, 130) else f"error: {message}"
             print(what if rank == 0 else f"rank {rank}: {what}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
@@ -306,6 +307,6 @@ def _write_failure(error: BaseException, status: int, message: str) -> None:
             },
         )
     except CannotWriteError:
-        return  # the run directory is gone, which is what is told
+        return  # the run directory is gone, which is what is reported
     except OSError as second:
         print(f"failure.json could not be written: {second}", file=sys.stderr)

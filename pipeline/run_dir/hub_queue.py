@@ -175,12 +175,12 @@ class HubQueue:
             if old.exists():
                 remove_folder(old)
         with new_folder(folder) as linked:
-            _link_files(checkpoint, linked, files)
+            link_files(checkpoint, linked, files)
             # The hashes that the checkpoint was written with: what has rotted since is found before it is published.
             seal(linked, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
         if self.with_state:
             with new_folder(state) as linked:
-                _link_files(checkpoint, linked, sealed_files(checkpoint))
+                link_files(checkpoint, linked, sealed_files(checkpoint))
 
     def _remove(self, items: Iterator[Item]) -> None:
         for item in list(items):
@@ -204,7 +204,7 @@ def _content(files: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
 
 
-def _link_files(source: Path, target: Path, names: Iterable[str]) -> None:
+def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -187,16 +187,6 @@ def _part(value: Any, node: dict[str, Any]) -> Any:
     return {name: _part(v, below[name]) for name, v in value.items() if not _type_problem(v, below[name], name)}
 
 
-def manifest_table() -> str:
-    """Return the keys as the Markdown table of docs/manifest.md."""
-    lines = ["| key | type | unit | written | by | what it holds |", "| --- | --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| `{key.name}` | {key.type} | {key.unit or '-'} | {key.written} | `{key.by}` | {key.meaning} |"
-        for key in KEYS
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def _tree() -> dict[str, Any]:
     """Return the keys by the parts of their names; "" holds the key itself, "<>" stands for any name."""
     tree: dict[str, Any] = {}

@@ -32,16 +32,17 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         return []
-    rows = []
     with open_rows(path) as file:
-        for line in whole_lines(file):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
+        return [row for line in whole_lines(file) if (row := row_of(line)) is not None]
+
+
+def row_of(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a line, None where it holds none."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def open_rows(path: str | Path) -> BinaryIO:

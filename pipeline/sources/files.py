@@ -1,16 +1,22 @@
 """Files of a source: globs resolved to a sorted list, with labels that do not depend on where the folder lies."""
 
 import glob
+import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pipeline.process.errors import InputMissingError, RecipeError
+from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.process.progress import count_text, waiting
+from pipeline.process.storage import cache_dir, file_lock
+from pipeline.process.stores import is_address, opened
 from pipeline.sources.raw_rows import is_data, kind_of
 from pipeline.sources.splits import (
     DESCRIPTIONS,
@@ -60,17 +66,23 @@ class SourceFile:
         return self.path
 
 
-def local_files(patterns: str | list[str], *, where: str, folder: str | None, split: str = "train") -> list[SourceFile]:
+def local_files(
+    patterns: str | list[str], *, where: str, folder: str | None, split: str = "train", cache: Path | None = None
+) -> list[SourceFile]:
     """Return the files that the patterns name, sorted by label, each once.
 
     A pattern is a path, a glob (** too) or a folder, whose readable files are all taken; it is looked for in `folder` (the
     recipe's), then in the working folder. Of a folder that `save_to_disk` wrote, and of any where the split is not train,
     the split's files alone are taken. Raises InputMissingError for patterns without a file, all of them at once, and
     RecipeError for files of a kind that cannot be read and for a split of files that have none.
+
+    Files at the address of a store (s3://bucket/corpus/*.parquet) are fetched into `cache` first, by default the user's.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     if not patterns:
         raise RecipeError(f"{where}.files is an empty list, so there is nothing to read. Write a path or a glob.")
+    if any(map(is_address, patterns)):
+        return stored_files(patterns, where=where, cache=cache or cache_dir())
     bases = bases_of(folder)
     missing, found = [], {}
     for pattern in patterns:
@@ -82,6 +94,92 @@ def local_files(patterns: str | list[str], *, where: str, folder: str | None, sp
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
     return _labelled(list(found.values()))
+
+
+def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[SourceFile]:
+    """Return the files of a store that the addresses name, each fetched once: their content decides what is prepared from them.
+
+    An address is a file, a glob (** too) or a folder. Raises InputMissingError for one without a file, ServiceError for a store
+    that does not answer, RecipeError for files of a kind that cannot be read.
+    """
+    if not all(map(is_address, addresses)):
+        raise RecipeError(
+            f"{where}.files: has addresses and paths of this machine. Write two sources, one of each, or fetch the files."
+        )
+    found: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for address in addresses:
+        with _asked(address, where):
+            store, path = opened(address)
+            listed = store.glob(
+                path if glob.has_magic(path) else f"{path}/**" if store.isdir(path) else path, detail=True
+            )
+            files = {
+                name: facts for name, facts in listed.items() if facts["type"] == "file" and _is_wanted(name, path)
+            }
+            if not files:  # also what is listed of a store that does not answer
+                store.ls(os.path.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
+        if not files:
+            raise InputMissingError(
+                f"{where}.files: {address!r} names no file, so there is nothing to read. Look at what the bucket holds."
+            )
+        found |= {name: (store, facts) for name, facts in files.items()}
+    refuse_unreadable(list(found), of="", where=f"{where}.files")
+    root = os.path.commonpath([PurePosixPath(name).parent for name in found])
+    made = []
+    for name, (store, facts) in sorted(found.items()):
+        label = PurePosixPath(name).relative_to(root).as_posix()
+        with _asked(name, where):
+            made.append(SourceFile(label=label, path=_fetched(store, name, facts, cache / "stores")))
+    return made
+
+
+def _is_wanted(name: str, asked: str) -> bool:
+    base = PurePosixPath(name).name
+    return (
+        glob.has_magic(asked) or name == asked or (is_data(base) and not base.startswith(".") and base not in IGNORED)
+    )
+
+
+@contextmanager
+def _asked(address: str, where: str) -> Iterator[None]:
+    """Raise what a store answers as a sentence."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputMissingError(f"{where}.files: {address} does not exist. Look at what the bucket holds.") from error
+    except PermissionError as error:
+        raise InputMissingError(
+            f"{where}.files: this user may not read {address}. Set the store's credentials, as its own tools take them."
+        ) from error
+    except OSError as error:
+        if error.errno:  # of this machine's disk
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        if re.search("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403", reason):  # pyarrow has no class for them
+            raise InputMissingError(
+                f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."
+            ) from error
+        raise ServiceError(
+            f"{where}.files: the store does not give {address} ({reason}). Check the network and its credentials, then run the same command again."
+        ) from error
+
+
+def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
+    """Return where the file lies here; one of another size or time is another file."""
+    version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
+    target = cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
+    if target.exists():
+        return target
+    with file_lock(target.parent / ".lock"):  # every rank asks
+        if not target.exists():
+            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+            with waiting(f"fetching {name} ({count_text(facts['size'])}B)"):
+                store.get_file(name, str(part))
+            if part.stat().st_size != facts["size"]:
+                part.unlink()
+                raise OSError(f"{facts['size']} bytes were announced, fewer came")
+            part.replace(target)
+    return target
 
 
 def bases_of(folder: str | None) -> list[Path]:

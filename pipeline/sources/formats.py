@@ -246,8 +246,10 @@ class Format:
             return lambda row: _text(_column(row, self.column))
         if self.name in ("messages", "turns"):
             return self._messages
-        if self.name == "prompt_response":
-            return self._exchange if self.columns else _prompt_response
+        if self.columns:
+            return self._exchange
+        if self.name in WHOLE_ROW:
+            return WHOLE_ROW[self.name]
         function, wanted = import_attribute(self.name, self.folder), self.kind
 
         def own(row: Any) -> str | list[dict] | None:
@@ -322,7 +324,7 @@ def format_of(spec, *, kind: str, where: str, folder: CodeFolder | str | None) -
             raise _other_kind(f"{where}.format: {name}", kind)
         if name == "text":
             return Format(name, kind, spec.text_column or "text")
-        if name == "prompt_response":
+        if name in WHOLE_ROW:
             return Format(name, kind, None)
         return Format(name, kind, spec.messages_column or ("messages" if name == "messages" else "conversations"))
     if ":" not in name:
@@ -400,3 +402,7 @@ def _prompt_response(row: Any) -> list[dict]:
     raise ValueError(
         f"there is no pair of prompt and response columns ({pairs}); found: {', '.join(map(str, row)) or 'none'}"
     )
+
+
+# The formats of FORMATS that read a row as a whole, not one column of it: row -> text, or messages through messages_of.
+WHOLE_ROW: dict[str, Callable[[Any], str | list[dict]]] = {"prompt_response": _prompt_response}

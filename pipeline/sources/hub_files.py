@@ -95,7 +95,7 @@ def limit_silence() -> None:
     set_client_factory(client_that_gives_up)
 
 
-# Files of a Hub that are not here yet, by their first and last bytes: an error page among them is told before step
+# Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step
 # 1.
 
 FILES_OF_A_SOURCE = 64  # Those that are read first: a large dataset has thousands, and a look costs two requests.

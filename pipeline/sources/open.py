@@ -386,7 +386,7 @@ class _Opening:
                 f"{where} names neither id nor files, so there is nothing to read. Write files: PATH or id: HUB/DATASET."
             )
         if spec.id is None:
-            return local_files(spec.files, where=where, folder=self.folder, split=spec.split)
+            return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if spec.id.startswith("tandem:"):
             return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
         from pipeline.sources.hub_files import dataset_files

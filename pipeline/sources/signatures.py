@@ -1,4 +1,4 @@
-"""Things that lie where data should be: pointers, error pages, archives, binary files, told from their first bytes."""
+"""Things that lie where data should be: pointers, error pages, archives, binary files, recognised by their first bytes."""
 
 import re
 from pathlib import PurePath

@@ -304,6 +304,14 @@ def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
 
 TEMPLATE_FILE = Path(__file__).with_name("chat_template.jinja")
 
+# How `transformers serve` reads an answer of the built-in template. Without it, it goes by the model_type: of a qwen3, as
+# model.preset portable is, it looks for Qwen's control strings, finds none, and repeats the prompt in the answer.
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|assistant|>",
+    "fields": {"content": {"close": ["<|end|>", "<|bos|>"], "content": "text", "content_args": {"strip": False}}},
+}
+
 # Tokenizers that are in use: how their template is rendered, with what that depends on.
 _own_templates: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 

@@ -14,7 +14,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError, S
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
-from pipeline.tokenizer.chat import DATE, built_in_template, own_template, template_problems
+from pipeline.tokenizer.chat import DATE, RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
 from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
 from pipeline.tokenizer.template_bounds import bound_templates
 
@@ -58,7 +58,11 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
 def _kept_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
     path, own = recipe.tokenizer.path, own_template(tokenizer)
     if own is None:  # ours, of an earlier stage
-        return []
+        if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
+            return []
+        return [
+            f"tokenizer: {path} keeps its chat template, which is another than the built-in one; tokenizer.chat_template: FILE replaces it"
+        ]
     whose = (
         f"has the chat template {recipe.tokenizer.chat_template}"
         if recipe.tokenizer.chat_template
@@ -98,7 +102,7 @@ def _completed(recipe, tokenizer) -> list[str]:
     if tokenizer.pad_token is None:
         added += _add_missing(tokenizer, [PAD])
         tokenizer.pad_token = PAD
-    tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
+    _set_template(recipe, tokenizer)
     if problems := template_problems(tokenizer):
         what = settings.chat_template or f"the built-in chat template with {settings.path}"
         raise RecipeError(f"tokenizer: {what} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
@@ -138,6 +142,11 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
             f"{where}: {path} has no tokenizer.json, and one in Python is too slow here. Convert it first."
         )
     return tokenizer
+
+
+def _set_template(recipe, tokenizer) -> None:
+    tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
+    tokenizer.response_template = None if recipe.tokenizer.chat_template else RESPONSE_TEMPLATE
 
 
 def chosen_template(recipe, controls: list[str]) -> str:
@@ -324,6 +333,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int, split_pattern: str) -> A
         padding_side="left",
     )
     tokenizer.chat_template = built_in_template(list(SPECIALS))
+    tokenizer.response_template = RESPONSE_TEMPLATE
     return tokenizer
 
 
@@ -480,7 +490,10 @@ def _damage(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     if (folder / SEAL).exists():
-        return problems(folder)
+        if found := problems(folder):
+            return found
+        added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
+        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
     if not _agrees_with_itself(folder):
         return ["is not what its training left"]
     seal(folder)
@@ -511,7 +524,7 @@ def _open(recipe, folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.chat_template = chosen_template(recipe, control_strings(tokenizer))
+    _set_template(recipe, tokenizer)
     return tokenizer
 
 

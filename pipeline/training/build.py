@@ -25,7 +25,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import isolates_documents, micro_batch, micro_steps
 from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.start_from import check_sizes
-from pipeline.recipe.training_arguments import training_arguments
+from pipeline.recipe.supported_arguments import training_arguments
 from pipeline.run_dir.checkpoints import problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn

@@ -1,7 +1,5 @@
 """Ranks that agree: values shared, votes, and failures of one rank that all must know."""
 
-import hashlib
-import json
 import os
 import secrets
 import socket
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from pipeline.process.errors import CannotWriteError, HangError, RecipeError, TandemError
+from pipeline.process.errors import CannotWriteError, HangError, TandemError
 from pipeline.process.storage import remove_file
 from pipeline.run_dir.failures import has_been_told
 from pipeline.run_dir.run_directory import RunDirectory
@@ -71,28 +69,6 @@ def store_of_ranks() -> Any:
     store: Any = torch.distributed.PrefixStore("tandem", torch.distributed.distributed_c10d._get_default_store())
     # A connection of its own: the other one is held for as long as somebody waits for a key on it.
     return store.clone()
-
-
-# All ranks train the same: what their gradients are averaged into would else be nobody's run.
-
-
-def refuse_unequal(facts: dict[str, Any]) -> None:
-    """Raise RecipeError on every rank when a rank's facts, recipe keys and versions by name, are not those of rank 0."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    if len(set(from_every_rank(digest))) == 1:
-        return
-    (first, expected), *others = from_every_rank((socket.gethostname(), facts))
-    lines: dict[str, str] = {}
-    for rank, (host, found) in enumerate(others, 1):
-        for name in sorted(expected.keys() | found.keys()):
-            if expected.get(name) != found.get(name):
-                line = f"{name}: {expected.get(name)} on {first}, {found.get(name)} on {host}"
-                lines.setdefault(line, f"  {line} (rank {rank})")
-    raise RecipeError(
-        "the ranks of this run would not train the same, and what they share would be no run's:\n"
-        + "\n".join(lines.values())
-        + "\nGive every machine the same recipe, command line, code and packages, and start again."
-    )
 
 
 # Several machines of one run share its directory and its prepared data: proven before anything is written there.
@@ -207,6 +183,9 @@ class Ranks:
             for n, process in enumerate(self.processes)
             if n != self.own and process.machine == own.machine and process.is_gone()
         ]
+
+    def on_other_hosts(self) -> bool:
+        return any(process.machine != self.processes[self.own].machine for process in self.processes)
 
     def found_gone(self) -> list[int]:
         """Return the same after an error in a collective, which comes a moment before."""

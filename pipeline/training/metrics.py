@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 from pipeline.data.rows import Consumed
@@ -23,6 +24,7 @@ from pipeline.training.attempts import first_start, lost_steps
 from pipeline.training.checkpoint import bits_per_byte
 from pipeline.training.distributed import numbers_of_every_rank
 from pipeline.training.guard import total_norm
+from pipeline.training.muon import local
 from pipeline.training.optimizer import MuonAdamW
 from pipeline.training.schedules import logged_rates
 
@@ -83,7 +85,7 @@ class UpdateNumbers:
 
     def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters with a gradient, before anything scales it or clips it to zero."""
-        self._zeros, self._norms = count_zeros([p.grad for p in parameters if p.grad is not None]), []
+        self._zeros, self._norms = count_zeros([local(p.grad) for p in parameters if p.grad is not None]), []
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
             ours.measure_next_update(self._norms)
@@ -93,12 +95,15 @@ class UpdateNumbers:
         the update was left out or the optimizer is another's."""
         if self._zeros is None:
             return {}
-        numbers = {
-            "optim/param_norm": total_norm([p.detach() for p in parameters]),
-            "optim/num_zeros_in_grad": self._zeros,
-        }
-        if self._norms:
-            numbers["optim/update_ratio"] = total_norm(self._norms) / numbers["optim/param_norm"]
+        norms = [total_norm([local(p.detach()) for p in parameters])]
+        norms += [total_norm(self._norms)] if self._norms else []
+        if any(isinstance(p, DTensor) for p in parameters):  # these are of this rank's parts
+            sums = torch.stack([norm.double().square() for norm in norms] + [self._zeros.double()])
+            torch.distributed.all_reduce(sums)
+            *norms, self._zeros = [*sums[:-1].sqrt(), sums[-1].long()]
+        numbers = {"optim/param_norm": norms[0], "optim/num_zeros_in_grad": self._zeros}
+        if len(norms) > 1:
+            numbers["optim/update_ratio"] = norms[1] / norms[0]
         self._zeros, self._norms = None, []
         return {name: number.item() for name, number in numbers.items()}
 
@@ -420,8 +425,7 @@ class LogRow:
             skipped=trainer.accelerator.optimizer_step_was_skipped,
         )
         row |= trainer.guard.read(max_norm=args.max_grad_norm)
-        if not trainer.is_sharded:  # there a rank holds a part of each parameter
-            row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
+        row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
         position = trainer.rows.position(step)
         row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
         row |= {"data/tokens": trainer.meter.targets, "data/samples": step * trainer.rows.rows_per_step}

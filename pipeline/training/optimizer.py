@@ -22,7 +22,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
-from pipeline.training.muon import muon_step
+from pipeline.training.muon import local, muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
@@ -67,9 +67,9 @@ class MuonAdamW(torch.optim.Optimizer):
                     self._adamw(group, parameters)
                 else:
                     for some in in_portions(parameters, MEASURED_AT_ONCE):
-                        before = [p.clone() for p in some]
+                        before = [local(p).clone() for p in some]  # of a sharded one this rank's part, as Muon's
                         self._adamw(group, some)
-                        torch._foreach_sub_(before, some)
+                        torch._foreach_sub_(before, [local(p) for p in some])
                         self._norms.append(total_norm(before))
         self._norms = None
         return loss
@@ -107,6 +107,9 @@ class MuonAdamW(torch.optim.Optimizer):
                 self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
         muon_step(group, parameters, self.state, norms=self._norms)
 
+
+# The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of recipe/resolve.py.
+OPTIMIZERS = {"adamw": MuonAdamW, "muon_adamw": MuonAdamW}
 
 AVERAGE = "average"  # a state of every parameter beside the update rule's: saved, gathered and restored with them
 
@@ -147,19 +150,19 @@ def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor
 
 
 def build_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """Return the optimizer of `optimizer.type`: adamw, muon_adamw, or module:attr called with (model, recipe).
+    """Return the optimizer of `optimizer.type`: one of OPTIMIZERS, or module:attr called with (model, recipe).
 
     Every group carries name, lr and initial_lr, the peak that the schedule scales. Raises RecipeError for a type that is
     not there and for a model that it cannot update.
     """
     if ":" in recipe.optimizer.type:
         return custom_optimizer(model, recipe)
-    if recipe.optimizer.type not in ("adamw", "muon_adamw"):
+    if recipe.optimizer.type not in OPTIMIZERS:
         raise RecipeError(
             f"optimizer.type is {recipe.optimizer.type}, which is no optimizer of ours. "
-            "Write adamw, muon_adamw or module:attr; trainer leaves it to transformers.Trainer."
+            f"Write {', '.join(OPTIMIZERS)} or module:attr; trainer leaves it to transformers.Trainer."
         )
-    return MuonAdamW(parameter_groups(model, recipe))
+    return OPTIMIZERS[recipe.optimizer.type](parameter_groups(model, recipe))
 
 
 def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.process.errors import OutOfMemoryError
+from pipeline.process.errors import HangError, OutOfMemoryError
 from pipeline.recipe.resolve import KEY
 from pipeline.run_dir.failures import first_line, is_out_of_memory
 from pipeline.training.loader import on_device
@@ -175,7 +175,17 @@ def explained_errors(trainer: "TandemTrainer") -> Iterator[None]:
             explained: Exception = out_of_memory(trainer, error)
         elif gone := trainer.ranks.found_gone():
             explained = trainer.ranks.lost(gone, trainer.run, step=trainer.state.global_step)
+        elif trainer.ranks.on_other_hosts() and _is_of_connection(error):
+            explained = HangError(
+                f"{trainer.run.path}: the connection to another host broke at step {trainer.state.global_step} ({first_line(error)}). "
+                "The last checkpoint is whole. Run the same command again to go on from it."
+            )
         else:
             raise
         traceback.clear_frames(error.__traceback__)
         raise explained from error
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Return whether a collective lost its peer: NCCL has a class for that, gloo its file's name in the text."""
+    return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)

@@ -34,7 +34,8 @@ def shard_model(model: PreTrainedModel) -> None:
     if model.config.tie_word_embeddings:  # one parameter of two modules: it stays with the outermost weights
         tied = {model.get_input_embeddings(), model.get_output_embeddings()}
         names = {name for name, module in model.named_modules() if module in tied}
-        model.fsdp_plan = {name: style for name, style in model.fsdp_plan.items() if name not in names}
+        rest = {name: style for name, style in model.fsdp_plan.items() if name not in names}
+        model.fsdp_plan = rest  # type: ignore[misc]  # its setter stands apart, where mypy does not look
     # torch's own FSDP2 calls what torch calls deprecated.
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
@@ -59,13 +60,9 @@ def forward_only(model: torch.nn.Module) -> Iterator[None]:
                     module.reshard()
 
 
-def is_sharded(tensors: Mapping[str, Tensor]) -> bool:
-    return any(isinstance(tensor, DTensor) for tensor in tensors.values())
-
-
 def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
-    if not is_sharded(tensors):
+    if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return dict(tensors)
     first, whole = torch.distributed.get_rank() == 0, dict[str, Tensor]()
     for name, tensor in tensors.items():

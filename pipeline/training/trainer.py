@@ -193,7 +193,7 @@ class TandemTrainer(Trainer):
         self.accelerator.unscale_gradients()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = total_norm([p.grad for p in parameters])
-        if self.log_row.measures_update(self) and not self.is_sharded:
+        if self.log_row.measures_update(self):
             self.log_row.update.look(parameters, self.optimizer)
         if self.guard.check_update(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)

@@ -91,7 +91,7 @@ def test_a_killed_writer_is_started_again_with_what_was_copied(run):
     assert problems(run.checkpoint(5)) == []
 
 
-def test_a_disk_that_refuses_is_told_with_the_file_and_the_checkpoint_before_stays(run, monkeypatch):
+def test_a_disk_that_refuses_is_reported_with_the_file_and_the_checkpoint_before_stays(run, monkeypatch):
     saver = saver_of(run)
     saver.save(5, write_small=small_files)
     saver.wait()
@@ -153,7 +153,9 @@ sys.exit(checkpoint_writer.main())
 
 
 @pytest.mark.parametrize("function", ["rotate", "publish_folder"])
-def test_old_checkpoints_that_stay_are_told_and_a_name_that_may_be_lost_ends_the_run(run, function, monkeypatch, capfd):
+def test_old_checkpoints_that_stay_are_reported_and_a_name_that_may_be_lost_ends_the_run(
+    run, function, monkeypatch, capfd
+):
     """The writer is the real one, with a function of it that fails at its end, as one on a failing disk."""
     command, popen = [sys.executable, "-c", FAILING.format(function=function), str(ROOT)], subprocess.Popen
     monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", lambda _, **how: popen(command, **how))

@@ -47,7 +47,7 @@ def test_a_process_leaves_with_its_status_when_terminal_and_run_directory_are_go
         assert "error: rows.jsonl:3: it is no JSON." in said
 
 
-def test_a_file_that_this_user_may_not_read_is_told_with_a_status_of_its_own(tmp_path):
+def test_a_file_that_this_user_may_not_read_is_reported_with_a_status_of_its_own(tmp_path):
     program = ENTRY.replace(
         "raise error", 'raise PermissionError(13, "Permission denied", "runs/a/optimizer.safetensors")'
     )

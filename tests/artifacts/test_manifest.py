@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.errors import DataError
-from pipeline.run_dir.manifest import KEYS, TYPES, manifest_problems, manifest_table, unknown_keys
+from pipeline.run_dir.manifest import KEYS, TYPES, manifest_problems, unknown_keys
 from pipeline.run_dir.run_directory import RunDirectory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text()
+
+
+def manifest_table() -> str:
+    """Return the keys as the Markdown table of docs/manifest.md."""
+    lines = ["| key | type | unit | written | by | what it holds |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| `{key.name}` | {key.type} | {key.unit or '-'} | {key.written} | `{key.by}` | {key.meaning} |"
+        for key in KEYS
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def test_the_page_holds_the_table_of_the_schema():
@@ -34,7 +44,7 @@ def test_the_writers_that_are_named_exist():
         assert (root / by).exists(), by
 
 
-def test_values_of_another_type_are_told_by_their_full_names():
+def test_values_of_another_type_are_reported_by_their_full_names():
     manifest = {
         "name": 3,
         "attempts": True,

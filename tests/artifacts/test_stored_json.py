@@ -92,7 +92,7 @@ def test_a_queued_item_with_values_of_another_type_is_none(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pipe_a_folder_or_a_device_under_the_name_of_a_file_is_told_and_not_waited_for(tmp_path, make):
+def test_a_pipe_a_folder_or_a_device_under_the_name_of_a_file_is_reported_and_not_waited_for(tmp_path, make):
     path = tmp_path / "file.json"
     make(path)
     for read in (read_json, read_rows, read_columns):

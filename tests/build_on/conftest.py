@@ -78,20 +78,20 @@ class Workplace:
         (self.path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def example(self, name: str, then: str = "") -> dict:
-        """The example run as it stands in a process without this package; then `then` with its variables, which fills `told`."""
+        """The example run as it stands in a process without this package; then `then` with its variables, which fills `results`."""
         on_a_cpu = re.sub(r"(?<=Config\(\n)( +)(?=output_dir)", r"\1use_cpu=True, ", EXAMPLES[name])  # as the page says
         (self.path / f"{name}.py").write_text(on_a_cpu)
         code = f"""
 import json, sys
 sys.modules["pipeline"] = None  # importing it is an error
-told = {{}}
+results = {{}}
 exec(compile(open("{name}.py").read(), "{name}.py", "exec"))
 {then}
-json.dump(told, open("told.json", "w"))
+json.dump(results, open("results.json", "w"))
 """
         (self.path / "driver.py").write_text(code)
         self.printed = run([sys.executable, "-P", "driver.py"], self.path)
-        return json.loads((self.path / "told.json").read_text())
+        return json.loads((self.path / "results.json").read_text())
 
     def command(self, begin: str) -> str:
         """The page's one command that begins so, and what it prints."""

@@ -18,7 +18,7 @@ from tests.build_on.page import COMMANDS, EXAMPLES, TASKS
 
 # What training says of itself, for `example(then=...)`.
 LOG = """
-told["log"] = [row for row in trainer.state.log_history if "loss" in row]
+results["log"] = [row for row in trainer.state.log_history if "loss" in row]
 """
 
 
@@ -46,8 +46,8 @@ def test_every_example_of_the_page_is_run_here():
         ast.parse(code)
     source = Path(__file__).read_text()
     assert [name for name in EXAMPLES if f'"{name}"' not in source] == []
-    told = [line for line in COMMANDS if line and not line.startswith("pip install")]
-    assert [line for line in told if not any(f'"{begin}"' in source for begin in _beginnings(line))] == []
+    lines = [line for line in COMMANDS if line and not line.startswith("pip install")]
+    assert [line for line in lines if not any(f'"{begin}"' in source for begin in _beginnings(line))] == []
 
 
 def _beginnings(line):
@@ -57,23 +57,23 @@ def _beginnings(line):
 
 @pytest.mark.slow
 def test_the_pipeline_answers_in_the_chat_format_and_continues_a_text_after_its_bos(place):
-    told = place.example(
+    results = place.example(
         "generate",
         """
-told["role"] = answer["role"]
+results["role"] = answer["role"]
 text = "The function"
 ids = generate.tokenizer(text, return_tensors="pt").input_ids
-told["ids"] = ids[0].tolist()
-told["greedy"] = generate.model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist()
-told["written"] = generate(text, max_new_tokens=32, do_sample=False, return_tensors=True)[0]["generated_token_ids"]
-told["ends"] = generate.model.generation_config.eos_token_id
+results["ids"] = ids[0].tolist()
+results["greedy"] = generate.model.generate(ids, max_new_tokens=32, do_sample=False)[0].tolist()
+results["written"] = generate(text, max_new_tokens=32, do_sample=False, return_tensors=True)[0]["generated_token_ids"]
+results["ends"] = generate.model.generation_config.eos_token_id
 """,
     )
     tokenizer = open_tokenizer(str(place.model), revision=None, beside=None, where="the test")
-    assert told["role"] == "assistant"
-    assert told["ids"][0] == tokenizer.bos_token_id not in told["ids"][1:]
-    assert told["written"] == told["greedy"]
-    assert told["ends"] == [tokenizer.eos_token_id, tokenizer.bos_token_id]
+    assert results["role"] == "assistant"
+    assert results["ids"][0] == tokenizer.bos_token_id not in results["ids"][1:]
+    assert results["written"] == results["greedy"]
+    assert results["ends"] == [tokenizer.eos_token_id, tokenizer.bos_token_id]
     assert "The function" in place.printed
 
 
@@ -82,26 +82,26 @@ def test_trl_sft_trains_on_our_labels_with_the_models_own_loss(place, chat_files
     pytest.importorskip("trl")
     rows = conversations(chat_files, 24)
     place.write_lines("conversations.jsonl", rows)
-    told = place.example(
+    results = place.example(
         "sft",
         LOG
         + """
 import torch
-told["ids"] = [list(ids) for ids in trainer.train_dataset["input_ids"]]
-told["labels"] = [list(labels) for labels in trainer.train_dataset["labels"]]
+results["ids"] = [list(ids) for ids in trainer.train_dataset["input_ids"]]
+results["labels"] = [list(labels) for labels in trainer.train_dataset["labels"]]
 model = trainer.model.eval()
 batch = {k: v for k, v in next(iter(trainer.get_train_dataloader())).items() if torch.is_tensor(v)}
 with torch.no_grad():
-    told["losses"] = [model(**batch).loss.item(), model(**batch, fused_lm_head=True).loss.item()]
+    results["losses"] = [model(**batch).loss.item(), model(**batch, fused_lm_head=True).loss.item()]
 """,
     )
     tokenizer = open_tokenizer(str(place.model), revision=None, beside=None, where="the test")
     ours = [render(tokenizer, row["messages"]) for row in rows]
-    assert told["ids"] == [ids[:256] for ids, _ in ours]
+    assert results["ids"] == [ids[:256] for ids, _ in ours]
     labels = [[i if bit else -100 for i, bit in zip(ids, bits, strict=True)] for ids, bits in ours]
-    assert told["labels"] == [row[:256] for row in labels]
-    assert told["losses"][0] == pytest.approx(told["losses"][1], rel=1e-4)
-    assert len(told["log"]) == 3
+    assert results["labels"] == [row[:256] for row in labels]
+    assert results["losses"][0] == pytest.approx(results["losses"][1], rel=1e-4)
+    assert len(results["log"]) == 3
     before, after = losses(place, "sft", [(ids, row) for (ids, _), row in zip(ours, labels, strict=True)])
     assert after < before
 
@@ -111,7 +111,7 @@ def test_packed_conversations_do_not_see_each_other_in_trl(place, chat_files, mo
     pytest.importorskip("trl")
     place.write_lines("conversations.jsonl", conversations(chat_files, 8))
     monkeypatch.setitem(EXAMPLES, "sft", EXAMPLES["sft"].replace("max_length=256,", "max_length=256, packing=True,"))
-    told = place.example(
+    results = place.example(
         "sft",
         """
 import torch
@@ -122,13 +122,13 @@ starts = [i for i, position in enumerate(positions) if position == 0] + [len(ids
 def nats(ids, labels, **given):
     return torch.nn.functional.cross_entropy(model(ids[None], **given).logits[0, :-1].float(), labels[1:], reduction="sum").item()
 with torch.no_grad():
-    told["packed"] = model(**batch, fused_lm_head=True).loss.item() * (labels[1:] != -100).sum().item()
-    told["alone"] = sum(nats(ids[a:b], labels[a:b]) for a, b in zip(starts, starts[1:]))
-    told["starts"] = len(starts) - 1
+    results["packed"] = model(**batch, fused_lm_head=True).loss.item() * (labels[1:] != -100).sum().item()
+    results["alone"] = sum(nats(ids[a:b], labels[a:b]) for a, b in zip(starts, starts[1:]))
+    results["starts"] = len(starts) - 1
 """,
     )
-    assert told["starts"] > 1
-    assert told["packed"] == pytest.approx(told["alone"], rel=1e-4)
+    assert results["starts"] > 1
+    assert results["packed"] == pytest.approx(results["alone"], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -137,25 +137,25 @@ def test_a_lora_learns_merges_and_the_merged_folder_serves_every_command(place, 
     pytest.importorskip("peft")
     rows = conversations(chat_files, 24)
     place.write_lines("conversations.jsonl", rows)
-    told = place.example(
+    results = place.example(
         "lora",
         """
 import torch
 ids = torch.arange(40)[None]
-told["modules"] = sorted({n.split(".lora_")[0].split(".")[-1] for n, p in trainer.model.named_parameters() if p.requires_grad})
+results["modules"] = sorted({n.split(".lora_")[0].split(".")[-1] for n, p in trainer.model.named_parameters() if p.requires_grad})
 exact = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False).eval()  # without TRL's bf16
-told["logits"] = exact(ids).logits[0].tolist()
+results["logits"] = exact(ids).logits[0].tolist()
 """,
     )
     assert (
-        told["modules"]
+        results["modules"]
         == {
             "gpt2": ["c_attn", "c_fc", "c_proj"],
             "nanochat": ["fc1", "fc2", "k_proj", "o_proj", "q_proj", "v_proj"],
             "tandem": ["c_fc", "c_k", "c_proj", "c_q", "c_v", "smear_gate", "value_gate"],
         }[place.form]
     )
-    adapted = torch.tensor(told["logits"])
+    adapted = torch.tensor(results["logits"])
     place.example("merge")
     tokenizer = open_tokenizer(str(place.model), revision=None, beside=None, where="the test")
     ours = [render(tokenizer, row["messages"]) for row in rows]
@@ -206,19 +206,19 @@ def test_trl_grpo_generates_scores_and_takes_steps(place):
 @pytest.mark.slow
 def test_the_stock_trainer_trains_further_and_its_result_loads_and_generates(place, text_files):
     (place.path / "texts.jsonl").write_text(text_files[0].read_text()[:60_000].rpartition("\n")[0] + "\n")
-    told = place.example(
+    results = place.example(
         "further",
         """
-told["rows"] = list(trainer.train_dataset["input_ids"])
-told["begins"] = trainer.train_dataset[0]["input_ids"][0] == tokenizer.bos_token_id
+results["rows"] = list(trainer.train_dataset["input_ids"])
+results["begins"] = trainer.train_dataset[0]["input_ids"][0] == tokenizer.bos_token_id
 again = AutoModelForCausalLM.from_pretrained("further", trust_remote_code=True)
 import torch
-told["cached"] = again.generate(torch.tensor([[tokenizer.bos_token_id]]), max_new_tokens=4, return_dict_in_generate=True).past_key_values is not None
+results["cached"] = again.generate(torch.tensor([[tokenizer.bos_token_id]]), max_new_tokens=4, return_dict_in_generate=True).past_key_values is not None
 """,
     )
-    assert told["begins"]
-    assert told["cached"]
-    before, after = losses(place, "further", [(ids, ids) for ids in told["rows"]])
+    assert results["begins"]
+    assert results["cached"]
+    before, after = losses(place, "further", [(ids, ids) for ids in results["rows"]])
     assert after < before
 
 
@@ -249,7 +249,7 @@ def test_a_quantized_model_is_smaller_near_the_model_and_loads_again(place, name
     if (place.form, name) == ("gpt2", "quantize_torchao"):
         pytest.skip("torchao quantizes nn.Linear, and GPT-2 has none")
     folder = {"quantize": "int8", "quantize_torchao": "int8-torchao"}[name]
-    told = place.example(
+    results = place.example(
         name,
         f"""
 import torch
@@ -258,12 +258,12 @@ with torch.no_grad():
     logits = model.eval()(ids).logits.float()
     plain = AutoModelForCausalLM.from_pretrained("runs/NAME/model", trust_remote_code=True).eval()(ids).logits.float()
     again = AutoModelForCausalLM.from_pretrained("{folder}", trust_remote_code=True).eval()(ids).logits.float()
-told["distance"] = ((logits - plain).norm() / plain.norm()).item()
-told["again"] = (logits - again).abs().max().item()
-told["written"] = model.generate(ids[:, :8], max_new_tokens=4, do_sample=False).shape[1]
+results["distance"] = ((logits - plain).norm() / plain.norm()).item()
+results["again"] = (logits - again).abs().max().item()
+results["written"] = model.generate(ids[:, :8], max_new_tokens=4, do_sample=False).shape[1]
 """,
     )
-    assert 0 < told["distance"] < 0.05
-    assert told["again"] == 0
+    assert 0 < results["distance"] < 0.05
+    assert results["again"] == 0
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (place.path / folder, place.model)]
     assert sizes[0] < sizes[1]

@@ -5,11 +5,13 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from typing import get_args, get_type_hints
 
 import numpy as np
 
-from pipeline.callbacks.trackers import TensorBoard, WandbRun
+from pipeline.callbacks.trackers import TensorBoard, WandbRun, trackers_of
 from pipeline.metrics import METRICS
+from pipeline.recipe.schema import Monitor, Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.callbacks.tracker_files import tensorboard_descriptions, tensorboard_scalars, tensorboard_table
 
@@ -27,6 +29,13 @@ def wandb_run(folder):
     return WandbRun(
         RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, batch_tokens=512
     )  # fmt: skip
+
+
+def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):
+    (names,) = get_args(get_type_hints(Monitor)["trackers"])
+    for name in get_args(names):
+        recipe = Recipe(monitor=Monitor(trackers=[name]))
+        assert len(trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, batch_tokens=512)) == 1, name
 
 
 def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):
@@ -71,7 +80,7 @@ def test_tensorboard_shows_samples_as_a_table_in_which_markdown_and_html_do_noth
     assert "<pre>ünder &amp; co</pre>" in shown
 
 
-def test_tensorboard_that_cannot_start_is_told_once(tmp_path, capsys):
+def test_tensorboard_that_cannot_start_is_reported_once(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("in the way")
     tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
     tracker.on_train_begin(None, state(), None)
@@ -81,7 +90,7 @@ def test_tensorboard_that_cannot_start_is_told_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("TensorBoard stopped taking numbers (") == 1
 
 
-def test_tensorboard_whose_folder_vanishes_in_mid_run_is_told_once(tmp_path, capsys, monkeypatch):
+def test_tensorboard_whose_folder_vanishes_in_mid_run_is_reported_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)  # its thread's own traceback
     tracker = TensorBoard(tmp_path / "tensorboard", start_step=0)
     tracker.on_train_begin(None, state(), None)
@@ -92,12 +101,12 @@ def test_tensorboard_whose_folder_vanishes_in_mid_run_is_told_once(tmp_path, cap
         log(tracker, [step])
         time.sleep(0.005)
     tracker.on_train_end(None, state(), None)
-    told = capsys.readouterr().out
-    assert told.count("TensorBoard stopped taking numbers (") == 1, told
-    assert "metrics.jsonl has every number" in told
+    out = capsys.readouterr().out
+    assert out.count("TensorBoard stopped taking numbers (") == 1, out
+    assert "metrics.jsonl has every number" in out
 
 
-def test_a_wandb_that_cannot_be_imported_is_told_once(tmp_path, capsys, monkeypatch):
+def test_a_wandb_that_cannot_be_imported_is_reported_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     tracker = wandb_run(tmp_path)
     tracker.on_train_begin(None, state(), None)

@@ -180,7 +180,7 @@ def test_the_process_for_trackio_has_no_secret_asks_nobody_and_writes_into_the_r
     assert not [p for p in written if any(t.encode() in p.read_bytes() for t in (HF_TOKEN, WANDB_API_KEY))]
 
 
-def test_trackio_that_cannot_start_is_told_once(run, capsys):
+def test_trackio_that_cannot_start_is_reported_once(run, capsys):
     run.trackio.write_text("in the way")
     tracker = TrackioRun(run)
     tracker.on_train_begin(None, state(), None)
@@ -188,13 +188,13 @@ def test_trackio_that_cannot_start_is_told_once(run, capsys):
     tracker.on_log(None, state(1), None, logs={"train/loss": 1.0})
     tracker.on_log(None, state(2), None, logs={"train/loss": 1.0})
     tracker.on_train_end(None, state(10), None)
-    told = capsys.readouterr().out
-    assert told.count("Trackio stopped taking numbers (FileExistsError: ") == 1, told
-    assert f"python -m pipeline.callbacks.trackio_writer {run.path}" in told
+    out = capsys.readouterr().out
+    assert out.count("Trackio stopped taking numbers (FileExistsError: ") == 1, out
+    assert f"python -m pipeline.callbacks.trackio_writer {run.path}" in out
 
 
 @pytest.mark.parametrize("how", ["killed", "no more space"])
-def test_trackio_that_fails_in_mid_run_is_told_once_and_can_be_written_afterwards(run, capsys, how):
+def test_trackio_that_fails_in_mid_run_is_reported_once_and_can_be_written_afterwards(run, capsys, how):
     tracker = TrackioRun(run)
     begin_attempt(run, 1, step=0)
     log_steps(run, 1, [1])

@@ -328,7 +328,7 @@ def test_the_page_answers_its_own_address_only_and_takes_no_files_and_no_flood(r
         assert httpx.post(f"{address}gradio_api/queue/join", content=iter([flood])).status_code == 413
 
 
-def test_a_port_that_is_taken_is_told(run, tmp_path):
+def test_a_port_that_is_taken_is_reported(run, tmp_path):
     import socket
 
     with socket.socket() as taken:

@@ -123,7 +123,7 @@ def test_a_model_with_its_own_code_is_served_too(own_code, tmp_path):
         assert pieces
 
 
-def test_what_is_missing_is_told_in_a_sentence(run, monkeypatch):
+def test_what_is_missing_is_reported_in_a_sentence(run, monkeypatch):
     from transformers.utils import import_utils
 
     monkeypatch.setattr(import_utils, "is_serve_available", lambda: False)

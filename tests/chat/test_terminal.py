@@ -72,13 +72,13 @@ def test_a_tool_call_is_answered_shown_and_remembered(run, monkeypatch, capsys):
 
 
 def test_a_turn_with_a_tool_call_is_left_out_as_a_whole(run):
-    told = []
-    talking = Conversation(open_speaker(str(run)), system="S", notify=told.append)
+    notices = []
+    talking = Conversation(open_speaker(str(run)), system="S", notify=notices.append)
     talking.messages = SUM[:4]
     text = "ping pong " * 10
     next(talking.answer(text, Sampling(max_new_tokens=20)))
     assert talking.messages[0] == {"role": "user", "content": text}
-    assert told == ["the oldest turn was left out: the model reads no more"]
+    assert notices == ["the oldest turn was left out: the model reads no more"]
 
 
 def test_a_seed_gives_its_answer_again_and_another_seed_another(run, monkeypatch, capsys):
@@ -129,7 +129,7 @@ def test_a_conversation_longer_than_the_model_loses_its_oldest_turns(run, monkey
     assert "only the last" in err
 
 
-def test_what_is_no_model_is_told_with_its_status(tmp_path, monkeypatch, capsys):
+def test_what_is_no_model_is_reported_with_its_status(tmp_path, monkeypatch, capsys):
     (tmp_path / "empty").mkdir()
     waiting = tmp_path / "waiting"
     waiting.mkdir()

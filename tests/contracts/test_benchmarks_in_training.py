@@ -97,7 +97,7 @@ def test_two_ranks_have_the_score_of_one(runner):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_failing_benchmark_is_told_and_the_run_goes_on(runner, ranks):
+def test_a_failing_benchmark_is_reported_and_the_run_goes_on(runner, ranks):
     recipe = recipe_of(runner, "broken")
     run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", ranks=ranks)
     assert sorted(run.values("core_partial/v1")) == [8, 10]
@@ -107,7 +107,7 @@ def test_a_failing_benchmark_is_told_and_the_run_goes_on(runner, ranks):
 
 
 def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scored(runner):
-    run = runner.train(recipe_of(runner, "told"), "run.callbacks=[breaks:Breaks]")
+    run = runner.train(recipe_of(runner, "failing"), "run.callbacks=[breaks:Breaks]")
     text = (run.directory / "report" / "report.md").read_text()
     section = text.split("## Evaluations\n")[1].split("\n## ")[0]
     v1, v2 = run.values("core_partial/v1"), run.values("core_partial/v2")
@@ -119,7 +119,7 @@ def test_the_report_tells_the_scores_of_a_training_by_step_and_what_was_not_scor
     assert "core/copa" not in text.split("## Time, cost and energy\n")[1].split("\n## ")[0]
 
 
-def test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on(runner):
+def test_a_record_that_cannot_be_written_is_reported_and_the_run_goes_on(runner):
     recipe = recipe_of(runner, "damaged")
     report = runner.folder / "runs" / "damaged" / "report"
     report.mkdir(parents=True)

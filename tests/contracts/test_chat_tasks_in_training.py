@@ -125,7 +125,7 @@ def test_a_task_that_the_time_limit_left_no_room_for_is_named(runner):
     assert "chat: gsm8k, mine not begun within evals.chat.max_s" in run.output
 
 
-def test_a_checker_that_fails_is_told_on_both_ranks_and_the_run_goes_on(runner):
+def test_a_checker_that_fails_is_reported_on_both_ranks_and_the_run_goes_on(runner):
     (runner.folder / "own_checks.py").write_text("def broken(messages, text):\n    raise KeyError('nothing')\n")
     own = [{"name": "mine", "files": "tasks/own.jsonl", "checker": "own_checks:broken"}]
     run = runner.train(recipe_of(runner, "broken", every_steps=10, own=own), ranks=2, stage="sft")
@@ -137,7 +137,7 @@ def test_a_checker_that_fails_is_told_on_both_ranks_and_the_run_goes_on(runner):
 
 
 @pytest.mark.parametrize(
-    ("chat", "told", "status"),
+    ("chat", "message", "status"),
     [
         ({"tasks": ["arc"]}, "there is no chat task called arc", 64),
         ({"tasks": ["humaneval"]}, "Allow it with --execute or evals.chat.execute: true", 64),
@@ -146,7 +146,7 @@ def test_a_checker_that_fails_is_told_on_both_ranks_and_the_run_goes_on(runner):
         ({"data": "elsewhere"}, "elsewhere", 66),
     ],
 )
-def test_what_cannot_be_scored_is_said_before_the_first_step(runner, chat, told, status):
+def test_what_cannot_be_scored_is_said_before_the_first_step(runner, chat, message, status):
     refused = runner.train(recipe_of(runner, "refused", **chat), status=status, stage="sft")
-    assert told in refused.output
+    assert message in refused.output
     assert "step 0000" not in refused.output

@@ -46,11 +46,11 @@ def test_checkpoints_and_the_finished_model_load_without_this_package(runner, mo
     run = runner.train(runner.recipe("alone", model, train=train), **how)
     folders = [run.directory / "checkpoints" / "checkpoint-2", run.directory / "model"]
     (tmp_path / "stranger.py").write_text(STRANGER)
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "stranger.py", *map(str, folders)], cwd=tmp_path, capture_output=True, text=True
     )
-    assert told.returncode == 0, told.stderr[-2000:]
-    for folder, found in json.loads(told.stdout.splitlines()[-1]).items():
+    assert done.returncode == 0, done.stderr[-2000:]
+    for folder, found in json.loads(done.stdout.splitlines()[-1]).items():
         ours = load_model(folder).eval()
         ids = torch.tensor([found["ids"]])
         with torch.no_grad():

@@ -79,7 +79,7 @@ def test_a_recipe_that_failed_before_its_first_step_may_be_mended_under_the_same
     recipe = runner.recipe("mended", "gpt2", train={"max_steps": 2, "per_device_train_batch_size": 8})
     other = shutil.copy(recipe, runner.folder / "other.yaml")
     runner.train(other, "data.sources=[{files: nowhere/*.jsonl}]", status=66)
-    assert not (runner.folder / "runs").exists()  # what can be known before is told before anything is written
+    assert not (runner.folder / "runs").exists()  # what can be known before is reported before anything is written
     # One that fails after the evaluation at step 0, with another batch.
     (runner.folder / "mine.py").write_text(
         "from transformers import TrainerCallback\n\n\n"

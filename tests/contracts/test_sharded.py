@@ -29,6 +29,9 @@ def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_
     for name in ("train/loss", "optim/grad_norm", f"train/{bpb}"):
         assert len(one.values(name)) == 20
         assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
+    for name in ("optim/param_norm", "optim/update_ratio"):
+        assert sorted(one.values(name)) == [10, 20]
+        assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
     assert two.values("val/loss") == pytest.approx(one.values("val/loss"), rel=TOLERANCE[model])
 
 

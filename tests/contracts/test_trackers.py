@@ -108,8 +108,8 @@ def test_trackio_holds_what_counts_in_one_run(tracked):
 def test_no_tracker_keeps_a_secret_of_the_machine(tracked):
     run, _ = tracked
     assert not [
-        told
-        for told in ("Trackio stopped", "W&B stopped", "W&B could not", "TensorBoard stopped")
-        if told in run.output
+        warning
+        for warning in ("Trackio stopped", "W&B stopped", "W&B could not", "TensorBoard stopped")
+        if warning in run.output
     ]
     assert files_with((HF_TOKEN, WANDB_API_KEY), run.directory) == []

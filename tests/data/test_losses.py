@@ -17,6 +17,7 @@ from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError
 from pipeline.process.storage import read_sealed_json
 from pipeline.recipe.schema import Source
+from pipeline.sources.formats import ROLES
 from pipeline.tokenizer.chat import render
 from pipeline.tokenizer.encode import byte_lengths
 from tests.conftest import ROOT, docstrings, shared_data
@@ -176,6 +177,17 @@ def test_where_no_conversation_fits_the_run_is_refused_with_numbers_and_the_rows
     path = write(tmp_path / "long.jsonl", [{"messages": talk("Why?", "because " * 200)}] * 20)
     recipe = bench.recipe(stage="sft", sources=[Source(files=str(path), at_end=at_end)], train=train)
     with pytest.raises(DataError, match=r"long.*nothing is left to train on. long: 20 conversations, 20 too long for a row of 64 tokens. Set data.row_tokens to \d+"):  # fmt: skip
+        TrainingRows.open(preparation=bench.prepared(recipe))
+
+
+def test_where_the_template_refuses_every_conversation_the_run_is_refused_with_the_reason(bench, tmp_path, monkeypatch):
+    roles = (*ROLES, "critic")  # one that the tokenizer's template lacks
+    monkeypatch.setattr("pipeline.sources.formats.ROLES", roles)
+    path = write(
+        tmp_path / "odd.jsonl", [{"messages": [*talk("Why?", "So."), {"role": "critic", "content": "No."}]}] * 20
+    )
+    recipe = bench.recipe(stage="sft", sources=[Source(files=str(path))], train={"num_train_epochs": 1})
+    with pytest.raises(DataError, match=r"20 rows are unreadable .*\n.*has the role critic; roles are system"):
         TrainingRows.open(preparation=bench.prepared(recipe))
 
 

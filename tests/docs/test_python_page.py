@@ -5,9 +5,9 @@ import shutil
 
 from tests.docs.pages import ROOT, blocks, run, write_named_blocks
 
-TOLD = """
+DUMP_RESULTS = """
 import json
-json.dump({"status": status, "texts": texts, "bpb": score.bpb, "losses": losses, "run": str(run.path)}, open("told.json", "w"))
+json.dump({"status": status, "texts": texts, "bpb": score.bpb, "losses": losses, "run": str(run.path)}, open("results.json", "w"))
 """
 
 
@@ -17,13 +17,13 @@ def test_the_page_s_blocks_train_load_continue_and_score(tmp_path, cache):
         shutil.copy(ROOT / "docs" / name, tmp_path / "my_texts")
     write_named_blocks("python.md", tmp_path)
     script = "\n".join(blocks("python.md", "python"))
-    (tmp_path / "page.py").write_text(script + TOLD)
+    (tmp_path / "page.py").write_text(script + DUMP_RESULTS)
 
     printed = run(["python", "page.py"], folder=tmp_path, cache=cache)
 
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["status"] == 0
-    assert told["run"].endswith("from_python")
-    assert len(told["losses"]) >= 2
-    assert 1 < told["bpb"] < 8
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["status"] == 0
+    assert results["run"].endswith("from_python")
+    assert len(results["losses"]) >= 2
+    assert 1 < results["bpb"] < 8
     assert "bits per byte over" in printed

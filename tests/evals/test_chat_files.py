@@ -210,7 +210,7 @@ WRONG_FILES = {
 }
 
 
-def test_every_wrong_file_is_told_at_once_before_anything_is_scored(tmp_path, cache):
+def test_every_wrong_file_is_reported_at_once_before_anything_is_scored(tmp_path, cache):
     for name, (content, _) in WRONG_FILES.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:

@@ -224,11 +224,11 @@ def test_what_is_watched_is_every_batch_and_step_and_the_mode_is_left_as_it_was(
     assert model.training
 
 
-def test_no_further_task_is_begun_after_the_time_limit_and_each_score_is_told_when_it_is_there(tasks, tokenizer):
-    model, told = small("gpt2", tokenizer), []
-    scores = score_chat_tasks(tasks[:3], model, tokenizer, max_s=1e-9, report=told.append)
+def test_no_further_task_is_begun_after_the_time_limit_and_each_score_is_reported_when_it_is_there(tasks, tokenizer):
+    model, reported = small("gpt2", tokenizer), []
+    scores = score_chat_tasks(tasks[:3], model, tokenizer, max_s=1e-9, report=reported.append)
     assert [score.name for score in scores] == ["arc_easy"]
-    assert told == scores
+    assert reported == scores
     assert len(score_chat_tasks(tasks[:3], model, tokenizer, max_s=600)) == 3
     names = {row["name"] for row in chat_results(tasks[:3], scores)}
     assert names == {"chat/arc_easy"}  # nothing is called a mean that has not all of its tasks

@@ -1,4 +1,4 @@
-"""Evaluation items that stand in a run's training text: found while it is prepared, told beside every score."""
+"""Evaluation items that stand in a run's training text: found while it is prepared, reported beside every score."""
 
 import json
 import shutil
@@ -284,10 +284,10 @@ def test_items_in_the_text_of_the_base_model_are_found_too(runner, capsys):
     changed["data"]["sources"] = changed["data"]["sources"][:1]
     RunDirectory(base.directory).recipe.write_text(yaml.safe_dump(changed))
     assert evaluate([*arguments, "--search-text"]) == 0
-    told = capsys.readouterr()
-    assert "the text of base is not searched" in told.err
-    assert "are not those that the run trained on" in told.err
-    assert "not looked through: that of base, which this model comes from" in told.out
+    printed = capsys.readouterr()
+    assert "the text of base is not searched" in printed.err
+    assert "are not those that the run trained on" in printed.err
+    assert "not looked through: that of base, which this model comes from" in printed.out
     (own_text,) = (set(entry["contaminated"]) for entry in findings_of(run)["tasks"].values())
     assert (len(own_text), len(both)) == (2, 5)
     assert own_text < set(both)
@@ -322,7 +322,7 @@ def test_a_search_that_cannot_be_made_is_refused_before_the_model_is_loaded(
         evaluate([str(run.path), "core", "--bundle", str(bundle), "--search-text"])
 
 
-def test_findings_that_cannot_be_told_end_no_training(tmp_path, capsys):
+def test_findings_that_cannot_be_recorded_end_no_training(tmp_path, capsys):
     plan = {"watchlist": str(tmp_path / "watchlist-1.safetensors"), "train": "torn"}
     run = SimpleNamespace(contamination=tmp_path / "contamination.json")
     assert record_findings(run, plan, []) is None

@@ -57,7 +57,7 @@ def test_batched_rows_have_the_scores_of_single_ones(name, batch_tokens, rows):
     assert scores.given == sum(len(ids) for ids, _ in rows)
 
 
-def test_a_target_that_is_the_likeliest_is_told_from_others():
+def test_a_target_that_is_the_likeliest_is_distinguished_from_others():
     model = tiny("gpt2")
     ids = [5]
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_a_batch_keeps_no_more_than_the_memory_for_kept_prefixes(monkeypatch):
         assert len(batches) == known
 
 
-def test_ids_of_large_vocabularies_are_told_apart():
+def test_ids_of_large_vocabularies_are_distinguished():
     rows = [(np.array([1, 2, 70_000]), 2), (np.array([1, 2, 70_000 - 65_536]), 2)]
     assert sum(len(group.sequences) for group in groups_of(rows)) == 2
 

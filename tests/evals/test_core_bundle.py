@@ -1,4 +1,4 @@
-"""The files of CORE: from folders and zips, from mirrors that give wrong things, and what is wrong with them told."""
+"""The files of CORE: from folders and zips, from mirrors that give wrong things, and what is wrong with them reported."""
 
 import dataclasses
 import json
@@ -47,17 +47,17 @@ def test_a_task_that_is_not_there_is_named_and_refused_when_it_was_asked_for(fol
         open_bundle(str(folder), wanted=["copa", "piqa"])
 
 
-def test_every_wrong_row_is_told_with_its_place(folder):
+def test_every_wrong_row_is_reported_with_its_place(folder):
     path = folder / "eval_data" / COPA.file
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[0]["gold"] = len(rows[0]["choices"])
     rows[1]["choices"] = "ab"
     del rows[2]["query"]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]) + '{"query": "torn')
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as caught:
         open_bundle(str(folder))
     for number, what in enumerate(("gold is", "choices is 'ab', where list belongs", "query is None", "is no JSON"), 1):
-        assert f"copa.jsonl:{number}: {what}" in str(told.value)
+        assert f"copa.jsonl:{number}: {what}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +79,12 @@ def test_a_row_that_cannot_be_scored_is_refused(folder, name, row, said):
         open_bundle(str(folder))
 
 
-def test_of_many_wrong_rows_the_first_are_told_and_the_others_counted(folder):
+def test_of_many_wrong_rows_the_first_are_reported_and_the_others_counted(folder):
     (folder / "eval_data" / COPA.file).write_text("{}\n" * 25)
-    with pytest.raises(DataError, match="and 15 more") as told:
+    with pytest.raises(DataError, match="and 15 more") as caught:
         open_bundle(str(folder))
-    assert "copa.jsonl:10: " in str(told.value)
-    assert "copa.jsonl:11: " not in str(told.value)
+    assert "copa.jsonl:10: " in str(caught.value)
+    assert "copa.jsonl:11: " not in str(caught.value)
 
 
 def test_a_row_ends_at_a_newline_and_nowhere_else(folder):
@@ -99,7 +99,7 @@ def test_tasks_that_were_not_asked_for_are_missing_beside_those_that_are_not_the
     assert set(some.missing) == {task.name for task in TASKS} - {"piqa", "squad"}
 
 
-def test_a_damaged_member_of_a_compressed_zip_is_told(folder, tmp_path):
+def test_a_damaged_member_of_a_compressed_zip_is_reported(folder, tmp_path):
     path = tmp_path / "bundle.zip"
     for damaged in (False, True):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -116,7 +116,7 @@ def test_a_damaged_member_of_a_compressed_zip_is_told(folder, tmp_path):
         open_bundle(str(path))
 
 
-def test_a_zip_of_something_else_or_an_encrypted_one_is_told(folder, tmp_path):
+def test_a_zip_of_something_else_or_an_encrypted_one_is_reported(folder, tmp_path):
     path = tmp_path / "other.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("notes.txt", "nothing")
@@ -133,7 +133,7 @@ def test_a_zip_of_something_else_or_an_encrypted_one_is_told(folder, tmp_path):
         open_bundle(str(path))
 
 
-def test_half_a_character_in_a_row_is_told_by_its_row(folder):
+def test_half_a_character_in_a_row_is_reported_by_its_row(folder):
     path = folder / "eval_data" / COPA.file
     lines = path.read_text().splitlines()
     item = json.loads(lines[1]) | {"query": "HALF"}
@@ -146,7 +146,7 @@ def test_half_a_character_in_a_row_is_told_by_its_row(folder):
     ("content", "said"),
     [(ERROR_PAGE, "XML error page"), (b"", "is empty"), (b"<html><title>404</title>", "HTML page")],
 )
-def test_an_error_page_in_the_place_of_a_file_is_told_as_what_it_is(folder, content, said):
+def test_an_error_page_in_the_place_of_a_file_is_reported_as_what_it_is(folder, content, said):
     (folder / "eval_data" / COPA.file).write_bytes(content)
     with pytest.raises(DataError, match=f"copa.jsonl.*{said}"):
         open_bundle(str(folder))
@@ -241,13 +241,13 @@ def test_a_zip_mirror_is_fetched_once_for_all_files(mirrors, folder, tmp_path):
     assert len(asked) == 1
 
 
-def test_what_each_mirror_gave_is_told_when_none_has_the_file(mirrors, tmp_path):
+def test_what_each_mirror_gave_is_reported_when_none_has_the_file(mirrors, tmp_path):
     root, _, monkeypatch = mirrors
     monkeypatch.setenv("TANDEM_CORE_MIRRORS", f"{root}/gone/{{file}} {root}/page/{{file}} {root}/other/{{file}}")
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         open_bundle(cache=str(tmp_path / "cache"))
     for what in ("HTTP Error 404", "XML error page (AccessDenied)", "another content than the published file"):
-        assert what in str(told.value)
+        assert what in str(caught.value)
     assert not list((tmp_path / "cache" / "core").glob("[0-9a-f]*"))
 
 

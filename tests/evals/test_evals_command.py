@@ -36,7 +36,7 @@ def test_a_word_without_a_task_name_is_refused(word):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["cores"], "no evaluation called cores.*Did you mean core"),
         (["bpb:x"], "no evaluation called bpb:x"),
@@ -48,8 +48,8 @@ def test_a_word_without_a_task_name_is_refused(word):
         (["chat", "--max-new-tokens", "-1"], "--max-new-tokens -1 leaves nothing to score"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_a_sentence(words, told):
-    with pytest.raises(RecipeError, match=told):
+def test_what_cannot_be_meant_is_refused_in_a_sentence(words, message):
+    with pytest.raises(RecipeError, match=message):
         tasks(*words)
 
 

@@ -41,7 +41,7 @@ def test_a_plain_folder_is_scored_and_the_results_are_written_where_output_says(
     assert {row["temperature"] for row in entry["samples"]} == {0.0, 0.8}
 
 
-def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_told_before_the_model_is_loaded(folder, capsys):
+def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_reported_before_the_model_is_loaded(folder, capsys):
     assert main(["model"]) == 0
     assert "[greedy] " in capsys.readouterr().out
     (folder / "model" / "model.safetensors").unlink()
@@ -51,7 +51,7 @@ def test_a_folder_has_no_text_of_its_own_and_a_wrong_task_is_told_before_the_mod
         main(["model", "core:copa", "no_such_module:score", "--bundle", "bundle"])
 
 
-def test_a_chat_template_that_marks_no_answer_is_told_as_that(folder):
+def test_a_chat_template_that_marks_no_answer_is_reported_as_that(folder):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
     (folder / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
     assert main(["model", "bpb", "--chat", "chat.jsonl"]) == 0

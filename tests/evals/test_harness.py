@@ -126,9 +126,9 @@ def write_all_kinds(folder):
 
 def test_the_missing_package_is_one_sentence_that_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
-    with pytest.raises(InputMissingError, match=r'not installed. Run pip install "tandem-llm\[lm-eval\]"') as told:
+    with pytest.raises(InputMissingError, match=r'not installed. Run pip install "tandem-llm\[lm-eval\]"') as caught:
         require_harness()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(InputMissingError, match="lm-eval"):
         harness_scores(["choice"], None, None)
 
@@ -314,8 +314,8 @@ def test_rows_tell_filter_items_version_shots_and_protocol_and_groups_come_last(
     assert [row["n"] for row in rows] == [3, 3, 3, 3, 3, 3, 6]
     assert rows[1]["filter"] == "letter"
     assert (rows[2]["task_version"], rows[2]["num_fewshot"], rows[2]["stderr"] >= 0) == ("1.5", 0, True)
-    told = {"task": "choice", "version": "1.5", "num_fewshot": 0, "items": 3, "chat": False, "window": "whole prompts"}
-    assert told.items() <= rows[2]["protocol_parts"].items()
+    parts = {"task": "choice", "version": "1.5", "num_fewshot": 0, "items": 3, "chat": False, "window": "whole prompts"}
+    assert parts.items() <= rows[2]["protocol_parts"].items()
     lossy = make_tokenizer()
     lossy.backend_tokenizer.normalizer = normalizers.Lowercase()
     (part, *_) = harness_scores(["choice"], make_model(), lossy, include_path=folder, limit=3, num_fewshot=0)
@@ -342,7 +342,7 @@ def test_shots_are_the_tasks_own_unless_a_number_is_asked_for_and_a_fixed_zero_s
 
 
 @needs_harness
-def test_an_unknown_task_is_told_with_the_nearest_names(folder, tmp_path, monkeypatch):
+def test_an_unknown_task_is_reported_with_the_nearest_names(folder, tmp_path, monkeypatch):
     import lm_eval.tasks.manager
 
     # Its own 14,000 tasks take ten seconds to read; one stands for them.
@@ -356,18 +356,20 @@ def test_an_unknown_task_is_told_with_the_nearest_names(folder, tmp_path, monkey
 
 
 @needs_harness
-def test_missing_data_is_told_in_one_sentence_that_names_the_task(folder):
+def test_missing_data_is_reported_in_one_sentence_that_names_the_task(folder):
     write_task(folder, "away", dataset_path="somebody/data", dataset_kwargs=None)
-    with pytest.raises(ServiceError, match=r"lm_eval:away: its data cannot be fetched .*somebody/data") as told:
+    with pytest.raises(ServiceError, match=r"lm_eval:away: its data cannot be fetched .*somebody/data") as caught:
         harness_scores(["away"], make_model(), TOKENIZER, include_path=folder)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     for name in ("gone", "lost"):
         write_task(folder, name)
         (folder / f"{name}.jsonl").unlink()
     write_task(folder, "broken", output_type="no such type")
-    with pytest.raises(DataError, match=r"(?s)lm_eval:broken.*lm_eval:gone: its data is missing.*lm_eval:lost") as told:
+    with pytest.raises(
+        DataError, match=r"(?s)lm_eval:broken.*lm_eval:gone: its data is missing.*lm_eval:lost"
+    ) as caught:
         harness_scores(["gone", "lost", "broken"], make_model(), TOKENIZER, include_path=folder)
-    assert len(str(told.value).splitlines()) == 3
+    assert len(str(caught.value).splitlines()) == 3
     with pytest.raises(InputMissingError, match="no such folder"):
         harness_scores(["gone"], make_model(), TOKENIZER, include_path=folder / "nowhere")
 

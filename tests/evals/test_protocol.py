@@ -161,7 +161,7 @@ def test_a_row_of_an_earlier_version_compares_with_its_own_id_alone(tmp_path):
     assert all("an earlier version measured one of them" in line for line in refused)
 
 
-def test_what_is_scored_of_each_file_is_told_where_it_is_not_all(folder, model, tokenizer, capsys):
+def test_what_is_scored_of_each_file_is_reported_where_it_is_not_all(folder, model, tokenizer, capsys):
     names = ["a.txt", "b.txt", "c.txt"]
     (row,) = scored(model, tokenizer, "--text", *names)
     assert "not all" not in capsys.readouterr().out

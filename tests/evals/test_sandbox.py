@@ -184,8 +184,8 @@ def test_what_this_machine_grants_holds():
 def test_the_filter_of_system_calls_alone_refuses_all_but_reading(world, name):
     alone = Isolation(("seccomp",))
     contained(world, QUICK[name][0], alone, timeout_s=20.0)
-    told = run_program(world.program(QUICK["read_a_secret_file"][0]), isolation=alone)
-    assert told.reason == f"wrong: RuntimeError: {SECRET}"
+    outcome = run_program(world.program(QUICK["read_a_secret_file"][0]), isolation=alone)
+    assert outcome.reason == f"wrong: RuntimeError: {SECRET}"
 
 
 @needs_walls
@@ -227,8 +227,8 @@ def test_the_traps_catch_programs_that_are_not_locked_in(world):
         shutil.rmtree(world.folder / "shell", ignore_errors=True)
         world.before = world.traces()
     for name in ("read_a_secret_file", "list_a_folder"):
-        told = run_program(world.program(QUICK[name][0]), timeout_s=20.0, isolation=UNSAFE).reason
-        assert SECRET in told or "sentinel" in told
+        outcome = run_program(world.program(QUICK[name][0]), timeout_s=20.0, isolation=UNSAFE).reason
+        assert SECRET in outcome or "sentinel" in outcome
 
 
 def test_without_walls_the_environment_is_scrubbed_and_the_whole_process_tree_ends(world):
@@ -330,8 +330,8 @@ def test_wrong_programs_fail_with_the_last_line_of_their_traceback_in_the_order_
 @needs_walls
 def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
     order = "assert ''.join({'a', 'b', 'c', 'd', 'e', 'f'}) == ORDER"
-    told = run_program("raise KeyError(''.join({'a', 'b', 'c', 'd', 'e', 'f'}))", isolation=HERE)
-    again = order.replace("ORDER", told.reason.removeprefix("wrong: KeyError: "))
+    outcome = run_program("raise KeyError(''.join({'a', 'b', 'c', 'd', 'e', 'f'}))", isolation=HERE)
+    again = order.replace("ORDER", outcome.reason.removeprefix("wrong: KeyError: "))
     assert run_program(again, isolation=HERE).passed
 
 
@@ -339,8 +339,8 @@ def test_a_program_that_passes_does_so_every_time_whatever_its_hashes():
 def test_of_the_environment_only_what_python_needs_is_handed_on(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     monkeypatch.setenv("HOSTILE_SECRET", SECRET)
-    told = run_program("import os\nraise KeyError(sorted(os.environ))", isolation=HERE).reason
-    names = set(eval(told.removeprefix("wrong: KeyError: "))) - {"LC_CTYPE"}
+    outcome = run_program("import os\nraise KeyError(sorted(os.environ))", isolation=HERE).reason
+    names = set(eval(outcome.removeprefix("wrong: KeyError: "))) - {"LC_CTYPE"}
     assert names == {"LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONUTF8", "TZ"}
 
 
@@ -379,8 +379,8 @@ for descriptor in range(64):
         pass
 raise KeyError(found)
 """
-        told = run_program(listing, isolation=HERE).reason
-    modes = [mode for _, mode in eval(told.removeprefix("wrong: KeyError: "))]
+        outcome = run_program(listing, isolation=HERE).reason
+    modes = [mode for _, mode in eval(outcome.removeprefix("wrong: KeyError: "))]
     assert modes == [2, 2, 2, 1, 1]  # three times /dev/null, the two pipes of the bootstrap
 
 

@@ -46,7 +46,7 @@ def test_a_failed_file_call_of_a_save_leaves_a_whole_checkpoint_that_the_next_st
     assert len({row["fault"] for row in rows}) > 1
 
 
-def test_a_full_disk_is_told_in_a_sentence_and_the_run_goes_on_once_there_is_room(campaign):
+def test_a_full_disk_is_reported_in_a_sentence_and_the_run_goes_on_once_there_is_room(campaign):
     rows = campaign("disk", "--times", "2")
     assert {row["status"] for row in rows} <= {73, 74}
 

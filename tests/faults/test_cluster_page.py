@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from pipeline.run_dir.checkpoints import by_step, problems
+from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import PACED, Runner, wait_for_step
 
 ROOT = Path(__file__).parents[2]
@@ -209,3 +211,39 @@ def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_fi
     uncut = ["bash", "run_pretrain.sh", str(recipe), "run.name=uncut"]
     subprocess.run(uncut, cwd=ROOT, env=environment(), preexec_fn=on_one_core, check=True, capture_output=True)
     assert equal_models(directory, runner.folder / "runs" / "uncut")
+
+
+def of_two_hosts(heading: str) -> str:
+    """The command that a file of the page gives to every host."""
+    text = re.search(r"```yaml\n(.*?)```", PAGE[PAGE.index(f"## {heading}") :], re.DOTALL)[1]
+    if heading == "SkyPilot":
+        return yaml.safe_load(text)["run"]
+    _, job = yaml.safe_load_all(text)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-c"]
+    assert {"name": "NNODES", "value": str(job["spec"]["completions"])} in container["env"]
+    return container["args"][0].replace("tandem-0.tandem", "127.0.0.1")  # the name that the service gives to index 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heading", ["Kubernetes", "SkyPilot"])
+def test_the_command_for_every_host_makes_one_run_of_two(runner, heading):
+    recipe = runner.recipe("pods", "gpt2", train=TRAIN)
+    port, hosts = str(free_port()), []
+    for index in range(2):
+        given = {"JOB_COMPLETION_INDEX": str(index), "NNODES": "2", "SKYPILOT_NUM_NODES": "2"}
+        given |= {"SKYPILOT_NODE_RANK": str(index), "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "RECIPE": str(recipe)}
+        hosts.append(
+            subprocess.Popen(
+                ["bash", "-c", of_two_hosts(heading)],
+                cwd=ROOT,
+                env=environment(MASTER_PORT=port, **given),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    outputs = [host.communicate(timeout=300)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], "\n".join(outputs)[-4000:]
+    manifest = RunDirectory(runner.folder / "runs" / "pods").read_manifest()
+    assert (manifest["status"], manifest["world_size"]) == ("finished", 2)

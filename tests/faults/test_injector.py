@@ -59,9 +59,9 @@ def test_calls_are_counted_over_a_process_and_its_child_and_only_below_the_folde
 
 @pytest.mark.parametrize(("rules", "said"), [("at=6:ENOSPC", "No space left"), ("match=unlink:EIO", "Input/output")])
 def test_a_call_fails_as_asked(write, rules, said):
-    status, told, calls = write(rules)
+    status, output, calls = write(rules)
     assert status == 1
-    assert said in told
+    assert said in output
     assert len(calls) == (6 if "6" in rules else 8)
 
 

@@ -63,9 +63,9 @@ def test_a_file_is_read_on_where_reading_failed(tmp_path, suffix, behind):
         text=True,
         check=True,
     )
-    told = json.loads(ended.stdout)
-    assert told["texts"] == texts
-    assert (told["retries_by_block"][0], told["retries_by_block"][-1]) == (0, 2)  # in the middle of the file
+    result = json.loads(ended.stdout)
+    assert result["texts"] == texts
+    assert (result["retries_by_block"][0], result["retries_by_block"][-1]) == (0, 2)  # in the middle of the file
 
 
 def train(runner, name, *, status=0, **environment):

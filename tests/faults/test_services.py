@@ -381,7 +381,7 @@ def wandb_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["refused", "silent", "500", "html"])
-def test_a_wandb_server_that_does_not_answer_well_is_told_once_and_the_run_is_kept_offline(wandb_folder, kind):
+def test_a_wandb_server_that_does_not_answer_well_is_reported_once_and_the_run_is_kept_offline(wandb_folder, kind):
     output = (wandb_folder / kind / "output").read_text()
     assert output.endswith("status 0\n"), output
     assert output.count("W&B could not start") == 1
@@ -390,7 +390,7 @@ def test_a_wandb_server_that_does_not_answer_well_is_told_once_and_the_run_is_ke
     assert (kept / f"run-{kept.name.rsplit('-', 1)[1]}.wandb").stat().st_size > 1000
 
 
-def test_a_wandb_service_that_dies_is_told_once_and_training_goes_on(wandb_folder):
+def test_a_wandb_service_that_dies_is_reported_once_and_training_goes_on(wandb_folder):
     output = (wandb_folder / "killed" / "output").read_text()
     assert output.endswith("status 0\n"), output
     assert output.count("W&B stopped taking numbers") == 1, output

@@ -1,4 +1,4 @@
-"""File systems and sandboxes that lack a call: what a run can do without is noted, and the rest is told in a sentence."""
+"""File systems and sandboxes that lack a call: what a run can do without is noted, and the rest is reported in a sentence."""
 
 import errno
 import os
@@ -64,7 +64,7 @@ def test_an_fsync_that_fails_is_still_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("error", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
-def test_without_locks_two_starts_on_one_machine_are_told_apart_and_it_is_noted(tmp_path, error):
+def test_without_locks_two_starts_on_one_machine_are_distinguished_and_it_is_noted(tmp_path, error):
     hold = "import sys; from pipeline.run_dir.run_directory import RunDirectory; run = RunDirectory(sys.argv[1]); print(run.in_use()); run.hold(); print('held', flush=True); sys.stdin.read()"
     # The file system is without locks, and not the temporary folder: the filter cannot tell them apart, so that one call is replaced.
     lacking = f"""

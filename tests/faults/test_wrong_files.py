@@ -1,21 +1,21 @@
-"""Every wrong file of the matrix is told before step 1, with its name and row, and never gives a row of nothing."""
+"""Every wrong file of the matrix is reported before step 1, with its name and row, and never gives a row of nothing."""
 
 import pytest
 
 from faults.wrong_files import wrong_files
-from faults.wrong_inputs import is_told, lay, sources, stream
+from faults.wrong_inputs import is_reported, lay, sources, stream
 from pipeline.process.errors import DataError
 
 CASES = list(wrong_files())
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
-def test_a_wrong_file_among_good_ones_is_told_with_its_row_and_gives_no_row_of_nothing(case, tmp_path):
+def test_a_wrong_file_among_good_ones_is_reported_with_its_row_and_gives_no_row_of_nothing(case, tmp_path):
     lay(case, tmp_path)
     with pytest.raises(DataError) as caught:
         sources(tmp_path, case.kind)
-    told = str(caught.value)
-    assert is_told(case, told), told
+    message = str(caught.value)
+    assert is_reported(case, message), message
     if case.row:
         train, validation = sources(tmp_path, case.kind, max_bad_rows=1)
         blocks = [block for source in train + validation for block in source.read()]
@@ -31,9 +31,9 @@ def streamed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: CASES[number].id)
-def test_a_wrong_file_of_a_hub_is_told_with_its_row_and_gives_no_row_of_nothing(streamed, number):
-    _, told, nothing = streamed[number]
-    assert is_told(CASES[number], told), told
+def test_a_wrong_file_of_a_hub_is_reported_with_its_row_and_gives_no_row_of_nothing(streamed, number):
+    _, message, nothing = streamed[number]
+    assert is_reported(CASES[number], message), message
     assert nothing == 0
 
 
@@ -46,7 +46,7 @@ LATE = (
 )  # fmt: skip
 
 
-def test_what_the_ends_of_a_file_show_is_told_before_any_file_of_the_hub_is_fetched(streamed):
+def test_what_the_ends_of_a_file_show_is_reported_before_any_file_of_the_hub_is_fetched(streamed):
     late = [case.id for case, (when, *_) in zip(CASES, streamed, strict=True) if when != "start" and not case.row]
     assert not [name for name in late if not any(word in name for word in LATE)]
     assert not {"jsonl.gz-text-not_compressed", "parquet-text-truncated", "parquet-text-HTML_page"} & set(late)

@@ -82,7 +82,7 @@ def test_a_native_library_that_writes_elsewhere_is_seen_in_the_folders(tried):
     assert command["outside"] == 1
 
 
-def test_a_command_that_takes_too_long_or_dies_is_told(tried):
+def test_a_command_that_takes_too_long_or_dies_is_reported(tried):
     endless = Thing(lay=beside_the_recipe("import time\ntime.sleep(60)\n"), commands=("data {}",), limit_s=3)
     assert any("took too much time" in line for line in tried(endless)["wrong"])
     dies = Thing(
@@ -98,7 +98,7 @@ def test_a_command_that_takes_too_much_memory_is_killed_and_told(tried):
     assert any("took too much memory" in line for line in row["wrong"])
 
 
-def test_control_characters_and_scripts_are_told(tried):
+def test_control_characters_and_scripts_are_reported(tried):
     raw = "import os\nos.write(1, b'\\x1b]52;c;aGk=\\x07')\ndef f(row):\n    return str(row)\n"
     assert any(
         "control characters" in line

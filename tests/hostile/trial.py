@@ -79,8 +79,10 @@ def _one(thing: Thing, command: str, given: Any, case: Case, warm: WarmCommands,
     executed += [f"a script on the page {page}" for page in _active_pages(folder)]
     after = _content(folder, allowed)
     outside |= {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    told = ended.output + _logs(folder).removeprefix(logs)
-    traces = [trace for trace in BAD_TRACES if trace in told and (trace != "panicked at" or PANIC_SENTENCE not in told)]
+    output = ended.output + _logs(folder).removeprefix(logs)
+    traces = [
+        trace for trace in BAD_TRACES if trace in output and (trace != "panicked at" or PANIC_SENTENCE not in output)
+    ]
     wrong = [f"executed {what}" for what in executed] + [f"changed or reached {what}" for what in sorted(outside)]
     wrong += [f"printed {trace!r}: {_tail(ended)}" for trace in traces]
     if ended.over:

@@ -1,4 +1,4 @@
-"""ONNX: onnxruntime's logits and greedy tokens are the model's, with nothing but onnxruntime and the folder."""
+"""ONNX by optimum, and what is refused; onnxruntime itself is in tests/engines/test_onnxruntime.py."""
 
 import json
 import os
@@ -12,74 +12,6 @@ from test_export import write_model
 
 from pipeline.hub.export import export
 from pipeline.process.errors import InputMissingError, RecipeError
-
-ROOT = Path(__file__).parents[2]
-NANOCHAT = {
-    "kind": "tandem",
-    "n_kv_head": 2,
-    "normalization": "rms_norm",
-    "layer_norm_epsilon": 1e-6,
-    "position_embedding": "rope",
-    "rope_theta": 100_000.0,
-    "use_bias": False,
-    "qk_norm": True,
-    "embedding_norm": True,
-    "activation_function": "relu2",
-    "tie_word_embeddings": False,
-    "final_logit_softcapping": 15.0,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-}
-OWN = {"value_embeddings": True, "residual_lambdas": True, "backout": True, "smear": True, "vocab_multiple": 64}
-KINDS = {
-    "gpt2": {},
-    "nanochat": NANOCHAT,
-    "tandem": NANOCHAT | OWN | {"window_pattern": "SSL", "sliding_window": 9, "pattern": "nanochat"},
-}
-ASKED = """
-import json, sys
-import numpy as np
-import onnxruntime
-assert "torch" not in sys.modules and "transformers" not in sys.modules
-session = onnxruntime.InferenceSession(sys.argv[1] + "/model.onnx")
-rows = json.loads(sys.argv[2])
-for _ in range(24):
-    width = max(map(len, rows))
-    ids = np.array([[0] * (width - len(row)) + row for row in rows])
-    mask = np.array([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    (logits,) = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})
-    rows = [row + [int(one[-1].argmax())] for row, one in zip(rows, logits)]
-print(json.dumps(rows))
-"""
-
-
-@pytest.mark.slow  # transformers takes half a minute to trace a model
-@pytest.mark.parametrize("kind", KINDS)
-def test_onnxruntime_alone_gives_the_same_greedy_tokens(kind, tmp_path):
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = write_model(tmp_path / "model", **KINDS[kind])
-    command = [sys.executable, "-m", "pipeline.hub", "export", str(folder), "--to", "onnx"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr[-2000:]
-    written = Path(done.stdout.strip())
-    assert written == tmp_path / "model-onnx"
-    assert json.loads((written / "config.json").read_text())["model_type"] == kind
-    tokenizer = AutoTokenizer.from_pretrained(written)
-    rows = [
-        tokenizer(text).input_ids for text in ("What is a path?", "The loss of a row, its tokens and the last of them")
-    ]
-    command = [sys.executable, "-P", "-c", ASKED, str(written), json.dumps(rows)]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
-    for row, longer in zip(rows, found, strict=True):
-        expected = model.generate(torch.tensor([row]), max_new_tokens=24, do_sample=False, eos_token_id=None)
-        assert longer == expected[0].tolist()
-
 
 BY_OPTIMUM = """
 import json, sys

@@ -267,14 +267,14 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("cap * torch.tanh(logits.float() / cap)", "1.0 + cap * torch.tanh(logits.float() / cap)", "computes other ids or logits"),
         ("import torch\n", "import torch\nimport a_package_of_nobody\n", "cannot load it"),
     ],
 )  # fmt: skip
-def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
-    hub, run, own_code, tiny_model, tmp_path, old, new, told
+def test_a_model_that_others_load_wrongly_or_not_at_all_is_reported_after_the_push(
+    hub, run, own_code, tiny_model, tmp_path, old, new, message
 ):
     kept = tmp_path / "kept"
     shutil.copytree(run.model, kept, ignore=shutil.ignore_patterns("MANIFEST.json", "tokenizer*"))
@@ -284,7 +284,7 @@ def test_a_model_that_others_load_wrongly_or_not_at_all_is_told_after_the_push(
     write_model(run, tiny_model, lambda folder: shutil.copytree(kept, folder, dirs_exist_ok=True))
     done = command(hub, tmp_path, "push", run.path, "--trust-code", load=True)
     assert done.returncode == 69, done.stderr
-    assert told in done.stderr
+    assert message in done.stderr
     assert "hub" not in run.read_manifest()
 
 
@@ -322,7 +322,7 @@ def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_card_that_the_hub_does_not_take_is_told_and_an_answer_that_cannot_be_read_is_asked_for_again(
+def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot_be_read_is_asked_for_again(
     hub, run, tmp_path
 ):
     hub.fault = Fault(to="validate-yaml", status=400)

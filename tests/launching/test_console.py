@@ -116,6 +116,7 @@ def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folde
     written = read_recipe([recipe], stage=stage)
     assert written.data.sources[0].files == data
     # A stage 2 that has nothing to start from yet has no tokenizer to count its steps with.
+    assert ("about " in Path(recipe).read_text()) == (stage == "pretrain")
     assert (written.train["eval_steps"] < 20) == (written.train["save_steps"] < 20) == (stage == "pretrain")
     again = tandem(folder, "init", data)
     assert again.returncode != 0

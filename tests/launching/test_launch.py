@@ -158,7 +158,7 @@ def test_a_signal_before_any_rank_listens_ends_the_start(tmp_path, processes):
     assert "SIGTERM came before training could answer it; nothing is lost." in errors
 
 
-def test_a_process_that_was_killed_is_told_as_lost(tmp_path):
+def test_a_process_that_was_killed_is_reported_as_lost(tmp_path):
     process = launched(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 70
@@ -177,7 +177,7 @@ def test_one_process_is_started_without_importing_torch_first(tmp_path):
 def test_one_process_gets_the_variables_that_accelerate_would_give_it(name, monkeypatch):
     for variable in [name for name in os.environ if name.startswith(("ACCELERATE_", "OMP_", "KMP_"))]:
         monkeypatch.delenv(variable)
-    command = launch.launch_command(name, 1, "pipeline/pretrain.py", ["RECIPE"], nodes=[])[2:]
+    command = launch.launch_command(name, 1, "pipeline/pretrain.py", ["RECIPE"], hosts=None)[2:]
     arguments, *_ = _validate_launch_command(launch_command_parser().parse_args(command))
     program, environ = prepare_simple_launcher_cmd_env(arguments)
     assert program == [sys.executable, "pipeline/pretrain.py", "RECIPE"]

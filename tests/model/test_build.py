@@ -1,4 +1,4 @@
-"""Models by name, and wrong options told in a sentence."""
+"""Models by name, and wrong options refused in a sentence."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_a_model_of_the_users_own_is_built_from_its_class():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "fields", "told"),
+    ("model_type", "fields", "message"),
     [
         ("lama", LLAMA, "model.type: lama is no causal language model of transformers. Did you mean llama"),
         ("bert_", {}, "model.type: bert_"),
@@ -54,13 +54,13 @@ def test_a_model_of_the_users_own_is_built_from_its_class():
         ("llama", LLAMA | {"n_layer": 3}, "LlamaConfig of model.type llama has no field n_layer"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_with_its_reason(model_type, fields, told):
+def test_a_model_that_cannot_be_is_refused_with_its_reason(model_type, fields, message):
     with pytest.raises(ModelOptionsError, match="model") as error:
         build_model(model_type, fields, seed=1)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
-def test_two_mistakes_are_told_at_once():
+def test_two_mistakes_are_reported_at_once():
     with pytest.raises(ModelOptionsError, match=r"n_head 5.*vocab_multiple 0"):
         build_model("tandem", GPT2 | {"n_head": 5, "vocab_multiple": 0}, seed=1)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_models import TOKENS, random_ids, stirred, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from pipeline.model import modeling_tandem as loss_tandem
@@ -178,6 +179,38 @@ SIZES = {
     "vocab_size": 101,
     "num_key_value_heads": 2,
 }
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that is made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(one, torch.Tensor):
+                self.elements = max(self.elements, one.numel())
+        return made
+
+
+def test_a_stock_model_never_holds_the_logits_of_its_batch_while_it_trains(monkeypatch):
+    monkeypatch.setitem(loss_tandem.CHUNK_ELEMENTS, "cpu", 16 * 1000)
+    model = build_model("qwen3", SIZES | TOKENS | {"vocab_size": 1000}, seed=1).train()
+    ids, _ = ragged()  # 192 positions
+    found = {}
+    for name, forward in (("chunked", model.forward), ("stock", type(model).forward.__get__(model))):
+        with Largest() as largest:
+            forward(
+                ids, labels=ids, shift_labels=ids, num_items_in_batch=torch.tensor(192.0), use_cache=False
+            ).loss.backward()
+        found[name] = largest.elements
+    assert found["stock"] == 192 * 1000
+    assert found["chunked"] == 192 * 256  # its queries: two heads of 128
+    model.eval()
+    with Largest() as largest:
+        model.per_token_nll(ids, ids)
+    assert largest.elements == 192 * 256
 
 
 @pytest.mark.parametrize("kind", sorted(PLAIN_HEADS))

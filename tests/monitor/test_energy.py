@@ -43,7 +43,7 @@ def test_energy_of_a_known_power_sampled_at_uneven_times_is_its_integral_to_a_th
     assert meter.gaps == 0
 
 
-def test_a_gap_is_not_bridged_and_is_told():
+def test_a_gap_is_not_bridged_and_is_reported():
     times = [0.0, 1.0, 2.0, 2.0 + 5 * 1.0 + 0.1, 8.1]
     meter = integrate([(t, 100.0) for t in times], longest_s=longest_bridged_s(1.0))
     assert (meter.joules, meter.covered_s) == (pytest.approx(300.0), pytest.approx(3.0))

@@ -55,7 +55,7 @@ def test_what_a_gpu_does_not_tell_is_left_out_and_the_rest_is_not(driver, tmp_pa
     assert second["gpu/power_w"] == "200"
 
 
-def test_what_holds_the_clocks_back_is_told_in_words(driver, tmp_path):
+def test_what_holds_the_clocks_back_is_reported_in_words(driver, tmp_path):
     rows, _ = samples(tmp_path, {**driver, "STAND_IN_GPUS": "3"}, "--hz", "20", "--samples", "41")
     capped = [row for row in rows if row["gpu/index"] == "0"]
     assert {row["gpu/throttle"] for row in capped} == {"none", "sw_power_cap+sw_thermal"}
@@ -69,7 +69,7 @@ def test_what_holds_the_clocks_back_is_told_in_words(driver, tmp_path):
     assert 1 <= len([row for row in capped if "host/cpu_pct" in row]) <= 1 + seconds / 0.9
 
 
-def test_idleness_and_a_set_clock_are_no_throttling_and_a_new_bit_is_told_as_its_number():
+def test_idleness_and_a_set_clock_are_no_throttling_and_a_new_bit_is_reported_as_its_number():
     assert throttle_words(0) == "none"
     assert throttle_words(0x3) == "gpu_idle+application_clocks"
     assert not is_throttled("none")
@@ -85,7 +85,7 @@ def test_without_pynvml_there_are_no_rows_and_a_reason(monkeypatch):
     assert "pip install nvidia-ml-py" in sampler.why_none
 
 
-def test_a_driver_without_a_gpu_is_told(driver, tmp_path):
+def test_a_driver_without_a_gpu_is_reported(driver, tmp_path):
     rows, words = samples(tmp_path, {**driver, "STAND_IN_GPUS": "0"}, "--hz", "100", "--samples", "1")
     assert "NVIDIA's driver sees no GPU" in words
     assert not any("gpu/index" in row for row in rows)
@@ -120,14 +120,14 @@ def test_the_first_host_sample_has_no_rates_and_later_ones_are_per_second(monkey
     assert first["disk/free_gib"] > 0
 
 
-def test_a_hundred_samples_a_second_are_taken_and_their_rate_is_told(driver, tmp_path):
+def test_a_hundred_samples_a_second_are_taken_and_their_rate_is_reported(driver, tmp_path):
     rows, words = samples(tmp_path, driver, "--hz", "100", "--samples", "150")
     times = [float(row["time"]) for row in rows if row["gpu/index"] == "0"]
     assert len(times) == 150
     assert times == sorted(times)
     rate = (len(times) - 1) / (times[-1] - times[0])
-    told = re.search(r"2 GPUs: 150 samples at ([\d.]+) Hz \(100 Hz asked for\)", words)
-    assert float(told[1]) == pytest.approx(rate, rel=1e-3)
+    rate_line = re.search(r"2 GPUs: 150 samples at ([\d.]+) Hz \(100 Hz asked for\)", words)
+    assert float(rate_line[1]) == pytest.approx(rate, rel=1e-3)
     assert rate < 101
 
 
@@ -157,7 +157,7 @@ def test_a_reader_that_leaves_is_no_error():
     assert "Traceback" not in errors
 
 
-def test_a_file_that_cannot_be_written_is_told_in_a_sentence(tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_in_a_sentence(tmp_path):
     process = monitor("--output", str(tmp_path / "no" / "folder.csv"))
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 73

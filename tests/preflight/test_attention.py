@@ -124,7 +124,7 @@ def test_a_start_from_transformers_nanochat_drops_attention_as_its_config_says(t
     flex = with_values(plan.recipe, {"model.attn_implementation": "flex_attention"})
     found = [str(problem) for problem in kernel_problems(flex, GPU)]
     assert len(found) == (expected == "sdpa")
-    assert all(told.endswith("Write sdpa.") for told in found)  # a start's options are not the recipe's to set
+    assert all(problem.endswith("Write sdpa.") for problem in found)  # a start's options are not the recipe's to set
 
 
 def test_a_model_of_another_kind_keeps_transformers_choice(quickstart):

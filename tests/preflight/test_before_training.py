@@ -76,7 +76,7 @@ def problems_of(recipe, kind, check=reading_problems):
 
 
 @pytest.mark.parametrize("command", ["stage", "preflight"])
-def test_recipe_code_data_disk_and_hub_are_told_in_one_list(recipe_file, tmp_path, command):
+def test_recipe_code_data_disk_and_hub_are_reported_in_one_list(recipe_file, tmp_path, command):
     (tmp_path / "page.jsonl").write_text("<html><head><title>Sign in</title></head></html>\n")
     (tmp_path / "runs").write_text("a file where the folder should be")
     sources = {"sources": [{"files": "page.jsonl"}, {"files": "absent.jsonl"}], "validation": [{"files": "gone/*.txt"}]}
@@ -193,10 +193,10 @@ def test_a_tokenizer_with_other_ids_than_the_weights_were_trained_with_is_refuse
     mixed = read_recipe(
         [recipe_file(tokenizer={"vocab_size": None}), f"model.start_from={trained}", f"tokenizer.path={other}"]
     )
-    told = problems_of(mixed, RecipeError)
-    assert "command line: tokenizer.path: " in told
-    assert "gives other ids than the tokenizer that" in told
-    assert "(2 of " in told
+    problem = problems_of(mixed, RecipeError)
+    assert "command line: tokenizer.path: " in problem
+    assert "gives other ids than the tokenizer that" in problem
+    assert "(2 of " in problem
 
 
 def test_a_tokenizer_whose_ids_have_holes_is_refused_with_the_numbers(recipe_file, trained, tmp_path):
@@ -207,9 +207,9 @@ def test_a_tokenizer_whose_ids_have_holes_is_refused_with_the_numbers(recipe_fil
     last = max(vocabulary, key=vocabulary.get)
     vocabulary[last] = 5000
     (holed / "tokenizer.json").write_text(json.dumps(tokenizer))
-    told = problems_of(read_recipe([recipe_file(tokenizer={"path": str(holed), "vocab_size": None})]), RecipeError)
-    assert f"has the id 5000 for {last!r}" in told
-    assert "Number its ids without holes" in told
+    problem = problems_of(read_recipe([recipe_file(tokenizer={"path": str(holed), "vocab_size": None})]), RecipeError)
+    assert f"has the id 5000 for {last!r}" in problem
+    assert "Number its ids without holes" in problem
 
 
 def test_weights_that_are_damaged_or_absent_are_named_before_the_data_are_prepared(recipe_file, trained, tmp_path):
@@ -284,9 +284,9 @@ def test_code_that_cannot_be_used_is_named_before_the_data_are_prepared(recipe_f
 def test_a_module_that_raises_is_named_with_what_it_raised(recipe_file, tmp_path, override, module, source, said):
     (tmp_path / f"{module}.py").write_text(source)
     recipe = read_recipe([recipe_file(), override.format(module), f"run.code_folder={tmp_path}"])
-    told = problems_of(recipe, RecipeError, named_code_problems)
-    assert f"command line: {override.split('=')[0]}: {module}:" in told
-    assert f"({said}" in told
+    problem = problems_of(recipe, RecipeError, named_code_problems)
+    assert f"command line: {override.split('=')[0]}: {module}:" in problem
+    assert f"({said}" in problem
 
 
 def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
@@ -295,14 +295,14 @@ def test_a_format_whose_module_raises_is_named(recipe_file, tmp_path):
     assert "format: unfinished:read cannot be imported (SyntaxError: " in problems_of(recipe, RecipeError)
 
 
-def test_a_layer_that_asserts_its_sizes_is_told_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
+def test_a_layer_that_asserts_its_sizes_is_reported_as_an_option_that_cannot_be_built(recipe_file, monkeypatch):
     def refuse(*arguments, **keywords):
         raise RuntimeError("trying to create a tensor with a negative dimension")
 
     monkeypatch.setattr("transformers.models.llama.modeling_llama.LlamaMLP.__init__", refuse)
     recipe = read_recipe([recipe_file(), "model.type=llama"])
-    told = problems_of(recipe, RecipeError, named_code_problems)
-    assert "llama cannot be built with them (RuntimeError: trying to create" in told
+    problem = problems_of(recipe, RecipeError, named_code_problems)
+    assert "llama cannot be built with them (RuntimeError: trying to create" in problem
 
 
 def test_code_that_can_be_used_is_no_problem(recipe_file, tmp_path):
@@ -407,7 +407,7 @@ def test_the_text_of_many_parquet_files_is_scaled_from_the_footers_of_some(recip
     assert 1 <= len(read) <= SAMPLED_FOOTERS
 
 
-def test_a_cache_below_a_file_is_told_in_a_sentence(recipe_file):
+def test_a_cache_below_a_file_is_reported_in_a_sentence(recipe_file):
     recipe = read_recipe([recipe_file(data={"cache_dir": "r.yaml/cache"})])
     with pytest.raises(CannotWriteError, match=r"r\.yaml/cache: cannot be written .*Set data\.cache_dir to a folder"):
         check_before_training(recipe, processes=1)

@@ -81,8 +81,8 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
             least += 4 * plan.sizes.parameters()["total"]
         assert (plan.run_disk_bytes or 0) < least
         monkeypatch.setattr(checks, "_free", lambda folder, least=least: least - 1)
-        (told,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
-        assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in told
+        (message,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
+        assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in message
         monkeypatch.setattr(checks, "_free", lambda folder, least=least: least)
         assert find_problems(plan, on_this_machine=True) == []
 
@@ -152,8 +152,8 @@ def test_a_checkpoint_of_a_run_that_trains_is_no_start_since_that_run_deletes_it
     plan = quickstart(f"model.start_from={start}", "run.name=mine")
     with open(tmp_path / "training" / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (told,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
-        assert "may delete checkpoint-5 once it has newer ones" in told
+        (message,) = messages(find_problems(plan, on_this_machine=True), InputMissingError)
+        assert "may delete checkpoint-5 once it has newer ones" in message
         (mine / "checkpoints" / "checkpoint-1").mkdir(parents=True)  # one that has begun from it goes on
         (mine / "run_manifest.json").write_text(json.dumps({"must_match": {"model.start_from": str(start)}}))
         assert find_problems(plan, on_this_machine=True) == []
@@ -246,7 +246,7 @@ def test_bf16_on_a_device_that_imitates_it_is_noted(quickstart):
     assert any("T4 only imitates bfloat16" in note for note in notes)
 
 
-def test_all_problems_are_told_at_once_with_the_lowest_status():
+def test_all_problems_are_reported_at_once_with_the_lowest_status():
     with pytest.raises(RecipeError, match=r"^one\.\ntwo\.$"):
         refuse([DiskFullError("two."), RecipeError("one."), RecipeError("one.")])
     refuse([])

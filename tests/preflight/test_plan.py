@@ -140,7 +140,7 @@ def test_hardware_that_nobody_knows_is_refused_with_the_known_names():
 
 
 @pytest.mark.parametrize("arguments", [[], ["no_such.yaml"], [FINEWEB, "model.depht=3"], [FINEWEB, "--depths", "0"]])
-def test_a_wrong_command_line_is_told_without_a_traceback(arguments):
+def test_a_wrong_command_line_is_reported_without_a_traceback(arguments):
     done = preflight(*arguments, torch=False)
     assert done.returncode != 0
     assert done.stderr

@@ -121,7 +121,7 @@ def hub():
     server.server_close()
 
 
-def test_a_hub_that_would_refuse_the_model_is_told_before_step_1_and_nothing_is_written(hub, tmp_path):
+def test_a_hub_that_would_refuse_the_model_is_reported_before_step_1_and_nothing_is_written(hub, tmp_path):
     url, calls = hub
     found = ask([case[:2] for case in CASES], tmp_path, url)
     for (repo_id, token, refused, said), (kinds, statuses, text) in zip(CASES, found, strict=True):
@@ -132,7 +132,7 @@ def test_a_hub_that_would_refuse_the_model_is_told_before_step_1_and_nothing_is_
     assert {call.split()[0] for call in calls} == {"GET"}
 
 
-def test_a_license_that_the_hub_does_not_know_is_told_before_step_1(hub, tmp_path):
+def test_a_license_that_the_hub_does_not_know_is_reported_before_step_1(hub, tmp_path):
     for license, refused in (("free-beer", True), ("apache-2.0", False)):
         ((kinds, _, text),) = ask([("somebody/private", WRITER)], tmp_path, hub[0], LICENSE_OF_THE_TEST=license)
         assert kinds == (["ServiceError"] if refused else [])
@@ -224,6 +224,6 @@ def test_a_tracker_whose_package_is_missing_is_one_sentence_before_step_1_and_a_
     assert service_findings(recipe) == ([], [])
 
 
-def test_the_package_that_is_told_is_the_one_of_the_extra():
+def test_the_package_that_is_named_is_the_one_of_the_extra():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["trackio"] == [PACKAGES["trackio"]]

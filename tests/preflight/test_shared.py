@@ -23,7 +23,7 @@ except CannotWriteError as error:
 """
 
 
-def told_by(folders, tmp_path):
+def outputs_of(folders, tmp_path):
     """What each of two ranks says, each with its own path to the folder."""
     (tmp_path / "rank.py").write_text(RANK)
     environ = {**os.environ, "LOCAL_WORLD_SIZE": "1", "PYTHONPATH": str(ROOT)}
@@ -41,8 +41,8 @@ def told_by(folders, tmp_path):
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_every_rank_learns_whether_all_machines_see_one_run_directory(tmp_path, shared):
-    told = told_by([tmp_path / "run", tmp_path / ("run" if shared else "elsewhere")], tmp_path)
-    assert all((text == "shared\n") if shared else ("cannot see what" in text) for text in told), told
+    outputs = outputs_of([tmp_path / "run", tmp_path / ("run" if shared else "elsewhere")], tmp_path)
+    assert all((text == "shared\n") if shared else ("cannot see what" in text) for text in outputs), outputs
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -53,6 +53,6 @@ def test_every_rank_learns_that_one_machine_cannot_write_where_all_can_read(tmp_
     room = 4095 - len(str(tmp_path / "run" / "x"))
     long = f"{tmp_path}/run/" + "../run/" * (room // 7 - 1)
     folders = [long if rank == reader else tmp_path / "run" for rank in range(2)]
-    told = told_by(folders, tmp_path)
-    assert all("cannot be written by" in text and "(File name too long)" in text for text in told), told
+    outputs = outputs_of(folders, tmp_path)
+    assert all("cannot be written by" in text and "(File name too long)" in text for text in outputs), outputs
     assert list((tmp_path / "run").iterdir()) == []

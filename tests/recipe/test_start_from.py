@@ -59,7 +59,7 @@ def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
     assert recipe.model.start_from == recipe.tokenizer.path == "runs/a/model"
 
 
-def test_without_a_finished_run_the_command_that_trains_one_is_told(folder):
+def test_without_a_finished_run_the_command_that_trains_one_is_named(folder):
     make_run(folder, "training")
     with pytest.raises(InputMissingError, match=r"has no finished run of a recipe or stage 'base'\. Train it first"):
         resolved(folder, "latest:base")

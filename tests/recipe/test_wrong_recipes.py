@@ -122,7 +122,7 @@ def test_a_large_file_is_refused_without_being_read(folder):
     "text",
     ["a: &a [1]\n" + "\n".join(f"{n}: &{n} [*{o}, *{o}, *{o}, *{o}, *{o}]" for o, n in pairwise("abcdefghijkl")), "[" * 20_000, "a: &a [*a]", "a: " + "9" * 5000, "[1]", "a: 2024-99-99", "a: !!python/name:os.system x", "a: \xe9"],
 )  # fmt: skip
-def test_a_damaged_or_hostile_yaml_of_a_run_is_told_in_a_sentence(folder, text):
+def test_a_damaged_or_hostile_yaml_of_a_run_is_reported_in_a_sentence(folder, text):
     (folder / "recipe.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(DamagedFileError, match=r"^recipe\.yaml: is no YAML as it was written \("):
         load_mapping("recipe.yaml")
@@ -272,5 +272,5 @@ def test_every_command_tells_all_mistakes_with_status_64_and_no_traceback(folder
     write(folder, changed("max_steps", "max_stepz").replace("n_layer: 2", "n_layer: two"))
     done = subprocess.run([sys.executable, *COMMANDS[command], "recipe.yaml", "train.seed=x"], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.returncode == 64, done.stderr
-    told = done.stderr.removeprefix("error: ").splitlines()
-    assert [line.partition(": ")[0] for line in told] == ["command line", "recipe.yaml:11", "recipe.yaml:17"]
+    lines = done.stderr.removeprefix("error: ").splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["command line", "recipe.yaml:11", "recipe.yaml:17"]

@@ -1,4 +1,4 @@
-"""A log whose numbers contradict one another is told so before anything else, and no sound run ever is."""
+"""A log whose numbers contradict one another says so before anything else, and no sound run ever is."""
 
 import json
 import math
@@ -421,10 +421,10 @@ def test_a_number_that_contradicts_another_is_the_first_finding(what):
     log = Log()
     mutation(log)
     findings = diagnose(log.run())
-    told = {finding.rule: finding.evidence for finding in findings if finding.level == "contradiction"}
+    reported = {finding.rule: finding.evidence for finding in findings if finding.level == "contradiction"}
     assert findings[0].level == "contradiction"
-    assert rule in told, told
-    assert told[rule]
+    assert rule in reported, reported
+    assert reported[rule]
 
 
 @pytest.mark.parametrize("what", SICK)
@@ -462,8 +462,8 @@ SOUND: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", SOUND)
 def test_a_sound_run_is_healthy_and_contradicts_itself_nowhere(what):
     findings = diagnose(Log(**SOUND[what]).run())
-    told = {finding.rule: (finding.level, finding.evidence) for finding in findings if finding.level in ("contradiction", "trouble")}  # fmt: skip
-    assert told == {}
+    reported = {finding.rule: (finding.level, finding.evidence) for finding in findings if finding.level in ("contradiction", "trouble")}  # fmt: skip
+    assert reported == {}
     assert sum(finding.level == "healthy" for finding in findings) > 20
 
 
@@ -542,9 +542,14 @@ def test_a_run_of_files_is_audited_as_it_was_written(tmp_path):
     run.manifest.write_text(json.dumps(log.manifest))
     run.recipe.write_text(json.dumps(log.recipe))
     data = read_run(str(tmp_path))
-    told = {finding.rule: finding.level for finding in diagnose(replace(data, checkpoints=log.checkpoints))}
-    assert told["times add up"] == told["counters only grow"] == told["the manifest agrees with the rows"] == "healthy"
-    assert "contradiction" not in told.values()
+    reported = {finding.rule: finding.level for finding in diagnose(replace(data, checkpoints=log.checkpoints))}
+    assert (
+        reported["times add up"]
+        == reported["counters only grow"]
+        == reported["the manifest agrees with the rows"]
+        == "healthy"
+    )
+    assert "contradiction" not in reported.values()
 
 
 def test_goodput_of_half_is_never_called_hardly_any_time():

@@ -99,7 +99,7 @@ def test_the_report_shows_lm_eval_rows_with_their_standard_error(tmp_path):
     assert row["notes"] == "items whose prompt was cut: 7"
 
 
-def test_contaminated_items_are_told_with_the_score_without_them(tmp_path):
+def test_contaminated_items_are_reported_with_the_score_without_them(tmp_path):
     rows = [
         row | {"contamination": {"items": 88, "contaminated": 1, "score_without": 0.125}}
         if row["name"] == "core/v1"
@@ -118,7 +118,7 @@ def test_contaminated_items_are_told_with_the_score_without_them(tmp_path):
     assert "; the text of the\\|base, which this model comes from, was not looked at" in text
 
 
-def test_several_steps_make_a_series_and_only_the_newest_is_told_task_by_task(tmp_path):
+def test_several_steps_make_a_series_and_only_the_newest_is_shown_task_by_task(tmp_path):
     scored = [(f"step {step}", step, core_rows(right)) for step, right in ((4, 1), (8, 2), (12, 3))]
     run = write_evaluated_run(tmp_path / "a", *scored, ("checkpoint-8", 8, core_rows(2)))
     text = section(run)
@@ -151,7 +151,7 @@ def test_what_a_model_scored_that_the_run_went_back_behind_does_not_count(tmp_pa
     assert "### CORE: step 4\n" in section(run)
 
 
-def test_an_evaluation_that_failed_is_told_with_its_reason(tmp_path):
+def test_an_evaluation_that_failed_is_reported_with_its_reason(tmp_path):
     run = write_evaluated_run(tmp_path / "a")
     append_row(
         run.metrics,
@@ -160,7 +160,7 @@ def test_an_evaluation_that_failed_is_told_with_its_reason(tmp_path):
     assert "| 20 | chat | MemoryError: no \\| room |" in section(run)
 
 
-def test_older_files_with_fewer_keys_are_told_as_far_as_they_go(tmp_path):
+def test_older_files_with_fewer_keys_are_reported_as_far_as_they_go(tmp_path):
     run = write_evaluated_run(tmp_path / "a")
     rows = [row for make in (core_rows(), core_rows(names=["copa"]), chat_rows(), [lm_eval_row()]) for row in make]
     kept = [{key: row[key] for key in ("name", "value", "protocol")} for row in rows]

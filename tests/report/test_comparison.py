@@ -250,7 +250,7 @@ def test_the_command_writes_page_picture_and_table_and_reads_the_table_back(tmp_
         assert again.rows == [row for row in data.rows if "event" not in row]
 
 
-def test_two_runs_of_one_name_are_told_apart(tmp_path):
+def test_two_runs_of_one_name_are_distinguished(tmp_path):
     names = [str(write_run(tmp_path / part / "same").run.path) for part in ("x", "y")]
     assert [data.name for data in read_runs(names)] == ["same", "same #2"]
 

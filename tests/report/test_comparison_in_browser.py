@@ -71,7 +71,7 @@ def test_on_each_axis_stand_the_runs_that_have_a_place_and_the_others_are_named(
         assert shown.complaints() == []
 
 
-def test_a_run_has_one_look_in_legend_and_plots_is_hidden_in_all_of_them_and_told_under_the_cursor(page):
+def test_a_run_has_one_look_in_legend_and_plots_is_hidden_in_all_of_them_and_shown_under_the_cursor(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         looks = shown.run(
@@ -98,12 +98,12 @@ def test_a_run_has_one_look_in_legend_and_plots_is_hidden_in_all_of_them_and_tol
         for move in range(3):
             x, y = box[0] + box[2] / 3 + move, box[1] + box[3] / 2
             shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-        shown.until("document.querySelector('#plot-0 + .told:not([hidden])') !== null")
-        told = shown.run(
-            "[...document.querySelectorAll('#plot-0 + .told tr')].map((row) => row.cells[0].innerText.trim().split(' (')[0])"
+        shown.until("document.querySelector('#plot-0 + .tooltip:not([hidden])') !== null")
+        tooltip = shown.run(
+            "[...document.querySelectorAll('#plot-0 + .tooltip tr')].map((row) => row.cells[0].innerText.trim().split(' (')[0])"
         )
-        assert told == ["", "<b>x", "nanochat", "bare"]
-        assert shown.run("document.querySelectorAll('#plot-0 + .told .swatch').length") == 3
+        assert tooltip == ["", "<b>x", "nanochat", "bare"]
+        assert shown.run("document.querySelectorAll('#plot-0 + .tooltip .swatch').length") == 3
         assert shown.run("document.documentElement.scrollWidth") <= 1280
         assert shown.complaints() == []
 

@@ -19,7 +19,7 @@ from tests.report.test_page import HOSTILE
 
 
 def long_run(name, *, rows, seed=0):
-    """A run of that many noisy rows with every number that is drawn, and the device told."""
+    """A run of that many noisy rows with every number that is drawn, and the device named."""
     noise = np.random.default_rng(seed)
     steps = np.arange(1, rows + 1)
     fallen = 3 + seed / 10 + 6 * np.exp(-5 * steps / rows)
@@ -41,10 +41,10 @@ def long_run(name, *, rows, seed=0):
         "val/bpb_documents": noise.random(rows),
     }
     series |= {"perf/tok_per_s_per_gpu": np.ones(rows), "perf/tflops_per_gpu": np.ones(rows)}
-    told = {"shape": {"dtype": "bfloat16", "device": "NVIDIA H100 80GB HBM3", "processes": 8}}
-    told["inputs"] = {"protocols": {"val/bpb": "p", "val/bpb_documents": "q"}}
+    manifest = {"shape": {"dtype": "bfloat16", "device": "NVIDIA H100 80GB HBM3", "processes": 8}}
+    manifest["inputs"] = {"protocols": {"val/bpb": "p", "val/bpb_documents": "q"}}
     columns = Columns(rows, {key: (np.arange(rows, dtype=np.int32), values) for key, values in series.items()}, {})
-    run = made_run({}, manifest={"name": name, "status": "finished", **told}, recipe={"train": {"seed": seed}})
+    run = made_run({}, manifest={"name": name, "status": "finished", **manifest}, recipe={"train": {"seed": seed}})
     return replace(run, rows=columns, all_rows=columns)
 
 
@@ -97,7 +97,7 @@ def test_a_run_looks_the_same_in_every_panel_and_no_two_runs_look_alike():
     assert places == {(legend, place) for place, legend in enumerate(legends(runs)[:LOOKS])}
     assert len({look(place) for place in range(LOOKS)}) == LOOKS
     assert len(panels[0].curves) == len(panels[1].curves) + 1 == LOOKS
-    assert panels[1].note == "Not told by run1."
+    assert panels[1].note == "Not recorded by run1."
 
 
 @pytest.mark.parametrize(("count", "rows"), [(2, 60), (12, 100_000), (40, 3000)])

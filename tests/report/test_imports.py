@@ -114,7 +114,7 @@ def test_sft_and_mid_training_count_steps_from_one_and_sft_bpb_is_the_assistants
     assert (mid.stage, mid.step(), len(mid.rows)) == (None, 813, 813)
 
 
-def test_the_first_sft_script_told_an_unsmoothed_loss(tmp_path):
+def test_the_first_sft_script_logged_an_unsmoothed_loss(tmp_path):
     lines = [f"Step {step:05d}/00009 | Training loss: {2 - step / 9:.6f}| lrm: {1 - step / 9:.6f}| num_tokens: 12,345\n" for step in range(9)]  # fmt: skip
     data = one(write(tmp_path / "a.log", "".join([*lines[:5], "Step 00005 | Validation loss: 1.234567\n", *lines[5:]])))
     assert data.loss_name() == "train/loss"
@@ -122,7 +122,7 @@ def test_the_first_sft_script_told_an_unsmoothed_loss(tmp_path):
     assert (data.step(), data.series("val/loss")) == (9, [(5, 1.234567)])
 
 
-def test_a_line_that_looks_like_a_step_and_cannot_be_read_is_told_with_its_number(tmp_path, capsys):
+def test_a_line_that_looks_like_a_step_and_cannot_be_read_is_reported_with_its_number(tmp_path, capsys):
     garbled = base_line(5).replace("loss: 9.500000", "loss: 9.5x0|0")
     lines = [base_line(step) for step in range(5)] + [garbled, "step 00006/00030 (20.00%) | lo\n"]
     lines += ["At step 2000 (15.6 %) it crashed.\n", "- step 3: look at the loss: 2.5 | and dt\n"]
@@ -167,7 +167,7 @@ def test_the_stages_of_one_log_are_runs_of_their_own(tmp_path):
     assert found[2].series("sft/assistant_bpb") == [(0, 0.7)]
 
 
-def test_the_tokens_of_a_step_are_told_only_where_the_lines_leave_one_number_possible(tmp_path):
+def test_the_tokens_of_a_step_are_reported_only_where_the_lines_leave_one_number_possible(tmp_path):
     many = one(write(tmp_path / "a.log", "".join(base_line(s, 400, dt=531 + s / math.pi) for s in range(400))))
     assert many.manifest["inputs"]["batch_tokens"] == 524288
     assert many.tokens() == 400 * 524288
@@ -190,13 +190,13 @@ def test_the_line_of_the_analysis_that_people_read_is_found_inside_its_text(tmp_
 @pytest.mark.skipif(not SEEDS.exists(), reason="the seed documents are not here")
 def test_the_dev_logs_columns_and_figures_are_those_that_are_read(tmp_path):
     (document,) = SEEDS.glob("002_*")
-    told = document.read_text()
-    columns = re.search(r"with columns: (step, loss[\w, ]+)", told)[1].split(", ")
+    page_text = document.read_text()
+    columns = re.search(r"with columns: (step, loss[\w, ]+)", page_text)[1].split(", ")
     path = tmp_path / "training_20251221.csv"
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        for step, loss in re.findall(r"^ +(\d+) \| +([\d.]+)", told, re.MULTILINE):
+        for step, loss in re.findall(r"^ +(\d+) \| +([\d.]+)", page_text, re.MULTILINE):
             writer.writerow(dict.fromkeys(columns, 1) | {"step": step, "loss": loss, "dt_ms": 1217, "tok_per_sec": 430600, "mfu": 43.8})  # fmt: skip
     data = one(path)
     assert data.series("train/loss_ema")[:2] == [(1, 11.0904), (1001, 3.4627)]
@@ -220,7 +220,7 @@ def test_our_own_console_line_comes_back_as_the_row_that_it_was_made_of(tmp_path
     assert meaning_of(data, "train/loss_ema") is None
 
 
-def test_a_metrics_file_alone_is_a_run_and_its_torn_line_is_told(tmp_path):
+def test_a_metrics_file_alone_is_a_run_and_its_torn_line_is_reported(tmp_path):
     path = tmp_path / "a" / "metrics.jsonl"
     for step in (1, 2, 3):
         append_row(path, {"step": step, "attempt": 1, "tokens": step * 8, "train/loss": 9.0 - step})
@@ -291,7 +291,7 @@ def test_scalars_from_tensorboard_a_file_each_become_one_run(tmp_path):
     assert data.rows[0]["time"] == 1.7e9
 
 
-def test_a_cell_that_is_no_number_is_told_and_one_that_is_nan_left_out(tmp_path):
+def test_a_cell_that_is_no_number_is_reported_and_one_that_is_nan_left_out(tmp_path):
     text = "global_step,reduced_train_loss,lr\n0,11.9,1e-4\n1,seven,1e-4\n2,NaN,2e-4\n,5.0,2e-4\n"
     (data,) = read_log(write(tmp_path / "a.csv", text))
     assert [number for number, _ in lost_lines(data)] == [3, 5]

@@ -185,7 +185,7 @@ def test_samples_of_the_run_before_stand_beside_those_of_its_fine_tuning(tmp_pat
     assert "said before" not in report(read_run(str(chat.path)))
 
 
-def test_a_failed_start_leaves_its_report_and_its_error_is_told_first(tmp_path):
+def test_a_failed_start_leaves_its_report_and_its_error_is_reported_first(tmp_path):
     folder = write_run(tmp_path / "a", finished=False)
     script = (
         "import sys\nfrom pathlib import Path\n"

@@ -90,7 +90,7 @@ def test_the_axis_of_all_plots_is_switched_and_a_curve_can_be_hidden(page):
         assert shown.complaints() == []
 
 
-def told(shown, place):
+def tooltip(shown, place):
     """The words beside the cursor in the middle of a plot."""
     box = json.loads(
         shown.run(
@@ -101,27 +101,27 @@ def told(shown, place):
     for move in range(3):
         x, y = box["x"] + box["width"] / 2 + move, box["y"] + box["height"] / 2
         shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    shown.until(f"document.querySelector('#plot-{place} + .told:not([hidden])') !== null")
-    words = shown.run(f"document.querySelector('#plot-{place} + .told:not([hidden])').innerText.split(/[\\t\\n]+/)")
+    shown.until(f"document.querySelector('#plot-{place} + .tooltip:not([hidden])') !== null")
+    words = shown.run(f"document.querySelector('#plot-{place} + .tooltip:not([hidden])').innerText.split(/[\\t\\n]+/)")
     return [word.strip() for word in words]
 
 
-def test_a_value_is_told_under_the_cursor_in_every_unit_of_the_x_axis_for_which_there_is_room(page):
+def test_a_value_is_shown_under_the_cursor_in_every_unit_of_the_x_axis_for_which_there_is_room(page):
     with opened(page) as shown:
         shown.until(DRAWN)
         shown.run(UNFOLD)
         shown.until(f"{INKED}.every((canvases) => canvases > 0)")
-        words = told(shown, 1)
+        words = tooltip(shown, 1)
         assert words[1:4] == ["value", "optimizer step", "tokens (row positions)"]
         assert words[4].startswith("hours running")
         assert [word for word in words if "val/" in word] == ["val/bpb"]
         assert "1.4" in words
-        words = told(shown, 0)  # half as wide, beside the samples
+        words = tooltip(shown, 0)  # half as wide, beside the samples
         assert words[1:4] == ["value", "optimizer step", "train/loss"]
         assert [word for word in words if "train/" in word] == ["train/loss", "train/loss_ema"]
         assert "3.1" in words
         shown.send("Input.dispatchMouseEvent", type="mouseMoved", x=1, y=1)
-        shown.until("document.querySelectorAll('.told:not([hidden])').length === 0")
+        shown.until("document.querySelectorAll('.tooltip:not([hidden])').length === 0")
         assert shown.complaints() == []
 
 

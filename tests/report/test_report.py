@@ -1,4 +1,4 @@
-"""The report reads the run directory only, tells what is there and nothing else, and compares only what compares."""
+"""The report reads the run directory only, shows what is there and nothing else, and compares only what compares."""
 
 import os
 import subprocess

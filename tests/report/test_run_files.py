@@ -1,4 +1,4 @@
-"""A report of a stranger's run directory: what no run writes is left out, and what is whole is told."""
+"""A report of a damaged or foreign run directory: what no run writes is left out, and what is whole is shown."""
 
 import json
 

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.user_code import CodeFolder
-from pipeline.recipe.schema import Recipe, Source
-from pipeline.sources.formats import messages_of, plain_messages
+from pipeline.recipe.schema import FORMATS, Recipe, Source
+from pipeline.sources.formats import WHOLE_ROW, format_of, messages_of, plain_messages
 from pipeline.sources.open import open_sources
 
 USER = {"role": "user", "content": "How many?"}
@@ -127,7 +127,7 @@ def test_conversations_most_of_which_cannot_be_trained_on_are_refused(tmp_path):
     assert "(first: " in str(caught.value)
 
 
-def test_one_mistake_in_many_rows_is_told_once_with_its_count_and_first_place(tmp_path):
+def test_one_mistake_in_many_rows_is_reported_once_with_its_count_and_first_place(tmp_path):
     good = json.dumps({"messages": [USER, ANSWER]})
     bad = [json.dumps({"messages": [USER] * n + [{"role": "assistant", "content": n}]}) for n in (1, 3, 5)]
     (tmp_path / "chat.jsonl").write_text("\n".join([good, *bad, "{", good]) + "\n")
@@ -237,3 +237,23 @@ def test_a_wrong_format_is_a_recipe_error(name, said, tmp_path):
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [USER, ANSWER]}) + "\n")
     with pytest.raises(RecipeError, match=said):
         sources(tmp_path, files="chat.jsonl", format=name)
+
+
+def test_each_format_of_a_recipe_has_a_reader():
+    for name, kind in FORMATS.items():
+        assert callable(format_of(Source(format=name), kind=kind, where="x", folder=None).reader()), name
+
+
+def test_a_new_format_is_a_name_in_the_recipe_and_a_function_of_a_row(monkeypatch):
+    def questions_answers(row):
+        turns = zip(row["questions"], row["answers"], strict=True)
+        return messages_of([message for q, a in turns for message in ({"role": "user", "content": q}, {"role": "assistant", "content": a})])  # fmt: skip
+
+    monkeypatch.setitem(FORMATS, "questions_answers", "chat")
+    monkeypatch.setitem(WHOLE_ROW, "questions_answers", questions_answers)
+    form = format_of(Source(format="questions_answers"), kind="chat", where="x", folder=None)
+    row = {"questions": ["How many?"] * 2, "answers": ["Three."] * 2}
+    assert form.reader()(row) == [USER, ANSWER] * 2
+    assert form.read_columns is None
+    assert form.required_columns == []
+    assert form.identity() == "questions_answers(None)"

@@ -170,7 +170,7 @@ def test_named_validation_leaves_all_files_to_training(corpus):
     assert len(items(validation[0])) == 20
 
 
-def test_names_are_told_apart(corpus):
+def test_names_are_distinguished(corpus):
     made = recipe(
         corpus,
         Source(files="part-0.jsonl"),

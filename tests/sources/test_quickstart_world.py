@@ -49,10 +49,10 @@ def texts(rows) -> list[str]:
     return [row["text"] for row in rows["quickstart_text-train"]] + list(chats)
 
 
-def right_answer(told: str, question: str) -> str:
+def right_answer(context: str, question: str) -> str:
     """Work out the answer from the sentences alone, without the generator's code."""
     where, holder, left, ages = {}, {}, {}, {}
-    for sentence in re.findall(r"[^.]+\.", told):
+    for sentence in re.findall(r"[^.]+\.", context):
         if m := re.fullmatch(r" ?(\w+) (?:is in|went to) the (\w+)\.", sentence):
             if where.get(m[1], [None])[-1] != m[2]:
                 where.setdefault(m[1], []).append(m[2])
@@ -119,11 +119,11 @@ def test_every_answer_follows_from_what_was_told(rows, split):
     for row in rows[f"quickstart_chat-{split}"]:
         if row["subject"] == "talk":
             continue
-        told = ""
+        context = ""
         for asked, answered in zip(row["messages"][::2], row["messages"][1::2], strict=True):
             story, question = re.fullmatch(r"(.*\.)? ?([^.]+[?.])", asked["content"]).groups()
-            told += " " + story if story else ""
-            assert right_answer(told.strip(), question) == answered["content"], row
+            context += " " + story if story else ""
+            assert right_answer(context.strip(), question) == answered["content"], row
 
 
 def test_the_files_have_their_known_bytes_on_any_machine(cache):

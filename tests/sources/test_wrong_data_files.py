@@ -259,7 +259,7 @@ def test_a_wrong_file_is_named_with_its_reason_before_anything_is_read(case, tmp
         open_sources(recipe(tmp_path, files), kind="text")
 
 
-def test_all_problems_of_all_files_are_told_at_once(tmp_path):
+def test_all_problems_of_all_files_are_reported_at_once(tmp_path):
     (tmp_path / "a.jsonl").touch()
     html_page(tmp_path)
     (tmp_path / "a.jsonl").rename(tmp_path / "b.jsonl")
@@ -276,7 +276,7 @@ def test_all_problems_of_all_files_are_told_at_once(tmp_path):
     assert "c.jsonl holds blank lines only" in message
 
 
-def test_all_missing_sources_are_told_at_once_with_their_place_in_the_recipe(tmp_path):
+def test_all_missing_sources_are_reported_at_once_with_their_place_in_the_recipe(tmp_path):
     made = recipe(tmp_path, "one.jsonl")
     made.data.sources.append(Source(files=["two.parquet", "three/*.txt"]))
     with pytest.raises(InputMissingError) as caught:

@@ -1,12 +1,13 @@
 """A cached tokenizer is what its training left, or it is trained again; never another one without a word."""
 
+import json
 import os
 import shutil
 
 import pytest
 
 from pipeline.recipe.schema import Recipe, Source
-from pipeline.run_dir.checkpoints import SEAL, problems
+from pipeline.run_dir.checkpoints import SEAL, problems, seal
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.load import cached_folder
@@ -91,3 +92,17 @@ def test_a_damaged_tokenizer_of_an_earlier_version_is_trained_again(kept, capsys
         DAMAGE[damage](folder / "tokenizer.json")
     assert identity(load_or_train(recipe, sources)) == before
     assert "trained again" in capsys.readouterr().out
+
+
+def test_a_cached_tokenizer_with_other_control_tokens_than_the_code_has_is_trained_again(kept, capsys):
+    recipe, sources, folder, before = kept
+    state = json.loads((folder / "tokenizer.json").read_text())
+    assert state["added_tokens"].pop()["content"] == "<|pad|>"  # as before a contributor added a token
+    (folder / "tokenizer.json").write_text(json.dumps(state))
+    (folder / SEAL).unlink()
+    seal(folder)
+    assert identity(load_or_train(recipe, sources)) == before
+    assert (
+        f"{folder}: has other control tokens than tokenizer/specials.py, so it is trained again"
+        in capsys.readouterr().out
+    )

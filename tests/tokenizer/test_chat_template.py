@@ -81,6 +81,15 @@ def test_a_tool_call_is_trained_and_its_output_is_not(tokenizer):
     )
 
 
+def test_an_answer_is_read_back_as_it_was_written_without_its_prompt_and_end(tokenizer):
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False
+    )
+    for end in ("<|end|>", "<|bos|>", ""):
+        read = tokenizer.parse_response(f" an answer\n{end}", prefix=prompt)
+        assert read == {"role": "assistant", "content": " an answer\n"}
+
+
 def test_the_template_escapes_no_character_in_its_strings():
     # llama.cpp's Jinja refuses a model whose template spells a character by its number.
     template = built_in_template([*SPECIALS, "<\uff5cend\u2581of\u2581text\uff5c>"])

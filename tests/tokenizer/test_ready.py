@@ -61,6 +61,7 @@ def test_an_own_template_stays_as_it_is_whether_or_not_it_marks_answers_and_esca
     careful = template.read_text() + "{# mine #}"
     template.write_text(careful)
     assert load_or_train(recipe_of(tmp_path), []).chat_template == careful
+    assert "keeps its chat template, which is another than the built-in one" in capsys.readouterr().out
     template.write_text("{% for m in messages %}<|user|>{{ m.content }}<|end|>{% endfor %}")
     plain = load_or_train(recipe_of(tmp_path), [])
     assert plain.chat_template == template.read_text()

@@ -131,9 +131,9 @@ def test_the_key_must_match_and_its_default_leaves_older_runs_their_names():
 
 def test_embeddings_stored_so_are_refused_where_the_head_would_be_rounded_or_the_model_is_foreign(tmp_path):
     def refusal(*overrides):
-        with pytest.raises(RecipeError) as told:
+        with pytest.raises(RecipeError) as caught:
             read_recipe([QUICKSTART, *SMALL, BF16, *overrides])
-        return str(told.value)
+        return str(caught.value)
 
     tied = refusal("model.preset=gpt2", "optimizer.type=adamw", "optimizer.groups=null")
     assert "model.embedding_dtype: is bfloat16, and the head is tied to the token embedding" in tied

@@ -193,7 +193,7 @@ def test_switching_for_evaluations_and_samples_compiles_nothing_again(runner):
     assert "Graph break" not in run.output
 
 
-def told(recipe, device=CPU):
+def problems_of(recipe, device=CPU):
     problems = kernel_problems(recipe, device)
     assert all(": train.fp8: " in str(problem) for problem in problems), problems
     return [(type(problem), str(problem)) for problem in problems]
@@ -201,17 +201,20 @@ def told(recipe, device=CPU):
 
 def test_float8_is_refused_without_the_gpu_the_package_or_matrices_for_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (gpu, package) = told(read_recipe([QUICKSTART, *SMALL, *FP8]))
+    (gpu, package) = problems_of(read_recipe([QUICKSTART, *SMALL, *FP8]))
     assert gpu[0] is RecipeError
     assert "compute capability 8.9 (Ada, Hopper) or later, and this is a CPU" in gpu[1]
     assert package[0] is InputMissingError
     assert "needs the package torchao" in package[1]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr(kernels, "_has_float8", lambda device: True)
-    assert told(read_recipe([QUICKSTART, *SMALL, *FP8])) == []
+    assert problems_of(read_recipe([QUICKSTART, *SMALL, *FP8])) == []
     adamw = ["optimizer.type=adamw", "optimizer.groups=null", "model.preset=gpt2"]
-    assert "have biases, as GPT-2's" in told(read_recipe([QUICKSTART, *SMALL, *FP8, *adamw]))[0][1]
-    assert "is for model.type tandem" in told(read_recipe([QUICKSTART, *SMALL, *FP8, *adamw, "model.type=llama"]))[0][1]
+    assert "have biases, as GPT-2's" in problems_of(read_recipe([QUICKSTART, *SMALL, *FP8, *adamw]))[0][1]
+    assert (
+        "is for model.type tandem"
+        in problems_of(read_recipe([QUICKSTART, *SMALL, *FP8, *adamw, "model.type=llama"]))[0][1]
+    )
 
 
 def test_capability_8_9_is_where_float8_begins(monkeypatch):
@@ -223,7 +226,7 @@ def test_capability_8_9_is_where_float8_begins(monkeypatch):
 
 def test_mixed_precision_fp8_of_the_launcher_is_refused_in_favour_of_the_key(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    ((_, sentence),) = told(read_recipe([QUICKSTART, *SMALL]))
+    ((_, sentence),) = problems_of(read_recipe([QUICKSTART, *SMALL]))
     assert "Write train.fp8: true beside bf16: true, or mixed_precision: bf16 there." in sentence
 
 

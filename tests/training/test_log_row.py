@@ -44,13 +44,13 @@ def rank_main(rank, folder):
         recipe=types.SimpleNamespace(stage="pretrain"),
         text=types.SimpleNamespace(read=lambda: {"nats": [math.log(2), 3 * math.log(2)][rank], "bytes": [3, 1][rank]}),
     )
-    told = row._of_all_ranks(trainer, {"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
-    assert told["data/wait_s"] == 0.04
-    assert told["data/wait_frac"] == pytest.approx(0.4)
-    assert (told["mem/allocated_gib"], told["mem/peak_allocated_gib"]) == (20, 40)
-    assert (told["mem/alloc_retries"], told["mem/ooms"], told["data/retries"]) == (3, 1, 2)
-    assert (told["perf/slowest_rank_id"], told["perf/slowest_rank"]) == (1, pytest.approx(2.5))
-    assert told["train/bpb"] == pytest.approx(1.0)  # of the sums, not the mean of 1/3 and 3
+    numbers = row._of_all_ranks(trainer, {"data/wait_s": [0.01, 0.04][rank], "perf/step_s": 0.1})
+    assert numbers["data/wait_s"] == 0.04
+    assert numbers["data/wait_frac"] == pytest.approx(0.4)
+    assert (numbers["mem/allocated_gib"], numbers["mem/peak_allocated_gib"]) == (20, 40)
+    assert (numbers["mem/alloc_retries"], numbers["mem/ooms"], numbers["data/retries"]) == (3, 1, 2)
+    assert (numbers["perf/slowest_rank_id"], numbers["perf/slowest_rank"]) == (1, pytest.approx(2.5))
+    assert numbers["train/bpb"] == pytest.approx(1.0)  # of the sums, not the mean of 1/3 and 3
     assert row.state_dict()["peak_bytes"] == 40 * GIB  # also on the rank that writes the checkpoint
     os._exit(0)  # not through the interpreter's end, where a thread of gloo may make the process abort
 

@@ -12,9 +12,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 from pipeline.model.build import build_model
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder
+from pipeline.recipe.resolve import MATRIX_GROUP
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training import optimizer as module
-from pipeline.training.optimizer import MuonAdamW, build_optimizer, look_for_lomo_once
+from pipeline.training.optimizer import OPTIMIZERS, MuonAdamW, build_optimizer, look_for_lomo_once
 from pipeline.training.schedules import StepSchedule, apply_schedule
 
 MODERN = {
@@ -37,6 +38,10 @@ def recipe(optimizer_type="muon_adamw", *, rate_scale=1.0, train=None, code_fold
     made = Recipe(optimizer=Optimizer(type=optimizer_type, rate_scale=rate_scale, groups=groups), train=train or {})
     made.code = CodeFolder(code_folder or ".")
     return made
+
+
+def test_each_optimizer_of_groups_has_default_settings_and_a_class():
+    assert OPTIMIZERS.keys() == MATRIX_GROUP.keys()
 
 
 def modern():

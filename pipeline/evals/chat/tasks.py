@@ -470,7 +470,7 @@ def _files_of(
 
 
 def _split_in(label: str) -> str | None:
-    """Return the split that the file's name tells, else one of its folders; None when none does."""
+    """Return the split that the file's name gives, else one of its folders; None when none does."""
     from datasets.data_files import NON_WORDS_CHARS, SPLIT_KEYWORDS
 
     for part in reversed(Path(label).parts):

@@ -166,7 +166,7 @@ def _cropped(ids: np.ndarray, start: int, positions: int | None, *, keep_bos: bo
 
 # Positions of one forward pass; more is faster on a GPU, less stays in a CPU's caches.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-# What another forward pass costs beside its positions, told in positions.
+# What another forward pass costs beside its positions, counted in positions.
 PASS_TOKENS = 128
 # Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
 TARGETS_AT_ONCE = 2048

@@ -1,7 +1,7 @@
 """Executing programs that a model wrote, each in a process of its own behind walls.
 
 A program reads Python's library and nothing else, writes nothing, starts no process or thread, signals and reaches nobody, and
-has bounded time, memory and a line of output. What it is told of the machine: names and sizes of files by stat(2) where only
+has bounded time, memory and a line of output. What it sees of the machine: names and sizes of files by stat(2) where only
 Landlock hides files, the kernel's version, the clock.
 
 Passing means that the program ran to its end without an exception: leaving early, killing itself or changing Python's own

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
+from pipeline.recipe.resolve import MATRIX_GROUP
 from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, median, rule
 from pipeline.report.run_data import RunData, number
 from pipeline.training.attempts import first_start
@@ -231,7 +232,7 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
     if kind == "trainer" and (peak := figures.recipe("train.learning_rate")):
         steps, rate, multiplier = both(figures, "optim/lr", "optim/lrm")
         audit.equal("optim/lr", steps, rate, peak * multiplier, why="recipe x optim/lrm is")
-    if kind in ("adamw", "muon_adamw"):
+    if kind in MATRIX_GROUP:
         scale, groups = figures.recipe("optimizer.rate_scale"), figures.recipe("optimizer.groups") or {}
         for name, group in groups.items():
             peak = (group or {}).get("learning_rate")

@@ -1,0 +1,46 @@
+"""Object stores by address: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface.
+
+Each finds its credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's
+application default credentials, HF_TOKEN.
+"""
+
+import os
+import re
+from functools import cache
+from typing import Any
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
+SCHEMES = ("s3", "gs", "hf")
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text names a place on the network and no path here, whatever its scheme."""
+    return ADDRESS.match(text) is not None
+
+
+def is_supported(address: str) -> bool:
+    found = ADDRESS.match(address)
+    return found is not None and found[1] in SCHEMES
+
+
+@cache
+def file_system(scheme: str) -> Any:
+    """Return fsspec's view of a store; the paths in it are addresses without their scheme."""
+    if scheme == "hf":
+        from huggingface_hub import HfFileSystem
+
+        return HfFileSystem()
+    import pyarrow.fs
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    if scheme == "gs":
+        return ArrowFSWrapper(pyarrow.fs.GcsFileSystem())
+    # Which pyarrow, unlike Amazon's own tools, does not read: every other store than Amazon's is named there.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return ArrowFSWrapper(pyarrow.fs.S3FileSystem(endpoint_override=endpoint))
+
+
+def opened(address: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it."""
+    scheme, _, path = address.partition("://")
+    return file_system(scheme), path.rstrip("/")

@@ -1,0 +1,223 @@
+"""run.mirror: whole checkpoints of a run on a local disk follow it to an object store, and come back to an empty disk.
+
+MIRROR/<run>/checkpoints/checkpoint-<step>/  its files, MANIFEST.json last: a folder without it was never whole
+MIRROR/<run>/model/                          the finished model, in the same way
+MIRROR/<run>/run_manifest.json, ...          the run's records, sent before the checkpoint that they belong to
+
+A process beside the run sends them, so that training waits for nothing: python -m pipeline.run.mirror RUN ADDRESS
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.process.errors import ServiceError, TandemError
+from pipeline.process.storage import file_lock, new_folder, remove_folder, sha256_file
+from pipeline.process.stores import opened
+from pipeline.recipe import Recipe
+from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
+from pipeline.run_dir.failures import child_environment
+from pipeline.run_dir.hub_queue import link_files
+from pipeline.run_dir.run_directory import RunDirectory
+
+KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
+LOOK_EVERY_S = 1.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after a failure; it doubles up to the longest
+DRAIN_S = 600.0  # that the end of a run waits for what was not sent yet
+
+
+class Mirror:
+    """A run's folder in a store."""
+
+    def __init__(self, run: RunDirectory, address: str):
+        self.run, self.address = run, f"{address.rstrip('/')}/{run.name}"
+        self.store, self.root = opened(self.address)
+        self.queue = run.path / "mirror_queue"
+
+    # ---- what is sent ----
+
+    def is_behind(self) -> bool:
+        """Return whether something whole lies here that has not been sent."""
+        return any(not self._mark(folder).exists() for folder in self._due())
+
+    def send(self) -> None:
+        """Send what is due, the newest checkpoint alone of several. Raises OSError when the store does not take it."""
+        for folder in self._due():
+            if self._mark(folder).exists():
+                continue
+            with self._held(folder) as held:
+                for record in self.run.records():
+                    if record.is_file():
+                        self._put(record, record.relative_to(self.run.path).as_posix())
+                there = folder.relative_to(self.run.path).as_posix()
+                for name in sorted(sealed_files(held), key=lambda name: name == SEAL):
+                    self._put(held / name, f"{there}/{name}")
+                self._drop_others(step_of(folder))
+                self._mark(held).touch()
+
+    def _due(self) -> list[Path]:
+        finished = "finished" in self.run.read_manifest()  # not before: the records say so then
+        return [*by_step(self.run.checkpoints)[-1:], *([self.run.model] if finished else [])]
+
+    def _mark(self, folder: Path) -> Path:
+        return self.queue / f"sent-{folder.name}-{sha256_file(folder / SEAL)[:12]}"  # one step may be trained twice
+
+    @contextmanager
+    def _held(self, folder: Path) -> Iterator[Path]:
+        """Yield the folder's files, hard-linked: rotation may remove a checkpoint while it is being sent."""
+        held = self.queue / folder.name
+        if held.exists():
+            remove_folder(held)
+        with new_folder(held) as linked:
+            link_files(folder, linked, sealed_files(folder))
+        yield held
+        remove_folder(held)
+
+    def _put(self, file: Path, name: str) -> None:
+        with open(file, "rb") as source, self.store.open(f"{self.root}/{name}", "wb") as target:
+            shutil.copyfileobj(source, target, 2**22)
+
+    def _drop_others(self, newest: int | None) -> None:
+        """Remove checkpoints that are older than KEPT allows, or lie beyond the newest: the run went back."""
+        steps = [step for step in self.steps() if newest and step <= newest][-KEPT:]
+        for step in set(self.steps()) - set(steps) if newest else ():
+            folder = f"{self.root}/checkpoints/checkpoint-{step}"
+            self.store.rm_file(f"{folder}/{SEAL}")  # first: what is left is no checkpoint any more
+            self.store.rm(folder, recursive=True)
+
+    # ---- what comes back ----
+
+    def steps(self) -> list[int]:
+        """Return the steps of the sealed checkpoints in the store, in order. Raises OSError when it does not answer."""
+        try:
+            folders = self.store.ls(f"{self.root}/checkpoints", detail=False)
+        except FileNotFoundError:
+            return []
+        found = {step_of(Path(folder)): folder for folder in folders}
+        return sorted(step for step, folder in found.items() if step and self.store.exists(f"{folder}/{SEAL}"))
+
+    def fetch(self, name: str) -> None:
+        """Fetch a sealed folder of the store into the run. Raises DamagedError, and then none appears."""
+        (self.run.path / name).parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(self.run.path / name) as folder:
+            self._get(f"{name}/{SEAL}", folder / SEAL)
+            for file in read_seal(folder)["files"]:
+                self._get(f"{name}/{file}", folder / file)
+            if found := problems(folder):
+                raise DamagedError("; ".join(found))
+
+    def fetch_records(self) -> None:
+        for record in self.run.records():
+            name = record.relative_to(self.run.path).as_posix()
+            if self.store.exists(f"{self.root}/{name}"):
+                self._get(name, record)
+
+    def _get(self, name: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with self.store.open(f"{self.root}/{name}", "rb") as source, open(target, "wb") as file:
+            shutil.copyfileobj(source, file, 2**22)
+
+
+class DamagedError(Exception):
+    """What came from the store is not what was sealed."""
+
+
+def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
+    """Fetch the newest whole checkpoint of a run that has none here, or the finished run, under run.resume auto.
+
+    Raises ServiceError when the store does not say what it has: to begin anew would repeat the run and write over its state.
+    """
+    if not recipe.run.mirror or recipe.run.resume != "auto" or by_step(run.checkpoints):
+        return
+    if "finished" in run.read_manifest():
+        return
+    mirror = Mirror(run, recipe.run.mirror)
+    try:
+        steps = mirror.steps()
+        for step in reversed(steps):
+            name = f"checkpoints/checkpoint-{step}"
+            try:
+                mirror.fetch(name)
+            except DamagedError as error:
+                print(f"{mirror.address}/{name}: is damaged ({error}). The one before it is tried.", flush=True)
+                continue
+            mirror.fetch_records()
+            if "finished" in run.read_manifest():
+                mirror.fetch("model")
+            print(f"{run.path}: checkpoint-{step} was restored from {mirror.address}", flush=True)
+            return
+    except OSError as error:
+        raise ServiceError(
+            f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no checkpoint here. Run the same command "
+            "again; to begin anew in any case, whatever the mirror has: run.resume=never."
+        ) from error
+
+
+class Mirroring:
+    """The trainer's side: a process beside the run on the first rank; without run.mirror and on other ranks nothing."""
+
+    def __init__(self, recipe: Recipe, run: RunDirectory):
+        self.process: subprocess.Popen[bytes] | None = None
+        if not recipe.run.mirror or int(os.environ.get("RANK", 0)) != 0:
+            return
+        self.mirror = Mirror(run, recipe.run.mirror)
+        self.mirror.queue.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "pipeline.run.mirror", str(run.path), recipe.run.mirror]
+        with open(self.mirror.queue / "mirror.log", "ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def drain(self) -> None:
+        """Wait until what was saved is in the store, for at most DRAIN_S, and say so when it is not."""
+        if self.process is None:
+            return
+        ends = time.monotonic() + DRAIN_S
+        while self.mirror.is_behind() and self.process.poll() is None and time.monotonic() < ends:
+            time.sleep(0.1)
+        if self.mirror.is_behind():
+            print(
+                f"{self.mirror.address}: does not have what was saved last; {self.mirror.queue}/mirror.log says why. The next start sends it.",
+                flush=True,
+            )
+
+
+def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
+    """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S."""
+    if hasattr(os, "nice"):
+        os.nice(19)  # training comes first
+    mirror = Mirror(run, address)
+    with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
+        _follow(mirror, trainer)
+
+
+def _follow(mirror: Mirror, trainer: int) -> None:
+    pause, ends = FIRST_PAUSE_S, None
+    while ends is None or time.monotonic() < ends:
+        if ends is None and os.getppid() != trainer:
+            ends = time.monotonic() + DRAIN_S
+        try:
+            if mirror.is_behind():
+                mirror.send()
+            elif ends is not None:
+                return
+            pause = FIRST_PAUSE_S
+        except (OSError, TandemError) as error:
+            print(f"{mirror.address}: not sent: {error}", flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        time.sleep(LOOK_EVERY_S)
+
+
+if __name__ == "__main__":
+    follow(RunDirectory(sys.argv[1]), sys.argv[2], trainer=os.getppid())

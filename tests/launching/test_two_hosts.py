@@ -1,0 +1,121 @@
+"""One job on two hosts: network namespaces of this machine with names, links and mounts of their own, so only for root on Linux."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pipeline.process.storage import read_json
+from tests.faults.test_cluster_page import environment
+from tests.runner import Runner, wait_for_step
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"),
+        reason="network namespaces need Linux and root",
+    ),
+]
+LONG = {"max_steps": 100_000, "save_steps": 10, "eval_steps": 100_000, "per_device_train_batch_size": 4}
+NAMED_S = 60
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+class Host:
+    def __init__(self, number: int, folder: Path):
+        self.number, self.name, self.log = number, f"host{number}", folder / f"host{number}.log"
+        self.namespace = f"tandem-{os.getpid()}-{number}"
+        ip("netns", "add", self.namespace)
+
+    def join(self, link: str) -> None:
+        ip("link", "set", link, "netns", self.namespace, "name", "eth")
+        for command in (["addr", "add", f"10.79.0.{self.number + 1}/24", "dev", "eth"], ["link", "set", "eth", "up"]):
+            ip("-n", self.namespace, *command)
+        ip("-n", self.namespace, "link", "set", "lo", "up")
+
+    def start(self, recipe: Path, *overrides: str) -> None:
+        variables = environment(
+            NNODES="2",
+            NODE_RANK=str(self.number),
+            MASTER_ADDR="10.79.0.1",
+            MASTER_PORT="29511",
+            GLOO_SOCKET_IFNAME="eth",
+        )
+        hosts = self.log.with_suffix(".hosts")
+        hosts.write_text("127.0.0.1 localhost\n10.79.0.1 host0\n10.79.0.2 host1\n")
+        inside = f'hostname {self.name}; mount --bind {hosts} /etc/hosts; exec bash run_pretrain.sh "$@"'
+        command = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "bash", "-c", inside, "-"]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                [*command, str(recipe), *overrides], cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def kill(self) -> None:
+        for pid in ip("netns", "pids", self.namespace).split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def cut(self) -> None:
+        ip("-n", self.namespace, "link", "set", "eth", "down")
+
+    def end(self) -> tuple[int, str]:
+        """Its status and its last lines."""
+        status = self.process.wait(timeout=200)
+        return status, self.log.read_text()[-3000:]
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    pair = [Host(number, tmp_path) for number in range(2)]
+    ip("link", "add", "tandem0", "type", "veth", "peer", "name", "tandem1")
+    for host in pair:
+        host.join(f"tandem{host.number}")
+    yield pair
+    for host in pair:
+        host.kill()
+        ip("netns", "del", host.namespace)
+
+
+@pytest.fixture
+def runner(tmp_path, cache, text_files, chat_files) -> Runner:
+    return Runner(tmp_path, cache, text_files, chat_files)
+
+
+def test_another_learning_rate_on_one_host_is_refused_on_both(runner, hosts):
+    recipe = runner.recipe("differ", "gpt2")
+    hosts[0].start(recipe)
+    hosts[1].start(recipe, "optimizer.groups.matrices.learning_rate=0.2")
+    for host in hosts:
+        status, output = host.end()
+        assert status == 64, output
+        assert "optimizer.groups.matrices.learning_rate: 0.003 on host0 (rank 0); 0.2 on host1 (rank 1)" in output
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_a_host_that_is_killed_or_cut_off_is_named_within_a_minute(runner, hosts, how):
+    recipe = runner.recipe("lost", "gpt2", train=LONG)
+    for host in hosts:
+        host.start(recipe)
+    run = runner.folder / "runs" / "lost"
+    wait_for_step(run, 12, hosts[0].process)
+    getattr(hosts[1], how)()
+    begun = time.monotonic()
+    status, output = hosts[0].end()
+    assert time.monotonic() - begun < NAMED_S
+    assert status == 70, output
+    assert "host host1 (node 1) was lost: no sign of life for 30 s, which ended the run." in output
+    assert read_json(run / "failure.json")["message"].startswith("host host1 (node 1) was lost")
+    if how == "cut":
+        status, output = hosts[1].end()
+        assert status == 70, output
+        assert "host host0 (node 0) was lost: it does not answer" in output

@@ -1,0 +1,54 @@
+"""Sources in an object store."""
+
+import pytest
+
+from pipeline.process import stores
+from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.recipe import read_recipe
+from pipeline.sources.files import local_files
+from pipeline.sources.open import open_sources
+from tests.runner import Runner
+
+
+@pytest.mark.parametrize("address", ["s3://corpus/text/*.jsonl", "s3://corpus/text", "s3://corpus/**/part-*.jsonl"])
+def test_a_source_of_a_store_is_the_same_source_as_its_files_on_this_machine(
+    tmp_path, text_files, chat_files, bucket, address
+):
+    recipe = Runner(tmp_path, tmp_path / "cache", text_files, chat_files).recipe("stored", "gpt2")
+    opened = []
+    for files in (address, str(text_files[0].parent / "part-*.jsonl")):
+        arguments = [str(recipe), f"data.sources=[{{files: '{files}'}}]", "data.validation=null"]
+        (train,), (held_out,) = open_sources(read_recipe(arguments, stage="pretrain"), kind="text")
+        texts = [document.text for block in train.read() for document in block.items]
+        opened.append(([file.label for file in train.files], train.fingerprint, held_out.fingerprint, texts))
+    assert opened[0] == opened[1]
+    assert len(opened[0][0]) == 2
+
+
+def test_a_file_is_fetched_once_and_again_when_it_has_changed(tmp_path, text_files, bucket, monkeypatch):
+    fetched = []
+    get_file = type(stores.file_system("s3")).get_file
+    monkeypatch.setattr(
+        type(stores.file_system("s3")),
+        "get_file",
+        lambda self, name, *args: fetched.append(name) or get_file(self, name, *args),
+    )
+    address = f"s3://corpus/text/{text_files[0].name}"
+    first, again = (local_files(address, where="here", folder=None, cache=tmp_path) for _ in range(2))
+    assert first[0].path == again[0].path
+    assert fetched == [f"corpus/text/{text_files[0].name}"]
+    bucket.put_object(Bucket="corpus", Key=f"text/{text_files[0].name}", Body=b'{"text": "other"}\n')
+    (other,) = local_files(address, where="here", folder=None, cache=tmp_path)
+    assert other.path.read_text() == '{"text": "other"}\n'
+
+
+def test_what_is_not_there_or_not_reached_is_told_in_a_sentence(tmp_path, bucket, monkeypatch):
+    for address in ("s3://corpus/nothing/*.jsonl", "s3://corpus/text/part-9.jsonl", "s3://elsewhere/a.jsonl"):
+        with pytest.raises(InputMissingError, match=r"here.files: .*Look at what the bucket holds"):
+            local_files(address, where="here", folder=None, cache=tmp_path)
+    with pytest.raises(RecipeError, match="addresses and paths of this machine"):
+        local_files(["s3://corpus/text", "a.jsonl"], where="here", folder=None, cache=tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    stores.file_system.cache_clear()
+    with pytest.raises(ServiceError, match="the store does not give s3://corpus/text"):
+        local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
