@@ -122,12 +122,14 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
         path.write_bytes(json.dumps([{"text": text} for text in texts(6000)]).encode())
         sources = bench.sources(recipe)
         path.write_bytes(good)
-        sources[0][0].files[0].bytes, sources[0][0].files[0].mtime_ns = len(good), path.stat().st_mtime_ns
-        with pytest.raises(DataError) as raised:
+        file, status = sources[0][0].files[0], path.stat()  # as if it had been like this when it was verified
+        file.bytes, file.mtime_ns, file.ctime_ns = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        with pytest.raises(DataError, match="probably cut off") as raised:
             prepare_now(recipe, bench.tokenizer, sources=sources)
         content = everything(Path(recipe.data.cache_dir))
         found[processes] = str(raised.value), {k: v for k, v in content.items() if "encoded" not in k}
     assert found[1] == found[2]
+    assert len(found[1][1]) > 100
 
 
 def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
