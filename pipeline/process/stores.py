@@ -6,11 +6,15 @@ application default credentials, HF_TOKEN.
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+REFUSED = re.compile("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403")  # pyarrow has no class for them
 
 
 def is_address(text: str) -> bool:
@@ -44,3 +48,26 @@ def opened(address: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it."""
     scheme, _, path = address.partition("://")
     return file_system(scheme), path.rstrip("/")
+
+
+def is_network(error: Exception) -> bool:
+    """Return whether an HTTP client raised it; which client that is differs between versions of huggingface_hub."""
+    return type(error).__module__.split(".")[0] in HTTP_CLIENTS
+
+
+def is_refused(error: OSError) -> bool:
+    """Return whether a store says for good that there is no such place, or that this user may not go there."""
+    return isinstance(error, PermissionError | FileNotFoundError) or REFUSED.search(str(error)) is not None
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Raise OSError for what the stores' clients raise that is none: ArrowInvalid is a ValueError, httpx's ConnectError neither."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not (is_network(error) or type(error).__module__.split(".")[0] == "pyarrow"):
+            raise
+        raise OSError(str(error).strip() or type(error).__name__) from error

@@ -116,7 +116,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             recipe.where("run.name"),
             f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
         )
-    if run.mirror is not None and not (is_supported(run.mirror) and not run.mirror.startswith("hf://")):
+    if run.mirror is not None and not re.fullmatch(r"(s3|gs)://[^/\s]\S*", run.mirror):
         problems.add(
             recipe.where("run.mirror"),
             f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "

@@ -2,23 +2,24 @@
 
 MIRROR/<run>/checkpoints/checkpoint-<step>/  its files, MANIFEST.json last: a folder without it was never whole
 MIRROR/<run>/model/                          the finished model, in the same way
-MIRROR/<run>/run_manifest.json, ...          the run's records, sent before the checkpoint that they belong to
+MIRROR/<run>/run_manifest.json, ...          the run's records, sent before their checkpoint and, as they say `finished`, after the model
 
 A process beside the run sends them, so that training waits for nothing: python -m pipeline.run.mirror RUN ADDRESS
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.process.errors import ServiceError, TandemError
-from pipeline.process.storage import file_lock, new_folder, remove_folder, sha256_file
-from pipeline.process.stores import opened
+from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
+from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
+from pipeline.process.stores import as_os_error, is_refused, opened
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.failures import child_environment
@@ -28,7 +29,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
 LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after a failure; it doubles up to the longest
-DRAIN_S = 600.0  # that the end of a run waits for what was not sent yet
+DRAIN_S = 480.0  # that the end of a run waits for what was not sent yet; the other ranks wait for it, for SAVING_S
 
 
 class Mirror:
@@ -51,18 +52,19 @@ class Mirror:
             if self._mark(folder).exists():
                 continue
             with self._held(folder) as held:
-                for record in self.run.records():
-                    if record.is_file():
-                        self._put(record, record.relative_to(self.run.path).as_posix())
-                there = folder.relative_to(self.run.path).as_posix()
-                for name in sorted(sealed_files(held), key=lambda name: name == SEAL):
-                    self._put(held / name, f"{there}/{name}")
-                self._drop_others(step_of(folder))
+                if folder != self.run.model:
+                    self._put_records()
+                self._put_folder(held, folder.relative_to(self.run.path).as_posix())
+                if folder == self.run.model:
+                    self._put_records()
                 self._mark(held).touch()
+            if step := step_of(folder):
+                self._drop_others(step)
 
     def _due(self) -> list[Path]:
         finished = "finished" in self.run.read_manifest()  # not before: the records say so then
-        return [*by_step(self.run.checkpoints)[-1:], *([self.run.model] if finished else [])]
+        folders = [*([self.run.model] if finished else []), *by_step(self.run.checkpoints)[-1:]]
+        return [folder for folder in folders if (folder / SEAL).is_file()]
 
     def _mark(self, folder: Path) -> Path:
         return self.queue / f"sent-{folder.name}-{sha256_file(folder / SEAL)[:12]}"  # one step may be trained twice
@@ -70,52 +72,115 @@ class Mirror:
     @contextmanager
     def _held(self, folder: Path) -> Iterator[Path]:
         """Yield the folder's files, hard-linked: rotation may remove a checkpoint while it is being sent."""
+        for left in self.queue.iterdir():
+            if left.is_dir():  # of a process that was killed: it would keep from the disk what rotation frees
+                remove_folder(left)
         held = self.queue / folder.name
-        if held.exists():
-            remove_folder(held)
         with new_folder(held) as linked:
             link_files(folder, linked, sealed_files(folder))
-        yield held
-        remove_folder(held)
+        try:
+            yield held
+        finally:
+            remove_folder(held)
+
+    def _put_records(self) -> None:
+        for record in self.run.records():
+            if record.is_file():
+                self._put(record, record.relative_to(self.run.path).as_posix())
+
+    def _put_folder(self, folder: Path, name: str) -> None:
+        """Send a sealed folder, its seal last. One that stands there over other files goes first: the step was trained anew."""
+        seal = f"{self.root}/{name}/{SEAL}"
+        if self.store.exists(seal) and self.store.cat_file(seal) != (folder / SEAL).read_bytes():
+            self.store.rm_file(seal)
+        for file in sorted(sealed_files(folder), key=lambda file: file == SEAL):
+            self._put(folder / file, f"{name}/{file}")
 
     def _put(self, file: Path, name: str) -> None:
         with open(file, "rb") as source, self.store.open(f"{self.root}/{name}", "wb") as target:
             shutil.copyfileobj(source, target, 2**22)
 
-    def _drop_others(self, newest: int | None) -> None:
-        """Remove checkpoints that are older than KEPT allows, or lie beyond the newest: the run went back."""
-        steps = [step for step in self.steps() if newest and step <= newest][-KEPT:]
-        for step in set(self.steps()) - set(steps) if newest else ():
-            folder = f"{self.root}/checkpoints/checkpoint-{step}"
-            self.store.rm_file(f"{folder}/{SEAL}")  # first: what is left is no checkpoint any more
-            self.store.rm(folder, recursive=True)
+    def _drop_others(self, newest: int) -> None:
+        """Remove checkpoints that are older than KEPT allows, were half sent, or lie beyond the newest: the run went back."""
+        sealed = self.steps()
+        steps = [step for step in sealed if step <= newest][-KEPT:]
+        for step, folder in self._folders().items():
+            if step not in steps:
+                if step in sealed:
+                    self.store.rm_file(f"{folder}/{SEAL}")  # first: what is left is no checkpoint any more
+                self.store.rm(folder, recursive=True)
 
     # ---- what comes back ----
 
     def steps(self) -> list[int]:
         """Return the steps of the sealed checkpoints in the store, in order. Raises OSError when it does not answer."""
+        return sorted(step for step, folder in self._folders().items() if self.store.exists(f"{folder}/{SEAL}"))
+
+    def _folders(self) -> dict[int, str]:
+        """Return the checkpoints in the store by their steps, half sent ones too."""
         try:
             folders = self.store.ls(f"{self.root}/checkpoints", detail=False)
         except FileNotFoundError:
-            return []
-        found = {step_of(Path(folder)): folder for folder in folders}
-        return sorted(step for step, folder in found.items() if step and self.store.exists(f"{folder}/{SEAL}"))
+            return {}
+        return {step: folder for folder in folders if (step := step_of(Path(folder)))}
 
-    def fetch(self, name: str) -> None:
-        """Fetch a sealed folder of the store into the run. Raises DamagedError, and then none appears."""
-        (self.run.path / name).parent.mkdir(parents=True, exist_ok=True)
-        with new_folder(self.run.path / name) as folder:
-            self._get(f"{name}/{SEAL}", folder / SEAL)
-            for file in read_seal(folder)["files"]:
-                self._get(f"{name}/{file}", folder / file)
+    def fetch(self, name: str, *, before: Callable[[], None] = lambda: None) -> None:
+        """Fetch a sealed folder of the store into the run, and call `before` when it is whole, before it appears.
+
+        Raises DamagedError, and then none appears.
+        """
+        target = self.run.path / name
+        with new_folder(target) as folder:
+            try:
+                self._get(f"{name}/{SEAL}", folder / SEAL)
+                for file in read_seal(folder)["files"]:
+                    if not (folder / file).resolve().is_relative_to(folder.resolve()):
+                        raise DamagedError(f"{SEAL} names a file outside the folder, {file}")
+                    self._get(f"{name}/{file}", folder / file)
+            except (FileNotFoundError, DamagedFileError):
+                pass  # problems() says which
             if found := problems(folder):
                 raise DamagedError("; ".join(found))
+            before()
+            if target.exists():  # a model of an end that was not reached
+                remove_folder(target)
+        self.queue.mkdir(exist_ok=True)
+        self._mark(target).touch()  # the store has it
 
     def fetch_records(self) -> None:
-        for record in self.run.records():
-            name = record.relative_to(self.run.path).as_posix()
-            if self.store.exists(f"{self.root}/{name}"):
-                self._get(name, record)
+        """Fetch the records, and of a finished run the model first: without it the run repeats its end.
+
+        The records of a run that has trained here stay; they go further.
+        """
+        if self.run.has_trained():
+            return
+        names = {record: f"{self.root}/{record.relative_to(self.run.path).as_posix()}" for record in self.run.records()}
+        contents = {record: self.store.cat_file(name) for record, name in names.items() if self.store.exists(name)}
+        try:
+            manifest = parse_json(contents.get(self.run.manifest, b"{}"))
+        except ValueError:
+            manifest = {}  # read_manifest() says it
+        if "finished" in manifest:
+            try:
+                self.fetch("model")
+            except DamagedError as error:
+                print(f"{self.address}/model: is damaged ({error}). The run repeats its end.", flush=True)
+                del manifest["finished"]
+                contents[self.run.manifest] = json.dumps(manifest, indent=2).encode()
+        for record in sorted(contents, key=lambda record: record == self.run.metrics):  # by which has_trained() judges
+            write_bytes(record, contents[record])
+
+    def refuse_what_cannot_be_written(self, where: str) -> None:
+        """Raise RecipeError where the bucket does not exist or takes nothing from this user; one that is away may come back."""
+        try:
+            with as_os_error():
+                self.store.pipe_file(f"{self.root}/.writable", b"by run.mirror before the training\n")
+        except OSError as error:
+            if is_refused(error):
+                raise RecipeError(
+                    f"{where}: {self.address} cannot be written ({error}), so nothing that the run saves would be in the store. Look at the "
+                    "bucket's name and at the credentials, which must be allowed to list, read, write and delete."
+                ) from error
 
     def _get(self, name: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -130,27 +195,26 @@ class DamagedError(Exception):
 def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
     """Fetch the newest whole checkpoint of a run that has none here, or the finished run, under run.resume auto.
 
-    Raises ServiceError when the store does not say what it has: to begin anew would repeat the run and write over its state.
+    Raises RecipeError for a store that can never be written, ServiceError when it does not say what it has: to begin anew
+    would repeat the run and write over its state.
     """
-    if not recipe.run.mirror or recipe.run.resume != "auto" or by_step(run.checkpoints):
-        return
-    if "finished" in run.read_manifest():
+    if not recipe.run.mirror or "finished" in run.read_manifest():
         return
     mirror = Mirror(run, recipe.run.mirror)
+    mirror.refuse_what_cannot_be_written(recipe.where("run.mirror"))
+    if recipe.run.resume != "auto" or by_step(run.checkpoints):
+        return
     try:
-        steps = mirror.steps()
-        for step in reversed(steps):
-            name = f"checkpoints/checkpoint-{step}"
-            try:
-                mirror.fetch(name)
-            except DamagedError as error:
-                print(f"{mirror.address}/{name}: is damaged ({error}). The one before it is tried.", flush=True)
-                continue
-            mirror.fetch_records()
-            if "finished" in run.read_manifest():
-                mirror.fetch("model")
-            print(f"{run.path}: checkpoint-{step} was restored from {mirror.address}", flush=True)
-            return
+        with as_os_error():
+            for step in reversed(mirror.steps()):
+                name = f"checkpoints/checkpoint-{step}"
+                try:
+                    mirror.fetch(name, before=mirror.fetch_records)
+                except DamagedError as error:
+                    print(f"{mirror.address}/{name}: is damaged ({error}). The one before it is tried.", flush=True)
+                    continue
+                print(f"{run.path}: checkpoint-{step} was restored from {mirror.address}", flush=True)
+                return
     except OSError as error:
         raise ServiceError(
             f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no checkpoint here. Run the same command "
@@ -167,7 +231,9 @@ class Mirroring:
             return
         self.mirror = Mirror(run, recipe.run.mirror)
         self.mirror.queue.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "pipeline.run.mirror", str(run.path), recipe.run.mirror]
+        if "finished" in run.read_manifest() and not self.mirror.is_behind():
+            return
+        command = [sys.executable, "-m", "pipeline.run.mirror", str(run.path), recipe.run.mirror, str(os.getpid())]
         with open(self.mirror.queue / "mirror.log", "ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -208,7 +274,8 @@ def _follow(mirror: Mirror, trainer: int) -> None:
             ends = time.monotonic() + DRAIN_S
         try:
             if mirror.is_behind():
-                mirror.send()
+                with as_os_error():
+                    mirror.send()
             elif ends is not None:
                 return
             pause = FIRST_PAUSE_S
@@ -220,4 +287,4 @@ def _follow(mirror: Mirror, trainer: int) -> None:
 
 
 if __name__ == "__main__":
-    follow(RunDirectory(sys.argv[1]), sys.argv[2], trainer=os.getppid())
+    follow(RunDirectory(sys.argv[1]), sys.argv[2], trainer=int(sys.argv[3]))

@@ -29,7 +29,9 @@ def train(recipe: Recipe, signals: Signals) -> int:
     signals.connect(store_of_ranks())
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
+    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
     if run.finished:
+        mirroring.drain()
         return 0
 
     recipe = keep_inputs(recipe, run)
@@ -56,10 +58,8 @@ def train(recipe: Recipe, signals: Signals) -> int:
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
     publishing = Publishing(recipe, run.directory, start_step=run.step)
-    mirroring = import_built_in("mirror.beside")(recipe, run.directory)
     trainer.resume(run.checkpoint)
-    mirroring.drain()
-    signals.raise_if_stopped(step=trainer.state.global_step)
+    signals.raise_if_stopped(step=trainer.state.global_step, first=mirroring.drain)
     finish_run(recipe, run, trainer, publishing)
     mirroring.drain()
     return 0

@@ -4,8 +4,8 @@ import glob
 import hashlib
 import logging
 import os
+import posixpath
 import re
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.process.progress import count_text, waiting
-from pipeline.process.storage import cache_dir, file_lock
-from pipeline.process.stores import is_address, opened
+from pipeline.process.storage import cache_dir, file_lock, fsync_file
+from pipeline.process.stores import as_os_error, is_address, is_refused, opened
 from pipeline.sources.raw_rows import is_data, kind_of
 from pipeline.sources.splits import (
     DESCRIPTIONS,
@@ -117,18 +117,19 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
                 name: facts for name, facts in listed.items() if facts["type"] == "file" and _is_wanted(name, path)
             }
             if not files:  # also what is listed of a store that does not answer
-                store.ls(os.path.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
+                store.ls(posixpath.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
         if not files:
             raise InputMissingError(
                 f"{where}.files: {address!r} names no file, so there is nothing to read. Look at what the bucket holds."
             )
-        found |= {name: (store, facts) for name, facts in files.items()}
-    refuse_unreadable(list(found), of="", where=f"{where}.files")
-    root = os.path.commonpath([PurePosixPath(name).parent for name in found])
+        scheme = address.partition("://")[0]  # two stores may have a bucket of one name
+        found |= {f"{scheme}/{name}": (store, facts) for name, facts in files.items()}
+    refuse_unreadable([name.partition("/")[2] for name in found], of="", where=f"{where}.files")
+    root = posixpath.commonpath([posixpath.dirname(name) for name in found])
     made = []
-    for name, (store, facts) in sorted(found.items()):
-        label = PurePosixPath(name).relative_to(root).as_posix()
-        with _asked(name, where):
+    for key, (store, facts) in sorted(found.items()):
+        label, (scheme, _, name) = PurePosixPath(key).relative_to(root).as_posix(), key.partition("/")
+        with _asked(f"{scheme}://{name}", where):
             made.append(SourceFile(label=label, path=_fetched(store, name, facts, cache / "stores")))
     return made
 
@@ -144,7 +145,8 @@ def _is_wanted(name: str, asked: str) -> bool:
 def _asked(address: str, where: str) -> Iterator[None]:
     """Raise what a store answers as a sentence."""
     try:
-        yield
+        with as_os_error():
+            yield
     except FileNotFoundError as error:
         raise InputMissingError(f"{where}.files: {address} does not exist. Look at what the bucket holds.") from error
     except PermissionError as error:
@@ -155,7 +157,7 @@ def _asked(address: str, where: str) -> Iterator[None]:
         if error.errno:  # of this machine's disk
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-        if re.search("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403", reason):  # pyarrow has no class for them
+        if is_refused(error):
             raise InputMissingError(
                 f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."
             ) from error
@@ -165,19 +167,21 @@ def _asked(address: str, where: str) -> Iterator[None]:
 
 
 def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
-    """Return where the file lies here; one of another size or time is another file."""
+    """Return where the file lies here; one of another size or time is another file, and a power cut may have shortened it."""
     version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
     target = cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
-    if target.exists():
+    is_whole = lambda: target.exists() and target.stat().st_size == facts["size"]  # noqa: E731
+    if is_whole():
         return target
     with file_lock(target.parent / ".lock"):  # every rank asks
-        if not target.exists():
-            part = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        if not is_whole():
+            part = target.with_name(f".{target.name}.part")  # that of a killed start is written over
             with waiting(f"fetching {name} ({count_text(facts['size'])}B)"):
                 store.get_file(name, str(part))
             if part.stat().st_size != facts["size"]:
                 part.unlink()
                 raise OSError(f"{facts['size']} bytes were announced, fewer came")
+            fsync_file(part)
             part.replace(target)
     return target
 

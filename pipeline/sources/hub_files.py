@@ -20,6 +20,7 @@ from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.retries import note_retry
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
+from pipeline.process.stores import is_network
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.sources.files import Ends, SourceFile, bases_of, local_dataset, refuse_unreadable
 from pipeline.sources.formats import Format
@@ -462,7 +463,7 @@ def retried(call, *, what: str, where: str):
         except OSError as error:
             cause = error
         except Exception as error:
-            if not _is_network(error):
+            if not is_network(error):
                 raise
             cause = error
         if attempt < ATTEMPTS:
@@ -481,11 +482,6 @@ def retried(call, *, what: str, where: str):
     raise ServiceError(
         f"{where}: the Hub does not give {what} ({type(cause).__name__}: {_first_line(cause)}), and it is not in the local cache. Check the network and run the same command again."
     ) from cause
-
-
-def _is_network(error: Exception) -> bool:
-    """Return whether the HTTP client raised it; which client that is differs between versions of huggingface_hub."""
-    return type(error).__module__.split(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 
 
 def _first_line(error: Exception) -> str:

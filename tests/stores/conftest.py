@@ -1,6 +1,13 @@
-"""A local S3 server: pip install 'moto[server]'. Without it these tests are skipped."""
+"""Stores without a network: a local S3 server where there is one (pip install 'moto[server]'), else a folder behind the same interface.
+
+What only a server can show (its errors, processes that find it by AWS_ENDPOINT_URL) is skipped without it.
+"""
+
+import importlib.util
 
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.process import stores
 
@@ -15,8 +22,28 @@ def server():
 
 
 @pytest.fixture
-def bucket(server, monkeypatch, text_files):
-    """The text files in s3://corpus/text, with notes beside them that are no data, and the empty s3://runs."""
+def bucket(request, monkeypatch, tmp_path, text_files):
+    """The store, with the text files in s3://corpus/text, notes beside them that are no data, and the empty s3://runs."""
+    if importlib.util.find_spec("moto"):
+        yield request.getfixturevalue("s3")
+        return
+    store = DirFileSystem(path=str(tmp_path / "store"), fs=LocalFileSystem(auto_mkdir=True))
+    monkeypatch.setattr(stores, "file_system", lambda scheme: store)
+    for name in ("corpus", "runs"):
+        store.makedirs(name)
+    fill(store, text_files)
+    yield store
+
+
+def fill(store, text_files):
+    for path in text_files:
+        store.pipe_file(f"corpus/text/{path.name}", path.read_bytes())
+    store.pipe_file("corpus/text/LICENSE", b"none")
+
+
+@pytest.fixture
+def s3(server, monkeypatch, text_files):
+    """The same store on the server."""
     host, port = server.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -27,9 +54,7 @@ def bucket(server, monkeypatch, text_files):
     client = boto3.client("s3")
     for name in ("corpus", "runs"):
         client.create_bucket(Bucket=name)
-    for path in text_files:
-        client.put_object(Bucket="corpus", Key=f"text/{path.name}", Body=path.read_bytes())
-    client.put_object(Bucket="corpus", Key="text/LICENSE", Body=b"none")
     stores.file_system.cache_clear()
-    yield client
+    fill(stores.file_system("s3"), text_files)
+    yield stores.file_system("s3")
     stores.file_system.cache_clear()

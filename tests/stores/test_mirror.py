@@ -1,5 +1,7 @@
 """run.mirror: what a run saves follows it to a store and comes back whole, whatever the store does meanwhile."""
 
+import hashlib
+import json
 import os
 import shutil
 import threading
@@ -10,8 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 from pipeline.process import stores
-from pipeline.process.errors import ServiceError
-from pipeline.run.mirror import Mirror, restore_from_mirror
+from pipeline.process.errors import RecipeError, ServiceError
+from pipeline.process.storage import sum_of
+from pipeline.run.mirror import Mirror, Mirroring, restore_from_mirror
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import Runner
@@ -38,8 +41,8 @@ def run(tmp_path):
 def mirror(run, bucket):
     mirror = Mirror(run, ADDRESS)
     mirror.queue.mkdir()
-    for step in mirror.steps():
-        mirror.store.rm(f"{mirror.root}/checkpoints/checkpoint-{step}", recursive=True)
+    if mirror.store.exists(mirror.root):  # on the server, of the test before
+        mirror.store.rm(mirror.root, recursive=True)
     return mirror
 
 
@@ -110,16 +113,167 @@ def test_a_run_that_has_finished_comes_back_as_finished_with_its_model(tmp_path,
     assert problems(other.model) == []
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda store, run, there: store.pipe_file(f"{there}/rng-0", b"11"), "rng-0 has other content than was"),
+        (lambda store, run, there: store.pipe_file(f"{there}/{SEAL}", b'{"files'), f"{SEAL} has other content than"),
+        (lambda store, run, there: store.rm_file(f"{there}/rng-0"), "rng-0 is missing"),
+        (lambda store, run, there: sealed_outside(store, run, there), f"{SEAL} names a file outside the folder"),
+    ],
+    ids=["content", "torn seal", "missing", "outside"],
+)
 def test_a_damaged_checkpoint_of_the_mirror_is_named_and_the_one_before_it_comes_back(
-    tmp_path, run, mirror, bucket, capsys
+    tmp_path, run, mirror, bucket, capsys, damage, said
 ):
     mirror.send()
     saved(run, 10)
     mirror.send()
-    bucket.put_object(Bucket="runs", Key="mine/small/checkpoints/checkpoint-10/rng-0", Body=b"11")
+    there = f"{mirror.root}/checkpoints/checkpoint-10"
+    damage(bucket, run, there)
     other = restored(tmp_path)
     assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-5"]
-    assert "checkpoint-10: is damaged (rng-0 has other content than was written)" in capsys.readouterr().out
+    assert f"checkpoint-10: is damaged ({said}" in capsys.readouterr().out
+    assert not list((tmp_path / "other").rglob("outside"))
+
+
+def sealed_outside(store, run, there):
+    manifest = {"files": {"../../../outside": {"bytes": 1, "sha256": hashlib.sha256(b"1").hexdigest()}}}
+    store.pipe_file(f"{there}/{SEAL}", json.dumps({**manifest, "sha256": sum_of(manifest)}).encode())
+    store.pipe_file("runs/mine/outside", b"1")
+
+
+def folders(mirror):
+    return [path.name for path in mirror.queue.iterdir() if path.is_dir()]
+
+
+def failing_at(monkeypatch, last, error=None):
+    """Let the sending of a file fail whose name ends so."""
+    put, error = Mirror._put, error or OSError("the store is away")
+
+    def _put(self, file, name):
+        if name.endswith(last):
+            raise error
+        put(self, file, name)
+
+    monkeypatch.setattr(Mirror, "_put", _put)
+
+
+def test_nothing_stays_in_the_queue_of_a_checkpoint_that_could_not_be_sent(run, mirror, monkeypatch):
+    (mirror.queue / ".tmp-checkpoint-3-killed").mkdir()
+    (mirror.queue / "checkpoint-4").mkdir()
+    saved(run, 10)
+    with monkeypatch.context() as patch:
+        failing_at(patch, "rng-0")
+        with pytest.raises(OSError, match="away"):
+            mirror.send()
+    assert folders(mirror) == []
+    saved(run, 15)
+    mirror.send()
+    assert folders(mirror) == []
+    assert mirror.store.ls(f"{mirror.root}/checkpoints", detail=False) == [f"{mirror.root}/checkpoints/checkpoint-15"]
+
+
+def finish(run):
+    with whole_folder(run.model, step=5, run=run.name) as folder:
+        (folder / "config.json").write_bytes(b"{}")
+        (folder / "model.safetensors").write_bytes(b"trained")
+    run.update_manifest(name=run.name, finished=1.0)
+
+
+@pytest.mark.parametrize("killed", ["before", "while the model is sent", "after"])
+def test_a_finished_run_whose_model_did_not_arrive_comes_back_as_one_that_has_its_end_before_it(
+    tmp_path, run, mirror, monkeypatch, killed
+):
+    mirror.send()
+    saved(run, 10)
+    finish(run)
+    if killed != "after":
+        with monkeypatch.context() as patch:
+            failing_at(patch, "model/config.json" if killed == "before" else "model/model.safetensors")
+            with pytest.raises(OSError, match="away"):
+                mirror.send()
+    else:  # and its files are damaged later
+        mirror.send()
+        mirror.store.pipe_file(f"{mirror.root}/model/config.json", b"[]")
+    other = restored(tmp_path)
+    assert by_step(other.checkpoints)
+    assert "finished" not in other.read_manifest()
+    assert not other.model.exists()
+
+
+def test_a_checkpoint_appears_only_when_the_records_are_there(tmp_path, run, mirror, monkeypatch):
+    run.update_manifest(name=run.name, attempts=3)
+    run.metrics.write_text('{"step": 5, "loss": 1.0}\n')
+    mirror.send()
+    rename = os.rename
+
+    def killed(source, target):
+        if str(target).endswith("checkpoint-5"):
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            restored(tmp_path)
+    other = RunDirectory(tmp_path / "other" / "small")
+    assert not by_step(other.checkpoints)
+    assert other.read_manifest()["attempts"] == 3
+    other.metrics.write_text('{"step": 7, "loss": 1.0}\n')
+    restored(tmp_path)
+    assert by_step(other.checkpoints)
+    assert '"step": 7' in other.metrics.read_text()  # what was trained here goes further
+
+
+def test_what_came_from_the_store_is_not_sent_to_it_again(tmp_path, run, mirror):
+    finish(run)
+    mirror.send()
+    other = restored(tmp_path)
+    assert not Mirror(other, ADDRESS).is_behind()
+
+
+def test_a_user_who_may_not_delete_sends_a_checkpoint_once(run, mirror, monkeypatch):
+    mirror.send()
+    for step in (10, 15):
+        saved(run, step)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(mirror.store), "rm_file", lambda *_: (_ for _ in ()).throw(PermissionError("no")))
+            if step == 15:
+                with pytest.raises(PermissionError):
+                    mirror.send()
+            else:
+                mirror.send()
+        assert not mirror.is_behind()
+
+
+def test_a_step_that_is_trained_anew_stands_under_no_seal_until_it_is_whole(run, mirror, monkeypatch):
+    mirror.send()
+    shutil.rmtree(run.checkpoint(5))
+    saved(run, 5)
+    failing_at(monkeypatch, "rng-0")
+    with pytest.raises(OSError, match="away"):
+        mirror.send()
+    assert mirror.steps() == []
+
+
+def test_a_bucket_that_takes_nothing_is_named_before_the_training(tmp_path, run, mirror, monkeypatch):
+    monkeypatch.setattr(
+        type(mirror.store), "pipe_file", lambda *_: (_ for _ in ()).throw(OSError("AWS Error ACCESS_DENIED"))
+    )
+    with pytest.raises(RecipeError, match=r"run\.mirror: s3://runs/mine/small cannot be written"):
+        restored(tmp_path)
+
+
+def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkeypatch):
+    recipe, started = SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
+    finish(run)
+    Mirroring(recipe, run)
+    assert started[0][-1] == str(os.getpid())  # read later, it may be that of another parent
+    mirror.send()
+    Mirroring(recipe, run)
+    assert len(started) == 1
 
 
 class Failing(BaseHTTPRequestHandler):
@@ -137,7 +291,7 @@ class Failing(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("trouble", ["500", "away"])
 def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
-    tmp_path, run, mirror, monkeypatch, trouble
+    tmp_path, run, s3, mirror, monkeypatch, trouble
 ):
     mirror.send()
     saved(run, 10)
@@ -163,7 +317,7 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
 
 
 @pytest.mark.slow
-def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(tmp_path, text_files, chat_files, bucket):
+def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(tmp_path, text_files, chat_files, s3):
     runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
     recipe = runner.recipe("mirrored", "gpt2", run={"mirror": "s3://runs/whole"})
     uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null")

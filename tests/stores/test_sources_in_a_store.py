@@ -1,5 +1,7 @@
 """Sources in an object store."""
 
+import httpx
+import pyarrow
 import pytest
 
 from pipeline.process import stores
@@ -37,17 +39,37 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(tmp_path, text_fil
     first, again = (local_files(address, where="here", folder=None, cache=tmp_path) for _ in range(2))
     assert first[0].path == again[0].path
     assert fetched == [f"corpus/text/{text_files[0].name}"]
-    bucket.put_object(Bucket="corpus", Key=f"text/{text_files[0].name}", Body=b'{"text": "other"}\n')
+    first[0].path.write_bytes(b"")  # a power cut
+    local_files(address, where="here", folder=None, cache=tmp_path)
+    assert first[0].path.read_bytes() == text_files[0].read_bytes()
+    bucket.pipe_file(f"corpus/text/{text_files[0].name}", b'{"text": "other"}\n')
     (other,) = local_files(address, where="here", folder=None, cache=tmp_path)
     assert other.path.read_text() == '{"text": "other"}\n'
 
 
-def test_what_is_not_there_or_not_reached_is_told_in_a_sentence(tmp_path, bucket, monkeypatch):
+def test_what_is_not_there_is_told_in_a_sentence(tmp_path, bucket):
     for address in ("s3://corpus/nothing/*.jsonl", "s3://corpus/text/part-9.jsonl", "s3://elsewhere/a.jsonl"):
         with pytest.raises(InputMissingError, match=r"here.files: .*Look at what the bucket holds"):
             local_files(address, where="here", folder=None, cache=tmp_path)
     with pytest.raises(RecipeError, match="addresses and paths of this machine"):
         local_files(["s3://corpus/text", "a.jsonl"], where="here", folder=None, cache=tmp_path)
+
+
+def test_two_stores_with_a_bucket_of_one_name_are_two_places(tmp_path, text_files, bucket, monkeypatch):
+    monkeypatch.setattr(stores, "file_system", lambda scheme: bucket)
+    addresses = [f"{scheme}://corpus/text/{text_files[0].name}" for scheme in ("s3", "gs")]
+    files = local_files(addresses, where="here", folder=None, cache=tmp_path)
+    assert [file.label for file in files] == [f"{name}/corpus/text/{text_files[0].name}" for name in ("gs", "s3")]
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError("no network"), pyarrow.ArrowInvalid("no bucket")])
+def test_a_client_of_its_own_errors_is_told_in_a_sentence_too(tmp_path, bucket, monkeypatch, error):
+    monkeypatch.setattr(type(bucket), "isdir", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(ServiceError, match=f"the store does not give s3://corpus/text \\({error}"):
+        local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
+
+
+def test_a_store_that_is_away_is_told_in_a_sentence(tmp_path, s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     stores.file_system.cache_clear()
     with pytest.raises(ServiceError, match="the store does not give s3://corpus/text"):
