@@ -265,6 +265,11 @@ def test_a_bucket_that_takes_nothing_is_named_before_the_training(tmp_path, run,
         restored(tmp_path)
 
 
+def test_a_bucket_that_is_not_there_is_named_before_the_training(run, s3):
+    with pytest.raises(RecipeError, match=r"run\.mirror: s3://nowhere/small cannot be written"):
+        Mirror(run, "s3://nowhere").refuse_what_cannot_be_written("run.mirror")
+
+
 def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkeypatch):
     recipe, started = SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), []
     monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))

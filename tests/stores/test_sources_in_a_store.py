@@ -56,9 +56,10 @@ def test_what_is_not_there_is_told_in_a_sentence(tmp_path, bucket):
 
 
 def test_two_stores_with_a_bucket_of_one_name_are_two_places(tmp_path, text_files, bucket, monkeypatch):
-    monkeypatch.setattr(stores, "file_system", lambda scheme: bucket)
     addresses = [f"{scheme}://corpus/text/{text_files[0].name}" for scheme in ("s3", "gs")]
-    files = local_files(addresses, where="here", folder=None, cache=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "file_system", lambda scheme: bucket)
+        files = local_files(addresses, where="here", folder=None, cache=tmp_path)
     assert [file.label for file in files] == [f"{name}/corpus/text/{text_files[0].name}" for name in ("gs", "s3")]
 
 
