@@ -67,6 +67,18 @@ def test_in_training_the_first_signal_is_kept_and_the_second_leaves_at_once(tmp_
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_a_signal_ends_what_is_waited_for_after_a_stop(tmp_path):
+    body = (
+        f"def drain():\n    ready()\n    {LONG_CALL}\n"
+        "signals.training = signals.stopping = True\nsignals.raise_if_stopped(step=5, first=drain)\n"
+    )
+    process = start(tmp_path, body)
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert output == "SIGTERM at step 5; checkpoint-5 is whole. Run the same command again to go on.\n"
+
+
 def test_what_a_launcher_hands_on_again_is_not_a_second_signal(tmp_path):
     body = "module.SAME_SIGNAL_S = 5.0\nsignals.training = True\nready()\nwhile not signals.received: time.sleep(0.02)\nPath(sys.argv[1], 'kept').write_text('x')\ntime.sleep(1)\nos._exit(9)\n"
     process = start(tmp_path, body, launched=True)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from pipeline.process import stores
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
+from pipeline.recipe import read_recipe
 from pipeline.run.mirror import Mirror, Mirroring, restore_from_mirror
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
@@ -268,6 +269,13 @@ def test_a_bucket_that_takes_nothing_is_named_before_the_training(tmp_path, run,
 def test_a_bucket_that_is_not_there_is_named_before_the_training(run, s3):
     with pytest.raises(RecipeError, match=r"run\.mirror: s3://nowhere/small cannot be written"):
         Mirror(run, "s3://nowhere").refuse_what_cannot_be_written("run.mirror")
+
+
+@pytest.mark.parametrize("address", ["s3://", "s3:///folder", "hf://bucket/runs", "runs"])
+def test_a_mirror_is_the_address_of_a_bucket(tmp_path, text_files, chat_files, address):
+    recipe = Runner(tmp_path, tmp_path / "cache", text_files, chat_files).recipe("addressed", "gpt2")
+    with pytest.raises(RecipeError, match=r"run\.mirror.* must be the address of a store"):
+        read_recipe([str(recipe), f"run.mirror={address}"], stage="pretrain")
 
 
 def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkeypatch):
