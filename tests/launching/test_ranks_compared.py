@@ -34,8 +34,8 @@ for case in json.loads(sys.argv[2]):
 """
 
 
-def outcomes(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
-    """Return what each of two ranks says of every case."""
+def run_ranks(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
+    """Return each rank's outcome of every case."""
     (folder / "rank.py").write_text(RANK)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "true"}
@@ -49,12 +49,16 @@ def outcomes(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
         )
         for rank in range(2)
     ]
-    told = []
-    for rank in ranks:
-        output, errors = rank.communicate(timeout=120)
-        assert rank.returncode == 0, errors
-        told.append([line if line == "trains" else json.loads(line) for line in output.splitlines()])
-    return told
+    printed = []
+    try:
+        for rank in ranks:
+            output, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors
+            printed.append([line if line == "trains" else json.loads(line) for line in output.splitlines()])
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return printed
 
 
 @pytest.fixture
@@ -71,12 +75,12 @@ def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differ
         [[[], None], [["train.save_steps=7"], None]],
         [[[], None], [[], "2.0.1"]],
     )
-    told = outcomes(tmp_path, recipe, [rate, saves, versions, [[[], None], [[], None]]])
-    assert told[0] == told[1]
-    assert told[0][3] == "trains"
+    outcomes = run_ranks(tmp_path, recipe, [rate, saves, versions, [[[], None], [[], None]]])
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][3] == "trains"
     host = os.uname().nodename
     for text, line in zip(
-        told[0],
+        outcomes[0],
         [
             f"optimizer.groups.matrices.learning_rate: 0.01 on {host} (rank 0); 0.2 on {host} (rank 1)",
             f"train.save_steps: 5 on {host} (rank 0); 7 on {host} (rank 1)",
