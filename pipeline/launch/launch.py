@@ -302,7 +302,8 @@ def record_failure(status_file: Path, end: End) -> None:
     named = Path(f"{status_file}.run")
     with suppress(OSError, TandemError):
         failure = RunDirectory(named.read_text()).failure
-        if failure.exists() and read_json(failure).get("status") == end.status:
+        # A rank that lost its connection to a lost host says 70, too.
+        if end.status not in UNCLEAR and failure.exists() and read_json(failure).get("status") == end.status:
             return
         kind = next((c for c in TandemError.__subclasses__() if c.status == end.status), TandemError)
         facts = {"status": end.status, "class": kind.__name__, "message": end.message, "facts": None}

@@ -166,6 +166,9 @@ def test_failure_json_keeps_the_rank_s_own_facts_and_has_the_class_of_the_status
     assert read_json(run.failure) == of_rank
     launch.record_failure(status_file, End(74, "host host1 (node 1): no space is left.", killed=True))
     assert (read_json(run.failure)["class"], read_json(run.failure)["status"]) == ("DiskFullError", 74)
+    write_json(run.failure, {"status": 70, "class": "HangError", "message": "the connection to another host broke"})
+    launch.record_failure(status_file, End(70, "host host1 (node 1) was lost: it does not answer", killed=True))
+    assert read_json(run.failure)["message"] == "host host1 (node 1) was lost: it does not answer"
 
 
 def test_a_node_rank_beyond_the_number_of_hosts_is_refused():
