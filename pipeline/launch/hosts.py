@@ -241,9 +241,8 @@ class Hosts:
         if reason:
             self.lives = {}
             following = {"round": self.own["round"] + 1, "end": None, "port": None, "met": None}
-        self._publish(
-            again=reason or "", **following
-        )  # at once: the others read `again` as soon as the round has changed
+        # At once: the others read `again` as soon as the round has changed.
+        self._publish(again=reason or "", **following)
         return reason or None
 
     def _has_decided(self) -> bool:
