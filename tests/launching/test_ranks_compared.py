@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 # The cases one after the other in one process group: each is what a rank is started with, and the version that it has of torch.
 RANK = """
 import importlib.metadata, json, os, sys
+from accelerate import PartialState
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.run import start
@@ -31,6 +32,8 @@ for case in json.loads(sys.argv[2]):
     except RecipeError as error:
         assert error.status == 64 and error.of_all_ranks
         print(json.dumps(str(error)), flush=True)
+PartialState().wait_for_everyone()
+os._exit(0)  # as an entry does: gloo's threads can abort the interpreter's own end
 """
 
 
