@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run import start
 from tests.runner import Runner
 from tests.warm_commands import free_port
 
@@ -95,3 +96,11 @@ def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differ
         assert first.startswith("command line: the processes of this run differ")
         assert lines == [f"  {line}"]
         assert last.startswith("Start the same command on every host")
+
+
+def test_an_editors_lock_among_the_code_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(start, "__file__", str(tmp_path / "run" / "start.py"))
+    without = start._software()
+    (tmp_path / ".#module.py").symlink_to("user@host.1234")  # Emacs' link to nowhere
+    assert start._software() == without
