@@ -24,24 +24,39 @@ LINE_S = 10.0
 GRACE_S = 5.0  # that ranks have to end by themselves once another host has failed
 ASKED = (0, Preempted.status, Interrupted.status)  # all ranks end so together
 UNCLEAR = (1, HangError.status)  # also what ranks say whose connection to a failed one broke
+ABORTED = "ended, since another host had failed"  # of ranks that had to be killed: tells nothing of the reason
 
 
 @dataclass(frozen=True)
 class End:
-    """How a host's start, or the job's, ended. killed: a rank or the whole host was lost, which is why the others failed."""
+    """Status and message with which a host's start, or the job's, ended.
+
+    killed: a rank or the whole host was lost, or the host left before its ranks had started, which is why the others failed.
+    """
 
     status: int
     message: str = ""
     killed: bool = False
 
+    def is_failure(self) -> bool:
+        """Return whether the other hosts' ranks wait in vain."""
+        return self.killed or self.status not in ASKED
+
 
 class Hosts:
+    """One host's view of all. What each publishes by key, in the order in which a round (a start of the job) sets it:
+
+    round: the number of the round that this host waits for or makes.
+    port, met: of node 0 alone, once all wait for this round: where the ranks meet, and the lives (processes) that are part of it.
+    end: how the round ended on this host; None while its ranks run. A host that leaves before they start sets it, too.
+    again: of node 0 alone, together with the next round: why there is one; "" when there is none, and every host leaves.
+    """
+
     def __init__(
         self, *, nodes: int, node: int, address: str, port: int, limit_s: float, report: Callable[[str], None]
     ):
         self.nodes, self.node, self.address, self.port = nodes, node, address, port
         self.limit_s, self.report = limit_s, report
-        # round: number of the start that this host waits for or makes; node 0 adds the ranks' port and whether there is another.
         self.own: dict[str, Any] = {"host": socket.gethostname(), "life": secrets.token_hex(4), "round": 0}
         self.seen: dict[int, dict[str, Any]] = {}
         self.changed: dict[int, float] = {}  # when another host's beat was last a new one
@@ -67,6 +82,8 @@ class Hosts:
                 self.store, self.seen = None, {}
                 reason = self._connect()
             here = {n: seen for n, seen in self._hosts() if seen.get("round") == self.own["round"] and not self.lost(n)}
+            if self.node == 0:  # which alone decides; the others follow, and find one that left after that failed
+                here = {n: seen for n, seen in here.items() if not seen.get("end")}
             waited = time.monotonic() - began
             if self.store is not None and (port := self._port(here)):
                 self.lives = {n: seen["life"] for n, seen in here.items()}
@@ -135,7 +152,7 @@ class Hosts:
         if self.node == 0 and len(here) == self.nodes:
             with socket.socket() as probe:
                 probe.bind(("", 0))
-                self._tell(port=probe.getsockname()[1], met=[seen["life"] for seen in here.values()])
+                self._publish(port=probe.getsockname()[1], met=[seen["life"] for seen in here.values()])
             return self.own["port"]
         if self.node == 0 or not (first := self.seen.get(0)):
             return None
@@ -143,10 +160,10 @@ class Hosts:
             return first["port"] if first["round"] == self.own["round"] and len(here) == self.nodes else None
         # A host that was started anew waits for the start after the one that it has missed.
         if (joined := first["round"] + bool(first.get("port"))) != self.own["round"]:
-            self._tell(round=joined)
+            self._publish(round=joined)
         return None
 
-    def _tell(self, **changes: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         self.own = {**self.own, **changes}
         self.wake.set()
 
@@ -161,26 +178,28 @@ class Hosts:
         """Return why a host of this round is lost, nothing of one that lives or has ended."""
         if node == self.node:
             return ""
-        if node == 0 and self._is_cut():
-            return f"{self.name(0)} was lost: it does not answer"
         seen = self.seen.get(node, {})
         if self.lives and seen.get("life") != self.lives.get(node):
             return f"{self.name(node)} was lost: it was started anew"
-        if not seen.get("end") and time.monotonic() - self.changed.get(node, time.monotonic()) > LOST_S:
+        if seen.get("end"):
+            return ""
+        if node == 0 and self._is_cut():
+            return f"{self.name(0)} was lost: it does not answer"
+        if time.monotonic() - self.changed.get(node, time.monotonic()) > LOST_S:
             return f"{self.name(node)} was lost: no sign of life for {LOST_S:.0f} s"
         return ""
 
     def failed(self) -> bool:
         """Return whether another host is lost or has failed, so that this one's ranks wait in vain."""
-        return any(self.lost(n) or self._end(n).status not in ASKED for n in range(self.nodes) if n != self.node)
+        return any(self.lost(n) or self._end(n).is_failure() for n in range(self.nodes) if n != self.node)
 
     def _end(self, node: int) -> End:
         state = self.own if node == self.node else self.seen.get(node, {})
         return End(**state["end"]) if state.get("end") else End(0)
 
     def agree(self, own: End) -> End:
-        """Say how this host's start ended and return how the job's did: by the host that failed, not by those that lost it."""
-        self._tell(end=asdict(own))
+        """Publish how this host's start ended and return how the job's did: by the host that failed, not by those that lost it."""
+        self._publish(end=asdict(own))
         if own.status in ASKED:
             return own
         ends, lost = time.monotonic() + LOST_S + 2 * GRACE_S, ""
@@ -190,7 +209,7 @@ class Hosts:
             if lost or all(self.seen.get(n, {}).get("end") for n in others):
                 break
             time.sleep(0.1)
-        found = [(n, self._end(n)) for n in range(self.nodes) if self._end(n).status not in ASKED]
+        found = [(n, self._end(n)) for n in range(self.nodes) if self._end(n).is_failure()]
         clear = [pair for pair in found if pair[1].status not in UNCLEAR] or [pair for pair in found if pair[1].killed]
         if lost and not clear:
             return End(
@@ -198,36 +217,46 @@ class Hosts:
                 f"{lost}, which ended the run. The last whole checkpoint is good. Run the same command again to go on from it.",
                 killed=True,
             )
-        node, end = (clear or sorted(found, key=lambda pair: pair[1].status))[0]
-        return end if node == self.node else End(end.status, f"{self.name(node)}: {end.message}", killed=True)
+        node, end = (clear or sorted(found, key=lambda pair: (pair[1].message == ABORTED, pair[1].status)))[0]
+        if node == self.node or (not clear and own.status == end.status and own.message != ABORTED):
+            return own
+        return End(end.status, f"{self.name(node)}: {end.message}", killed=end.killed or end.status not in UNCLEAR)
 
-    def start_again(self, decide: Callable[[], str | None]) -> str | None:
-        """Return node 0's word on another start, which it decides for all; a host that has lost node 0 decides for itself."""
+    def start_again(self, decide: Callable[[], str | None], signals: list[int]) -> str | None:
+        """Return why there is another start, None for none. Node 0 decides for all; a host that has lost it decides for itself."""
         if self.node == 0:
-            word = decide()
+            reason = decide()
+            gone = [self.name(n) for n in self.lives if n and self.seen[n].get("end") and not self._end(n).is_failure()]
+            if reason and gone:
+                self.report(
+                    f"{', '.join(gone)}: has ended, so nothing is started again. Run the same command again on all."
+                )
+                reason = None
         else:
             ends = time.monotonic() + self.limit_s  # it may wait for a checkpoint that is still being written
-            while not self._has_decided() and not self.lost(0) and time.monotonic() < ends:
+            while not (self._has_decided() or self._is_cut() or signals) and time.monotonic() < ends:
                 time.sleep(0.1)
-            word = self.seen[0]["again"] if self._has_decided() else decide()
-        if word:
+            reason = self.seen[0]["again"] if self._has_decided() else decide()
+        following: dict[str, Any] = {}
+        if reason:
             self.lives = {}
-            self._tell(round=self.own["round"] + 1, end=None, port=None, met=None)
-        self._tell(again=word or "")
-        return word or None
+            following = {"round": self.own["round"] + 1, "end": None, "port": None, "met": None}
+        # At once: the others read `again` as soon as the round has changed.
+        self._publish(again=reason or "", **following)
+        return reason or None
 
     def _has_decided(self) -> bool:
         first = self.seen.get(0, {})
         return first.get("round", 0) > self.own["round"] or first.get("again") == ""
 
-    def leave(self) -> None:
-        """Wait, on node 0, until every other host has ended too and has read how the others did."""
-        ends = time.monotonic() + self.limit_s
-        waiting = [n for n in range(self.nodes) if n != self.node]
-        while self.node == 0 and time.monotonic() < ends:
+    def leave(self, signals: list[int]) -> None:
+        """Wait, on node 0, until every host that met has ended too and has read how the others did; GRACE_S at most after a signal."""
+        began = time.monotonic()
+        waiting = [n for n in self.lives if n != self.node]  # none before they have met
+        while self.node == 0 and time.monotonic() - began < (GRACE_S if signals else self.limit_s):
             waiting = [n for n in waiting if not self.seen.get(n, {}).get("end") and not self.lost(n)]
             if not waiting:
                 break
             time.sleep(0.1)
         self.wake.set()
-        time.sleep(2 * BEAT_S)  # the last words are read
+        time.sleep(2 * BEAT_S)  # what this host has published last is read

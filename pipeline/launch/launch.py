@@ -32,9 +32,9 @@ if not __package__:  # started as a file
     sys.path[0] = str(ROOT)
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
-from pipeline.launch.hosts import ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
-from pipeline.process.errors import HangError  # noqa: E402
-from pipeline.process.storage import write_json  # noqa: E402
+from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
+from pipeline.process.errors import HangError, TandemError  # noqa: E402
+from pipeline.process.storage import read_json, write_json  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
 from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
 from pipeline.run_dir.rows import read_rows  # noqa: E402
@@ -89,9 +89,14 @@ def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
         raise ValueError(
             f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (the first one's name)."
         )
+    node = number(environ, "NODE_RANK", 0, least=0)
+    if node >= nodes:
+        raise ValueError(
+            f"NODE_RANK is {node}, and NNODES is {nodes}: the machines are numbered 0 to {nodes - 1}. Write this one's number."
+        )
     return Hosts(
         nodes=nodes,
-        node=number(environ, "NODE_RANK", 0, least=0),
+        node=node,
         address=environ["MASTER_ADDR"],
         port=number(environ, "MASTER_PORT", 29500, least=1),
         limit_s=number(environ, "RDZV_TIMEOUT", 600, least=1),
@@ -224,10 +229,15 @@ def worth_another_start(status: int, status_file: Path, *, left: int) -> str | N
 
 
 def run(
-    command: list[str], environ: dict[str, str], *, processes: int, restarts: int, hosts: Hosts | None = None
+    command: list[str],
+    environ: dict[str, str],
+    *,
+    processes: int,
+    restarts: int,
+    signals: list[int],
+    hosts: Hosts | None = None,
 ) -> int:
-    """Return the status of the last start."""
-    signals: list[int] = []
+    """Return the status of the last start. signals: takes those that come."""
     for left in range(restarts, -1, -1):
         with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
             status_file = Path(folder) / "status"
@@ -244,31 +254,35 @@ def run(
             )
             launcher_status = supervisor.wait(in_vain=hosts.failed if hosts else lambda: False)
             if launcher_status is None:
-                status, message = LOST, "ended, since another host had failed"
+                status, message = LOST, ABORTED
             else:
                 status, message = final_status(status_file, launcher_status, signals)
             # One rank's message still stands on the screen, unless it was killed and the launcher speaks for it; of several
             # ranks the launcher's own report has pushed it away.
-            told = not (processes > 1 or not status_file.exists() or launcher_status == LOST)
+            shown = not (processes > 1 or not status_file.exists() or launcher_status == LOST)
             if hosts:
                 end = hosts.agree(End(status, message, killed=launcher_status == LOST))
-                told = told and end.message == message
-                if status in UNCLEAR and end.killed:
+                shown = shown and end.message == message
+                if status in UNCLEAR and end.killed and end.status not in ASKED:
                     record_failure(status_file, end)
                 status, message = end.status, end.message
-            if message and not told:
+            if message and not shown:
                 report(message)
 
             def decide(status: int = status, file: Path = status_file, left: int = left) -> str | None:
                 return None if signals else worth_another_start(status, file, left=left)
 
-            again = decide() if not hosts or status in ASKED else hosts.start_again(decide)
+            again = decide() if not hosts or status in ASKED else hosts.start_again(decide, signals)
             if signals and again is not None:  # while it waited for a killed run's last checkpoint
                 break
             if again is None:
                 return status
             report(f"{again} ({restarts - left + 1} of MAX_RESTARTS={restarts})")
-    return 130 if signals and signals[0] == signal.SIGINT else 75
+    status = 130 if signals and signals[0] == signal.SIGINT else 75
+    if hosts:  # whose ranks would wait for these
+        message = "a signal came before its ranks had started; nothing is lost. Run the same command again."
+        hosts.agree(End(status, message, killed=True))
+    return status
 
 
 def meet(hosts: Hosts, signals: list[int]) -> int | None:
@@ -284,11 +298,16 @@ def at_port(command: list[str], port: int | None) -> list[str]:
 
 
 def record_failure(status_file: Path, end: End) -> None:
-    """Write what ended the job over what a rank of this host says that lost its connection."""
+    """Write what ended the job over what a rank of this host says that lost its connection, unless it stands there already."""
     named = Path(f"{status_file}.run")
-    with suppress(OSError):
-        facts = {"status": end.status, "class": "HangError", "message": end.message, "facts": None}
-        write_json(RunDirectory(named.read_text()).failure, facts | {"time": time.time(), "rank": 0, "traceback": None})
+    with suppress(OSError, TandemError):
+        failure = RunDirectory(named.read_text()).failure
+        # A rank that lost its connection to a lost host says 70, too.
+        if end.status not in UNCLEAR and failure.exists() and read_json(failure).get("status") == end.status:
+            return
+        kind = next((c for c in TandemError.__subclasses__() if c.status == end.status), TandemError)
+        facts = {"status": end.status, "class": kind.__name__, "message": end.message, "facts": None}
+        write_json(failure, facts | {"time": time.time(), "rank": 0, "traceback": None})
 
 
 def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
@@ -313,9 +332,10 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     )
     everywhere = processes * (hosts.nodes if hosts else 1)
     command = launch_command(config, everywhere, entry, arguments, hosts=hosts)
-    status = run(command, environ, processes=processes, restarts=restarts, hosts=hosts)
+    signals: list[int] = []
+    status = run(command, environ, processes=processes, restarts=restarts, signals=signals, hosts=hosts)
     if hosts:
-        hosts.leave()
+        hosts.leave(signals)
     return status
 
 

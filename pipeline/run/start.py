@@ -86,7 +86,7 @@ def _software() -> dict[str, str]:
     import torch
 
     package, code = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
+    for file in sorted(filter(Path.is_file, package.rglob("*.py"))):  # no editor's lock, which is a link to nowhere
         code.update(str(file.relative_to(package)).encode() + file.read_bytes())
     driver = Path("/proc/driver/nvidia/version")
     found = {**versions(), "cuda": str(torch.version.cuda), "Tandem's code": code.hexdigest()[:12]}

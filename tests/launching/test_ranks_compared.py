@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run import start
 from tests.runner import Runner
 from tests.warm_commands import free_port
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 # The cases one after the other in one process group: each is what a rank is started with, and the version that it has of torch.
 RANK = """
 import importlib.metadata, json, os, sys
+from accelerate import PartialState
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.run import start
@@ -31,11 +33,13 @@ for case in json.loads(sys.argv[2]):
     except RecipeError as error:
         assert error.status == 64 and error.of_all_ranks
         print(json.dumps(str(error)), flush=True)
+PartialState().wait_for_everyone()
+os._exit(0)  # as an entry does: gloo's threads can abort the interpreter's own end
 """
 
 
-def outcomes(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
-    """Return what each of two ranks says of every case."""
+def run_ranks(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
+    """Return each rank's outcome of every case."""
     (folder / "rank.py").write_text(RANK)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "true"}
@@ -49,12 +53,16 @@ def outcomes(folder: Path, recipe: Path, cases: list) -> list[list[str]]:
         )
         for rank in range(2)
     ]
-    told = []
-    for rank in ranks:
-        output, errors = rank.communicate(timeout=120)
-        assert rank.returncode == 0, errors
-        told.append([line if line == "trains" else json.loads(line) for line in output.splitlines()])
-    return told
+    printed = []
+    try:
+        for rank in ranks:
+            output, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors
+            printed.append([line if line == "trains" else json.loads(line) for line in output.splitlines()])
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return printed
 
 
 @pytest.fixture
@@ -71,12 +79,12 @@ def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differ
         [[[], None], [["train.save_steps=7"], None]],
         [[[], None], [[], "2.0.1"]],
     )
-    told = outcomes(tmp_path, recipe, [rate, saves, versions, [[[], None], [[], None]]])
-    assert told[0] == told[1]
-    assert told[0][3] == "trains"
+    outcomes = run_ranks(tmp_path, recipe, [rate, saves, versions, [[[], None], [[], None]]])
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][3] == "trains"
     host = os.uname().nodename
     for text, line in zip(
-        told[0],
+        outcomes[0],
         [
             f"optimizer.groups.matrices.learning_rate: 0.01 on {host} (rank 0); 0.2 on {host} (rank 1)",
             f"train.save_steps: 5 on {host} (rank 0); 7 on {host} (rank 1)",
@@ -88,3 +96,11 @@ def test_ranks_with_another_rate_cadence_or_version_are_refused_with_what_differ
         assert first.startswith("command line: the processes of this run differ")
         assert lines == [f"  {line}"]
         assert last.startswith("Start the same command on every host")
+
+
+def test_an_editors_lock_among_the_code_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(start, "__file__", str(tmp_path / "run" / "start.py"))
+    without = start._software()
+    (tmp_path / ".#module.py").symlink_to("user@host.1234")  # Emacs' link to nowhere
+    assert start._software() == without

@@ -44,7 +44,7 @@ LAUNCH = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "pipeline" / "launch")!r})
 import launch
-sys.exit(launch.run([sys.executable, *sys.argv[2:]], dict(launch.os.environ), processes=1, restarts=int(sys.argv[1])))
+sys.exit(launch.run([sys.executable, *sys.argv[2:]], dict(launch.os.environ), processes=1, restarts=int(sys.argv[1]), signals=[]))
 """
 
 
