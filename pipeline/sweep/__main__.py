@@ -13,14 +13,14 @@ from pipeline.hardware.device import device_without_torch, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.probe import NotMeasured, measure
-from pipeline.process.commands import program
+from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.sweep.runs import Job, Runs, figure_of, is_settled
+from pipeline.sweep.runs import Job, Runs, figure_of, is_final
 from pipeline.sweep.search import search
 from pipeline.sweep.space import Axis, grid, read_space
 from pipeline.sweep.verdict import (
@@ -63,7 +63,7 @@ class Sweep:
         if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
-        self.processes = int(os.environ.get("NPROC") or max(1, self.device.count // options.parallel))
+        self.processes = whole_number(os.environ, "NPROC", max(1, self.device.count // options.parallel), least=1)
         self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
         known = metric_of(self.metric)
         if known is None or known.better is None:
@@ -170,7 +170,7 @@ class Sweep:
         ]  # fmt: skip
 
     def figure(self, job: Job) -> Figure:
-        if job.path not in self.figures or not is_settled(self.figures[job.path]):
+        if job.path not in self.figures or not is_final(self.figures[job.path]):
             self.figures[job.path] = figure_of(job, self.metric)
         return self.figures[job.path]
 
@@ -203,7 +203,7 @@ def main(argv: list[str]) -> int:
     runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
     others = [job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline]
-    to_make = [job for job in baseline + others if not is_settled(sweep.figure(job))]
+    to_make = [job for job in baseline + others if not is_final(sweep.figure(job))]
     searched = options.trials * options.seeds
     runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
     count = len(baseline + others) + searched

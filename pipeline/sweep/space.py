@@ -20,7 +20,7 @@ WRAPPED = re.compile(r"(tag\(\s*log\s*,\s*|int\()(.+)\)$")
 
 @dataclass(frozen=True)
 class Axis:
-    """What one key may be: texts as the command line takes them, or an interval."""
+    """The values that one key may have: texts as the command line takes them, or an interval."""
 
     values: tuple[str, ...] = ()
     low: float = 0.0
