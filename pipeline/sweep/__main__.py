@@ -71,7 +71,7 @@ class Sweep:
                 f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
             )
         self.better: str = known.better
-        self.plan = self._plan([])
+        self.plan = self.plan_of([])
         self.figures: dict[Path, Figure] = {}
         digest = _digest([dump_recipe(recipe), options.equal, self.metric])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
@@ -109,12 +109,12 @@ class Sweep:
     def _recipe(self, overrides: list[str]) -> Recipe:
         return read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"])
 
-    def _plan(self, overrides: list[str]) -> Plan:
+    def plan_of(self, overrides: list[str]) -> Plan:
         return make_plan(self._recipe(overrides), self.device, processes=self.processes)
 
     def _step_s(self, overrides: list[str]) -> float:
         """Return the measured seconds of a step."""
-        memory, given = self._plan(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
+        memory, given = self.plan_of(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
         needed, what = memory.total if memory else None, " ".join(overrides) or "the recipe"
         print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
@@ -130,7 +130,7 @@ class Sweep:
         overrides = [f"{key}={value}" for key, value in values.items()]
         if dump_recipe(self._recipe(overrides)) == dump_recipe(self.recipe):
             return self.record["baseline"]
-        plan = self._plan(overrides)
+        plan = self.plan_of(overrides)
         step_s = self._step_s(overrides) if self.options.equal == "time" else None
         steps = self._steps(plan, step_s)
         if steps is not None and steps < 1:
@@ -198,6 +198,8 @@ def main(argv: list[str]) -> int:
     fixed, axes = read_space(options.values)
     _check(options, fixed, axes)
     sweep = Sweep(options, fixed)
+    if options.trials:  # a recipe that refuses a key does so before the baseline is trained
+        sweep.plan_of([f"{key}={axis.first()}" for key, axis in axes.items()])
     entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
     logs = sweep.folder / "logs"
     runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip

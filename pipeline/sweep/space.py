@@ -28,6 +28,10 @@ class Axis:
     is_int: bool = False
     is_log: bool = False
 
+    def first(self) -> str:
+        """Return the first value, the lower end of an interval."""
+        return self.values[0] if self.values else str(int(self.low)) if self.is_int else repr(self.low)
+
     def suggest(self, trial: Any, key: str) -> str:
         """Return the text of what an Optuna trial is to try."""
         if self.values:

@@ -273,6 +273,7 @@ def sweep(folder, *arguments):
         (["train.seed=1,2"], "--seeds"),
         (["run.name=x", "model.n_embd=16,64"], "--name"),
         (["model.n_embd=16,wide"], "model.n_embd"),
+        (["train.learning_rate=interval(1e-4,1e-1)", "--trials", "2"], "train.learning_rate: is not used"),
         (["model.n_embd=16,64", "--metric", "optim/lr"], "no number of which more or less is better"),
         (["train.num_train_epochs=1", "model.n_embd=16,64", "--equal", "flops"], "in epochs"),
     ],
