@@ -1,13 +1,11 @@
-"""The commands that a person types next, as they work where this process was started from, and the numbers set before them."""
+"""The commands that a person types next, as they work where this process was started from."""
 
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
@@ -42,16 +40,6 @@ def stage_command(recipe: str, stage: str, settings: Sequence[str] = ()) -> str:
     if not os.environ.get(CONSOLE) and (ROOT / path).is_file():
         recipe = _near(ROOT / path)
     return command(stage, recipe, *settings)
-
-
-def whole_number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    """Return a whole number of the environment."""
-    text = environ.get(name, str(default))
-    if not (text.isdecimal() and int(text) >= least):
-        raise RecipeError(
-            f"{name} is {text!r}; it must be a whole number, {least} or more. Unset it or write a number."
-        )
-    return int(text)
 
 
 def _python() -> str:

@@ -13,7 +13,8 @@ from pipeline.hardware.device import device_without_torch, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.probe import NotMeasured, measure
-from pipeline.process.commands import program, whole_number
+from pipeline.process.commands import program
+from pipeline.process.environment import whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
