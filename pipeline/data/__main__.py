@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.process.commands import program
+from pipeline.process.environment import whole_number
 from pipeline.process.progress import Bar
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
@@ -102,7 +103,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if not recipe.data.batch_tokens:
         from pipeline.recipe.resolve import with_batch_tokens
 
-        world_size = int(os.environ.get("NPROC", 1))
+        world_size = whole_number(os.environ, "NPROC", 1, least=1)
         recipe = with_values(recipe, {"data.batch_tokens": with_batch_tokens(recipe, world_size)})
         print(
             f"data: the batch follows from train.gradient_accumulation_steps; for {world_size} process(es) it is {recipe.data.batch_tokens:,} tokens"

@@ -33,7 +33,8 @@ if not __package__:  # started as a file
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
 from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
-from pipeline.process.errors import HangError, TandemError  # noqa: E402
+from pipeline.process.environment import whole_number  # noqa: E402
+from pipeline.process.errors import HangError, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
 from pipeline.run_dir.checkpoints import by_step, step_of  # noqa: E402
@@ -72,24 +73,16 @@ def with_recipe(arguments: list[str], default_recipe: str) -> list[str]:
     return [default_recipe, *arguments]
 
 
-def number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
-    """Return a whole number of the environment. Raises ValueError with a sentence for the user."""
-    text = environ.get(name, str(default))
-    if not (text.isdecimal() and int(text) >= least):
-        raise ValueError(f"{name} is {text!r}; it must be a whole number, {least} or more. Unset it or write a number.")
-    return int(text)
-
-
 def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
-    """Return the hosts of the job, None of a single one. Raises ValueError with a sentence for the user."""
-    nodes = number(environ, "NNODES", 1, least=1)
+    """Return the hosts of the job, None of a single one. Raises ValueError or RecipeError with a sentence for the user."""
+    nodes = whole_number(environ, "NNODES", 1, least=1)
     if nodes == 1:
         return None
     if "NODE_RANK" not in environ or "MASTER_ADDR" not in environ:
         raise ValueError(
             f"NNODES is {nodes}, so every machine must know its place and where to meet. Set NODE_RANK (0 to {nodes - 1}) and MASTER_ADDR (the first one's name)."
         )
-    node = number(environ, "NODE_RANK", 0, least=0)
+    node = whole_number(environ, "NODE_RANK", 0, least=0)
     if node >= nodes:
         raise ValueError(
             f"NODE_RANK is {node}, and NNODES is {nodes}: the machines are numbered 0 to {nodes - 1}. Write this one's number."
@@ -98,8 +91,8 @@ def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
         nodes=nodes,
         node=node,
         address=environ["MASTER_ADDR"],
-        port=number(environ, "MASTER_PORT", 29500, least=1),
-        limit_s=number(environ, "RDZV_TIMEOUT", 600, least=1),
+        port=whole_number(environ, "MASTER_PORT", 29500, least=1),
+        limit_s=whole_number(environ, "RDZV_TIMEOUT", 600, least=1),
         report=report,
     )
 
@@ -315,8 +308,8 @@ def main(entry: str, default_recipe: str, arguments: list[str]) -> int:
     gpus = len(visible_gpus(environ))
     try:
         config, processes = choose(environ.get("NPROC"), gpus)
-        hosts, restarts = hosts_of(environ), number(environ, "MAX_RESTARTS", 0, least=0)
-    except ValueError as error:
+        hosts, restarts = hosts_of(environ), whole_number(environ, "MAX_RESTARTS", 0, least=0)
+    except (ValueError, RecipeError) as error:
         print(error, file=sys.stderr)
         return 64
     if gpus > 1 and processes == 1:  # with more in sight Trainer would spread one process over all of them

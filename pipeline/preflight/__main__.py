@@ -12,6 +12,7 @@ from pipeline.preflight.plan import Plan, make_plan, scored_at_most
 from pipeline.preflight.plan_table import duration_range, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.process.commands import command, program
+from pipeline.process.environment import whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
@@ -100,8 +101,8 @@ def _plan(recipe: Recipe) -> tuple[Plan, bool]:
     here = device_without_torch()
     device = here if recipe.run.hardware is None else _planned(recipe)
     planned = (device.kind, device.count, device.peak_flops) != (here.kind, here.count, here.peak_flops)
-    nproc = None if planned else os.environ.get("NPROC")
-    processes = int(os.environ.get("WORLD_SIZE") or nproc or device.count)
+    nproc = device.count if planned else whole_number(os.environ, "NPROC", device.count, least=1)
+    processes = int(os.environ.get("WORLD_SIZE") or nproc)
     plan = make_plan(recipe, device, processes=processes)
     if plan.steps is None and _has_torch() and _local(recipe):
         from pipeline.data.preview import about_length

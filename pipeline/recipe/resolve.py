@@ -106,9 +106,9 @@ ADAM_GROUPS: dict[str, dict[str, Any]] = {
 }
 # The optimizers over optimizer.groups, by optimizer.type, with the settings of the matrices; training/optimizer.py builds them.
 MATRIX_GROUP: dict[str, dict[str, Any]] = {
-    "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
     # A value of small models (docs/log.md: 0.27 BPB better than one rate for all at width 256); nothing larger has been measured.
     "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
+    "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
 }
 
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.

@@ -14,13 +14,14 @@ from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.probe import NotMeasured, measure
 from pipeline.process.commands import program
+from pipeline.process.environment import whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.sweep.runs import Job, Runs, figure_of, is_settled
+from pipeline.sweep.runs import Job, Runs, figure_of, is_final
 from pipeline.sweep.search import search
 from pipeline.sweep.space import Axis, grid, read_space
 from pipeline.sweep.verdict import (
@@ -63,7 +64,7 @@ class Sweep:
         if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
-        self.processes = int(os.environ.get("NPROC") or max(1, self.device.count // options.parallel))
+        self.processes = whole_number(os.environ, "NPROC", max(1, self.device.count // options.parallel), least=1)
         self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
         known = metric_of(self.metric)
         if known is None or known.better is None:
@@ -71,7 +72,7 @@ class Sweep:
                 f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
             )
         self.better: str = known.better
-        self.plan = self._plan([])
+        self.plan = self.plan_of([])
         self.figures: dict[Path, Figure] = {}
         digest = _digest([dump_recipe(recipe), options.equal, self.metric])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
@@ -109,12 +110,12 @@ class Sweep:
     def _recipe(self, overrides: list[str]) -> Recipe:
         return read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"])
 
-    def _plan(self, overrides: list[str]) -> Plan:
+    def plan_of(self, overrides: list[str]) -> Plan:
         return make_plan(self._recipe(overrides), self.device, processes=self.processes)
 
     def _step_s(self, overrides: list[str]) -> float:
         """Return the measured seconds of a step."""
-        memory, given = self._plan(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
+        memory, given = self.plan_of(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
         needed, what = memory.total if memory else None, " ".join(overrides) or "the recipe"
         print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
@@ -130,7 +131,7 @@ class Sweep:
         overrides = [f"{key}={value}" for key, value in values.items()]
         if dump_recipe(self._recipe(overrides)) == dump_recipe(self.recipe):
             return self.record["baseline"]
-        plan = self._plan(overrides)
+        plan = self.plan_of(overrides)
         step_s = self._step_s(overrides) if self.options.equal == "time" else None
         steps = self._steps(plan, step_s)
         if steps is not None and steps < 1:
@@ -170,7 +171,7 @@ class Sweep:
         ]  # fmt: skip
 
     def figure(self, job: Job) -> Figure:
-        if job.path not in self.figures or not is_settled(self.figures[job.path]):
+        if job.path not in self.figures or not is_final(self.figures[job.path]):
             self.figures[job.path] = figure_of(job, self.metric)
         return self.figures[job.path]
 
@@ -198,12 +199,14 @@ def main(argv: list[str]) -> int:
     fixed, axes = read_space(options.values)
     _check(options, fixed, axes)
     sweep = Sweep(options, fixed)
+    if options.trials:  # a recipe that refuses a key does so before the baseline is trained
+        sweep.plan_of([f"{key}={axis.first()}" for key, axis in axes.items()])
     entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
     logs = sweep.folder / "logs"
     runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
     others = [job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline]
-    to_make = [job for job in baseline + others if not is_settled(sweep.figure(job))]
+    to_make = [job for job in baseline + others if not is_final(sweep.figure(job))]
     searched = options.trials * options.seeds
     runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
     count = len(baseline + others) + searched

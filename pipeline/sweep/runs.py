@@ -12,15 +12,16 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.hardware.device import visible_gpus
-from pipeline.process.errors import InputMissingError, RecipeError, TandemError
+from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError
 from pipeline.process.progress import Bar, seconds_text, write
 from pipeline.report.run_data import read_run
-from pipeline.run_dir.columns import read_columns
+from pipeline.run_dir.rows import last_attempts, open_rows, row_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep.verdict import Figure
 
 PACKAGE = Path(__file__).parents[1]
 POLL_S, LOOK_S = 0.1, 2.0  # between looks at the processes, and at what runs have written
+TAIL_BYTES = 2**16  # of metrics.jsonl, some 50 rows: what is read every LOOK_S takes time from the runs
 DIVERGED = 76  # the one failure that is a result: the same steps would come to the same end
 STOPPED = {75, 130}  # by a signal, after a whole checkpoint
 
@@ -37,7 +38,7 @@ class Job:
 
 
 def figure_of(job: Job, metric: str) -> Figure:
-    """Return what the run came to by now."""
+    """Return the result of the run by now."""
     made = partial(Figure, str(job.path), job.seed)
     try:
         data = read_run(str(job.path))
@@ -54,14 +55,14 @@ def figure_of(job: Job, metric: str) -> Figure:
     )
 
 
-def is_settled(figure: Figure) -> bool:
+def is_final(figure: Figure) -> bool:
     """Return whether another start would change nothing."""
     return figure.status.startswith(("finished", f"failed (status {DIVERGED},"))
 
 
 @dataclass
 class _Started:
-    """A run under way. process: None where another process has it: it is waited for, and then looked at again."""
+    """A run under way. process: None where another process trains it: it is waited for, and then looked at again."""
 
     job: Job
     slot: int
@@ -69,7 +70,7 @@ class _Started:
     began: float
 
     def has_ended(self, *, queued: bool) -> bool:
-        """queued: whether a command that has ended well may have only put the run into a queue."""
+        """Return whether the run is over. queued: a command that has ended well may have only put it into a queue."""
         run = RunDirectory(self.job.path)
         if self.process is None:
             return not run.in_use()
@@ -79,6 +80,12 @@ class _Started:
             return True
         failed = run.failure.exists() and run.failure.stat().st_mtime > self.began
         return (failed or run.read_manifest().get("status") == "finished") and not run.in_use()
+
+    def trains_elsewhere(self) -> bool:
+        """Return whether another process had the run, or took its lock before ours could."""
+        if self.process is None:
+            return True
+        return self.process.returncode == CannotWriteError.status and RunDirectory(self.job.path).in_use()
 
 
 class Runs:
@@ -101,17 +108,17 @@ class Runs:
         self.bar.total = sum(filter(None, steps)) if None not in steps else None
 
     def make(self, jobs: Sequence[Job], *, when_ended: Callable[[], object]) -> None:
-        """Make the runs that are not settled. After a signal, to the sweep or to one of them, the others save and TandemError is raised."""
+        """Make the runs that are not final. After a signal, to the sweep or to one of them, the others save and TandemError is raised."""
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
             if signal.getsignal(number) is not signal.SIG_IGN:  # which nohup has made of SIGHUP
                 signal.signal(number, self._forward)
-        waiting = [job for job in jobs if not is_settled(figure_of(job, self.metric))]
+        waiting = [job for job in jobs if not is_final(figure_of(job, self.metric))]
         looked = 0.0
         try:
             while waiting or self.started:
                 for one in [one for one in self.started if one.has_ended(queued=self.launcher is not None)]:
                     self.started.remove(one)
-                    if one.process is None and not is_settled(figure_of(one.job, self.metric)):
+                    if one.trains_elsewhere() and not is_final(figure_of(one.job, self.metric)):
                         waiting.insert(0, one.job)
                     else:
                         self._end(one, when_ended)
@@ -122,7 +129,8 @@ class Runs:
                 if time.monotonic() - looked > LOOK_S:
                     self.bar.reach(self.ended_steps + sum(map(_step, self.started)))
                     looked = time.monotonic()
-                time.sleep(POLL_S if any(one.process for one in self.started) else LOOK_S)
+                is_running = [one.process is not None and one.process.poll() is None for one in self.started]
+                time.sleep(POLL_S if any(is_running) else LOOK_S)  # locks of queued runs lie on a shared disk
         finally:
             for one in self.started:  # after an error of ours
                 if one.process is not None:
@@ -140,8 +148,8 @@ class Runs:
         self.ended_steps += one.job.steps or 0
         self.bar.reach(self.ended_steps)
         result = f"{self.metric} {figure.value:.5f}" if figure.value is not None else figure.status
-        if figure.value is None:
-            code = one.process.returncode if one.process else 0
+        if figure.value is None and one.process is not None:
+            code = one.process.returncode
             *_, said = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
             if code == RecipeError.status:  # so it is for every seed
                 raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {said.removeprefix('error: ')}")
@@ -203,8 +211,14 @@ class Runs:
 
 
 def _step(one: _Started) -> int:
-    steps, _ = read_columns(one.job.path / "metrics.jsonl").that_count().curve("step")
-    return int(steps[-1]) if len(steps) else 0
+    """Return the newest step in the last rows of the run's metrics."""
+    try:
+        with open_rows(one.job.path / "metrics.jsonl") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            rows = last_attempts([row for line in file if (row := row_of(line))])  # the first line may be half a row
+    except FileNotFoundError:
+        return 0
+    return max((row["step"] for row in rows if "step" in row), default=0)
 
 
 def _share(slot: int, slots: int) -> tuple[dict[str, str], Callable[[], None] | None]:

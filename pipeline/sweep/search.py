@@ -1,6 +1,7 @@
 """A search by Optuna: its samplers propose, its pruners give up, its storage holds the trials."""
 
 import argparse
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,28 +21,47 @@ def search(axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, 
     A proposal follows from the earlier trials and its own number alone, so a search that was interrupted proposes the same.
     """
     optuna = _optuna()
+    from sqlalchemy.exc import SQLAlchemyError  # comes with it
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = _named(optuna.samplers, options.sampler, "--sampler")
-    study = optuna.create_study(
-        study_name=name,
-        storage=options.storage or f"sqlite:///{folder / 'optuna.db'}",
-        direction="minimize" if better == "lower" else "maximize",
-        pruner=_named(optuna.pruners, options.pruner, "--pruner")(),
-        load_if_exists=True,
-    )
+    storage = options.storage or f"sqlite:///{folder / 'optuna.db'}"
+    pruner = _make_named(optuna.pruners, options.pruner, "--pruner")
+    direction = "minimize" if better == "lower" else "maximize"
+    try:
+        study = optuna.create_study(
+            study_name=name, storage=storage, direction=direction, pruner=pruner, load_if_exists=True
+        )
+    except SQLAlchemyError as error:
+        raise RecipeError(f"--storage: {storage} cannot be opened ({error}). Give another URL.") from None
     for number in range(options.trials):
-        study.sampler = sampler(seed=number)
+        study.sampler = _make_named(optuna.samplers, options.sampler, "--sampler", seed=number)
         known = study.get_trials(deepcopy=False)
         if number < len(known) and known[number].state.is_finished():
             continue
         # A trial that was under way when the sweep was stopped goes on under its number.
         trial = optuna.trial.Trial(study, known[number]._trial_id) if number < len(known) else study.ask()
-        values = {key: axis.suggest(trial, key) for key, axis in axes.items()}
-        value, state = _make(trial, partial(attempt, values), options, optuna.trial.TrialState)
+        values = _suggest(trial, axes, options.sampler)
+        value, state = _make_runs(trial, partial(attempt, values), options, optuna.trial.TrialState)
         study.tell(trial, value, state=state)
 
 
-def _make(trial: Any, attempt: Callable[[int], Sequence[float | None]], options: argparse.Namespace, states: Any) -> tuple[float | None, Any]:  # fmt: skip
+def _suggest(trial: Any, axes: dict[str, Axis], sampler: str) -> dict[str, str]:
+    values = {}
+    for key, axis in axes.items():
+        try:
+            values[key] = axis.suggest(trial, key)
+        except (
+            ValueError,
+            ImportError,
+        ) as error:  # other values than the study began with; a sampler that lacks a package
+            raise RecipeError(
+                f"command line: {key}: Optuna's {sampler} chooses no value ({error}). For other values than earlier trials had "
+                "give another --name, else another --sampler."
+            ) from None
+    return values
+
+
+def _make_runs(trial: Any, attempt: Callable[[int], Sequence[float | None]], options: argparse.Namespace, states: Any) -> tuple[float | None, Any]:  # fmt: skip
     """Run seed by seed; return value and state that the trial ends with."""
     reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
     seeds: int = options.seeds
@@ -67,9 +87,19 @@ def _optuna() -> Any:
     return optuna
 
 
-def _named(module: Any, name: str, option: str) -> Any:
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        names = [one for one in module.__all__ if not one.startswith("Base")]
-        raise RecipeError(f"{option}: {name} is none of Optuna's. Write one of {', '.join(names)}.")
-    return found
+def _make_named(module: Any, name: str, option: str, **arguments: Any) -> Any:
+    """Return an object of the class of that name, made of these arguments alone."""
+
+    def make(name: str) -> Any:
+        try:
+            return getattr(module, name)(**arguments)
+        except TypeError:  # no class, an abstract one, or one that asks for more
+            return None
+
+    if name in module.__all__ and (made := make(name)) is not None:
+        return made
+    with warnings.catch_warnings(action="ignore"):  # of experimental ones
+        names = [one for one in module.__all__ if make(one) is not None]
+    raise RecipeError(
+        f"{option}: {name} is none of Optuna's, or needs arguments of its own. Write one of {', '.join(names)}."
+    )

@@ -20,13 +20,17 @@ WRAPPED = re.compile(r"(tag\(\s*log\s*,\s*|int\()(.+)\)$")
 
 @dataclass(frozen=True)
 class Axis:
-    """What one key may be: texts as the command line takes them, or an interval."""
+    """The values that one key may have: texts as the command line takes them, or an interval."""
 
     values: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 0.0
     is_int: bool = False
     is_log: bool = False
+
+    def first(self) -> str:
+        """Return the first value, the lower end of an interval."""
+        return self.values[0] if self.values else str(int(self.low)) if self.is_int else repr(self.low)
 
     def suggest(self, trial: Any, key: str) -> str:
         """Return the text of what an Optuna trial is to try."""

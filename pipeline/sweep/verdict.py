@@ -1,4 +1,4 @@
-"""Whether a candidate is better than the baseline: paired by seed, corrected for the number of candidates; as table, page, JSON."""
+"""Verdicts of better or worse than the baseline: paired by seed, corrected for the number of candidates; as table, page, JSON."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ EQUAL = {
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run came to. value: of the metric, None where it has none, for the reason `status`."""
+    """The result of one run. value: of the metric, None where it has none, for the reason `status`."""
 
     run: str
     seed: int

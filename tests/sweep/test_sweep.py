@@ -4,8 +4,11 @@ import json
 import math
 import os
 import random
+import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from argparse import Namespace
 from itertools import pairwise
@@ -15,9 +18,11 @@ import psutil
 import pytest
 
 from pipeline.process.errors import RecipeError
+from pipeline.process.storage import lock, write_json
 from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep.__main__ import main
-from pipeline.sweep.runs import PACKAGE, Job, Runs
+from pipeline.sweep.runs import PACKAGE, Job, Runs, _Started, _step
 from pipeline.sweep.space import Axis, grid, read_space
 from pipeline.sweep.verdict import Figure, holm, judge_all, paired
 from tests.runner import Runner
@@ -127,6 +132,53 @@ def test_a_launcher_gets_the_command_as_words_or_as_one_word(tmp_path):
         of("sbatch")
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_run_that_another_process_trains_is_waited_for(comes_first, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    run = RunDirectory(tmp_path / "runs" / "r")
+    run.path.mkdir(parents=True)
+    write_json(run.manifest, {"name": "r", "status": "running"})
+    started, taken = tmp_path / "started", tmp_path / "taken"
+
+    def train_elsewhere():
+        while not comes_first and not started.exists():
+            time.sleep(0.05)
+        with lock(run.lock):
+            taken.touch()
+            time.sleep(1.0)
+            write_json(run.failure, {"status": 76, "class": "DivergedError", "message": "m"})
+
+    (other := threading.Thread(target=train_elsewhere)).start()
+    while comes_first and not taken.exists():
+        time.sleep(0.05)
+    script = f"touch {started}; until [ -e {taken} ]; do sleep 0.05; done; echo in use; exit 73"
+    launcher = shlex.join(["sh", "-c", script, "{command}"])
+    runs = Runs("r.yaml", "pretrain", metric="val/bpb", parallel=1, launcher=launcher, logs=tmp_path / "logs")
+    ended = []
+    runs.make([Job(run.path, 42, (), None, "a")], when_ended=lambda: ended.append(time.monotonic()))
+    other.join()
+    printed = capsys.readouterr().out
+    assert len(ended) == 1
+    assert started.exists() is not comes_first
+    assert "another process trains it; waiting for that" in printed
+    assert "a, seed 42: failed (status 76, DivergedError) (" in printed
+
+
+def test_the_step_of_a_run_is_that_of_its_last_attempt_read_from_the_end_of_its_metrics(tmp_path):
+    job = Job(tmp_path, 42, (), None, "a")
+    assert _step(_Started(job, 0, None, 0.0)) == 0
+    rows = [{"step": n, "loss": 1.0, "text": "x" * 500} for n in range(1, 1001)]
+    rows += [
+        {"event": "attempt", "attempt": 2, "step": 950},
+        {"step": 951, "loss": 1.0},
+        {"event": "saved", "step": 940},
+    ]
+    (tmp_path / "metrics.jsonl").write_text(
+        "not read\n" + "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 95'
+    )
+    assert _step(_Started(job, 0, None, 0.0)) == 951
+
+
 def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path):
     pytest.importorskip("optuna")
     from pipeline.sweep.search import search
@@ -159,6 +211,33 @@ def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path
     assert any(count == 1 and after[1] == 1 for (_, count), after in pairwise(uncut)), "none was pruned"
     assert max(count for _, count in uncut) == 3
     assert proposals("cut", dies_at=[5, 15]) == uncut
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sampler": "GridSampler"}, "--sampler: GridSampler .* RandomSampler, TPESampler"),
+        ({"pruner": "ThresholdPruner"}, "--pruner: ThresholdPruner .* NopPruner, SuccessiveHalvingPruner"),
+        ({"pruner": "PercentilePruner"}, "--pruner: PercentilePruner"),
+        ({"sampler": "nsgaii"}, "--sampler: nsgaii"),
+        ({"sampler": "BruteForceSampler"}, "a: Optuna's BruteForceSampler chooses no value"),
+        ({"storage": "x"}, "--storage: x cannot be opened"),
+        ({"b": ("x", "z")}, "b: Optuna's TPESampler chooses no value .* another --name"),
+    ],
+)
+def test_a_search_that_optuna_refuses_ends_in_a_sentence(changed, message, tmp_path):
+    pytest.importorskip("optuna")
+    from pipeline.sweep.search import search
+
+    def run(*, trials, b=("x", "y"), **changed):
+        axes = {"a": Axis(low=1e-3, high=1.0), "b": Axis(b)}
+        options = {"seeds": 1, "sampler": "TPESampler", "pruner": "MedianPruner", "parallel": 1, "storage": None}
+        options = Namespace(**options | changed, trials=trials)
+        search(axes, lambda values, count: [1.0] * count, options, name="n", folder=tmp_path, better="lower")
+
+    run(trials=1)
+    with pytest.raises(RecipeError, match=message):
+        run(trials=2, **changed)
 
 
 def test_without_optuna_a_search_says_what_to_install(monkeypatch):
@@ -194,6 +273,7 @@ def sweep(folder, *arguments):
         (["train.seed=1,2"], "--seeds"),
         (["run.name=x", "model.n_embd=16,64"], "--name"),
         (["model.n_embd=16,wide"], "model.n_embd"),
+        (["train.learning_rate=interval(1e-4,1e-1)", "--trials", "2"], "train.learning_rate: is not used"),
         (["model.n_embd=16,64", "--metric", "optim/lr"], "no number of which more or less is better"),
         (["train.num_train_epochs=1", "model.n_embd=16,64", "--equal", "flops"], "in epochs"),
     ],
@@ -203,6 +283,13 @@ def test_a_sweep_that_cannot_mean_what_it_says_starts_no_run(recipe, words, mess
     with pytest.raises(RecipeError, match=message):
         main([str(recipe), *words])
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_number_of_processes_that_is_none_is_refused(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPROC", "x")
+    with pytest.raises(RecipeError, match="NPROC is 'x'; it must be a whole number, 1 or more"):
+        main([str(recipe), "model.n_embd=16,64"])
 
 
 def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_path):
