@@ -66,11 +66,17 @@ class Work:
         if all(there):
             return [len(encoded.ids) for encoded in there if encoded is not None]
         made = []
-        for path, block in zip(paths, source.read_file(file, block=first), strict=False):
-            encoded = encode_block(
-                block, source=source, tokenizer=self.tokenizer, settings=settings, num_proc=1, watchlist=self.watchlist
-            )
-            write_encoded(path, encoded)
+        for path, block, encoded in zip(paths, source.read_file(file, block=first), there, strict=False):
+            if encoded is None:
+                encoded = encode_block(
+                    block,
+                    source=source,
+                    tokenizer=self.tokenizer,
+                    settings=settings,
+                    num_proc=1,
+                    watchlist=self.watchlist,
+                )
+                write_encoded(path, encoded)
             made.append(len(encoded.ids))
         return made
 
