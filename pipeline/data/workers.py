@@ -68,14 +68,8 @@ class Work:
         made = []
         for path, block, encoded in zip(paths, source.read_file(file, block=first), there, strict=False):
             if encoded is None:
-                encoded = encode_block(
-                    block,
-                    source=source,
-                    tokenizer=self.tokenizer,
-                    settings=settings,
-                    num_proc=1,
-                    watchlist=self.watchlist,
-                )
+                more = {"source": source, "tokenizer": self.tokenizer, "watchlist": self.watchlist}
+                encoded = encode_block(block, settings=settings, num_proc=1, **more)
                 write_encoded(path, encoded)
             made.append(len(encoded.ids))
         return made
@@ -202,10 +196,9 @@ class RayTasks:
         future: Future[list[int]] = Future()
 
         def answered(answer: Future) -> None:
-            if future.cancelled():
-                return
             error = answer.exception() or answer.result()
-            future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
+            if not future.cancelled():
+                future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
 
         self.encode.remote(self.content, run).future().add_done_callback(answered)
         return future
@@ -339,8 +332,7 @@ class EncodedReader:
         return [self.work.path(self.folder, number, index) for index in range(first, first + count)]
 
     def results(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
-        """Yield (file, first block, blocks, answer) of each run in order, when it is done; of those behind a known end none.
-        Raises what fetching a file raises.
+        """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises.
 
         unless_there: the engine is not asked for runs whose blocks are there; their answers count no ids.
         """
@@ -350,9 +342,9 @@ class EncodedReader:
                 if not answer.done() or answer.cancelled() or answer.exception() or len(answer.result()) == count:
                     continue
                 runs.note_end_of_file(number)
-                for run in [run for run in pending if run[0] == number and run[1] > first]:
-                    run[3].cancel()
-                    pending.remove(run)
+                for behind in [each for each in pending if each[0] == number and each[1] > first]:
+                    behind[3].cancel()
+                    pending.remove(behind)
             while len(pending) < 2 * self.engine.count and not runs.is_over and self._is_here(runs.next_files):
                 run = runs.next()
                 if run is None:

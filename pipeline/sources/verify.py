@@ -145,10 +145,7 @@ class Facts:
 
 
 class FactsOfFiles:
-    """Facts by file, with their store in `folder`. Threads and processes may share the store.
-
-    follows: another process looks at the files first; what is not known here is read from the store again.
-    """
+    """Facts by file, with their store in `folder`, which threads and processes may share. follows: another one looks first."""
 
     def __init__(self, folder: Path, *, follows: bool = False):
         self.folder, self.follows = folder, follows
