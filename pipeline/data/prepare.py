@@ -6,14 +6,13 @@ import os
 import pickle
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.plan import ROLES, make_plan, sequence_folder
+from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder
 from pipeline.data.preparation import (
     RETRIES,
     START_GRACE_S,
@@ -33,16 +32,18 @@ from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import seen_path, shard_path
 from pipeline.data.stream import Stream
 from pipeline.data.workers import (
-    Ahead,
+    EncodedReader,
     Engine,
-    Processes,
     RayTasks,
     Runs,
     Work,
+    WorkerPool,
     has_encoded,
+    note_part,
     processes_for,
     remove_encoded,
 )
+from pipeline.process.commands import end_with
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import (
@@ -66,6 +67,7 @@ class Workshop:
     def __init__(self, plan: dict, tokenizer: Any, *, sources: tuple[list, list], retries: Path | None = None):
         self.plan, self.tokenizer, self.retries = plan, tokenizer, retries
         self.engine: Engine | None = None
+        self.ends_parts = False  # what parts have encoded is deleted too when it is no more needed here
         self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
@@ -83,31 +85,31 @@ class Workshop:
             watchlist=self.watchlist
             if role == "train" and from_shard is None
             else None,  # looked at when it was sealed
-            ahead=self.ahead(source) if role == "train" and from_shard is None and self.is_shared_out(source) else None,
+            ahead=self.ahead(source) if role == "train" and from_shard is None and self.uses_workers(source) else None,
         )
 
-    def is_shared_out(self, source: int) -> bool:
+    def uses_workers(self, source: int) -> bool:
         """Return whether other processes encode a training source, or have encoded something of it."""
         folder = self.streams["train"].sequences[source].folder
         alone = processes_for(self.plan["num_proc"], self.sources["train"][source]) == 1
         return self.plan["engine"] == "ray" or not alone or has_encoded(folder)
 
-    def ahead(self, source: int) -> Ahead:
+    def ahead(self, source: int) -> EncodedReader:
         """Return what gives the blocks of a training source as other processes encode them."""
         if self.engine is None:
             sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
             folders = {sequence_folder(self.plan, about): (each, about["settings"]) for about, each in sequences}
             self.work = Work(folders, self.tokenizer, watchlist=self.watchlist, retries=self.retries)
             count = max(processes_for(self.plan["num_proc"], each) for each in self.sources["train"])
-            self.engine = RayTasks(self.work) if self.plan["engine"] == "ray" else Processes(self.work, count)
+            self.engine = RayTasks(self.work) if self.plan["engine"] == "ray" else WorkerPool(self.work, count)
         folder = sequence_folder(self.plan, self.plan["train"]["sequences"][source])
-        return Ahead(self.engine, self.work, folder)
+        return EncodedReader(self.engine, self.work, folder)
 
     def encode(self, source: int, *, part: tuple[int, int]) -> Iterator[int]:
         """Encode a part of what is not sealed of a training source; yields the number of tokens of each run of blocks."""
         ahead, seals = self.ahead(source), self.streams["train"].sequences[source].seals
         cursor = seals[-1]["cursor"] if seals else {"file": 0, "block": 0}
-        for *_, answer in ahead.answers(Runs(ahead.source, file=cursor["file"], block=cursor["block"], part=part)):
+        for *_, answer in ahead.results(Runs(ahead.source, file=cursor["file"], block=cursor["block"], part=part)):
             yield sum(answer.result())
 
     def __enter__(self) -> "Workshop":
@@ -119,7 +121,7 @@ class Workshop:
             self.engine.close()
         if self.plan["train"] and next_shard(self.streams) is None:
             for sequence in self.streams["train"].sequences:
-                remove_encoded(sequence.folder)
+                remove_encoded(sequence.folder, of_parts=self.ends_parts or sequence.end is not None)
 
     def prepare(self, go_on: GoOn = lambda: True) -> Iterator[Made]:
         """Make every shard that the plan needs and lacks, yielding after each; go_on is asked in between."""
@@ -143,7 +145,7 @@ class Workshop:
             self.make_again(role, source, number)
             yield role, source, self.streams[role]
 
-    def look_again(self) -> Iterator[Made]:
+    def search_again(self) -> Iterator[Made]:
         """Look for the watch-list in the text of training shards that were sealed without it, which reads their sources."""
         if self.watchlist is None:
             return
@@ -237,11 +239,12 @@ def prepare_now(
     note_user(plan, None)
     discard_damaged(plan)
     with locks(plan), Workshop(plan, tokenizer, sources=sources) as workshop:
-        for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.look_again()):
+        workshop.ends_parts = True
+        for made in chain(workshop.repair(verify=verify), workshop.prepare(), workshop.search_again()):
             if report is not None:
                 report(*made)
     preparation = Preparation(plan)
-    for marker in preparation.folder.glob("part-*"):
+    for marker in parts_folder(plan).glob("part-*"):
         remove_file(marker)
     return preparation
 
@@ -269,13 +272,14 @@ def prepare_part(
     number, parts = part
     plan = make_plan(recipe, tokenizer, sources=sources, watchlist=watchlist)
     note_user(plan, None)
-    markers = {k: Preparation(plan).folder / f"part-{k}-of-{parts}" for k in range(1, parts + 1)}
+    markers = {k: parts_folder(plan) / f"part-{k}-of-{parts}" for k in range(1, parts + 1)}
     remove_file(markers[number])
     with Workshop(plan, tokenizer, sources=sources) as workshop:
         for source, about in enumerate(plan["train"]["sequences"]):
             left = missing_rows(workshop.streams["train"], source) * plan["row_tokens"] / parts
             left *= SPARE.get(about["settings"].get("packing"), 1.0)
             if left > 0:
+                note_part(workshop.streams["train"].sequences[source].folder)
                 for tokens in workshop.encode(source, part=(number - 1, parts)):
                     report(tokens)
                     left -= tokens
@@ -285,6 +289,12 @@ def prepare_part(
         markers[number].touch()
         sealed = next_shard(streams_of(plan)) is None
         return [k for k, marker in markers.items() if not marker.exists() and not sealed]
+
+
+def parts_folder(plan: dict) -> Path:
+    """Return where the parts that are done are noted: hosts may differ in all but the sequences, as in num_proc."""
+    sequences = {role: plan[role] and plan[role]["sequences"] for role in ROLES}
+    return Path(plan["cache_dir"]) / "preparations" / digest(sequences)
 
 
 def missing_rows(stream: Stream, source: int) -> float:
@@ -337,7 +347,7 @@ def prepare_sliding(workshop: Workshop, folder: Path, *, from_row: int) -> None:
 def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
-    _end_with(os.getppid())
+    end_with(os.getppid())  # shards are whole or absent, so any moment will do
     if hasattr(os, "nice"):
         os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
     own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
@@ -362,17 +372,6 @@ def run_ahead(folder: Path) -> int:
 def _failed(folder: Path, error: TandemError) -> int:
     write_json(folder / "failure.json", {"class": type(error).__name__, "message": str(error)})
     return error.status
-
-
-def _end_with(parent: int) -> None:
-    """End when the training has ended: shards are whole or absent, so any moment will do."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def carry_out(folder: Path, task: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ class SequenceWriter:
     ):
         """Stands after the last sealed shard, or at or before `from_shard` to make that one again.
 
-        ahead: gives the source's blocks as other processes encode them (workers.Ahead); None: they are encoded here.
+        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader); None: they are encoded here.
         """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc, self.ahead = num_proc, ahead

@@ -20,20 +20,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.data.encoded import FOLDER, EncodedBlock, encode_block, encoded_path, read_encoded, write_encoded
-from pipeline.hardware.cpu import usable_cores
+from pipeline.hardware.cpu import available_bytes, usable_cores
+from pipeline.process.commands import end_with
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import remove_file
 from pipeline.sources.raw_rows import seekable_blocks
 
 WORTH_A_PROCESS = 16_000_000  # bytes of files: seconds of encoding, against the two that a process takes to start
+PROCESS_BYTES = 1 << 30  # of memory; as much again is left for the training
 RUN_BLOCKS = 16  # where reading has to begin at the start of a file or a large row group
+PARTS = "parts"  # a file beside encoded blocks
 ATTEMPTS = 3  # of a run of blocks whose process is killed: then it is the blocks that kill
 
 
 def processes_for(num_proc: int | None, source: Any) -> int:
     """Return how many processes encode a source; 1: the one that packs does it, in threads."""
-    return num_proc or max(1, min(usable_cores(), sum(file.bytes for file in source.files) // WORTH_A_PROCESS))
+    fitting = min(usable_cores(), available_bytes() // (2 * PROCESS_BYTES))
+    return num_proc or max(1, min(fitting, sum(file.bytes for file in source.files) // WORTH_A_PROCESS))
 
 
 # The work: what a process needs to know of it, and the encoding of a run of blocks.
@@ -62,11 +66,11 @@ class Work:
         if all(there):
             return [len(encoded.ids) for encoded in there if encoded is not None]
         made = []
-        for path, block in zip(paths, source.read_file(file, block=first), strict=False):
-            encoded = encode_block(
-                block, source=source, tokenizer=self.tokenizer, settings=settings, num_proc=1, watchlist=self.watchlist
-            )
-            write_encoded(path, encoded)
+        for path, block, encoded in zip(paths, source.read_file(file, block=first), there, strict=False):
+            if encoded is None:
+                more = {"source": source, "tokenizer": self.tokenizer, "watchlist": self.watchlist}
+                encoded = encode_block(block, settings=settings, num_proc=1, **more)
+                write_encoded(path, encoded)
             made.append(len(encoded.ids))
         return made
 
@@ -86,24 +90,24 @@ def _paths() -> list[str]:
     return [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
-class Processes:
+class WorkerPool:
     """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was killed."""
 
     def __init__(self, work: Work, count: int):
         self.count, self.content = count, pickle.dumps(work)
         self.threads = ThreadPoolExecutor(count)
-        self.of_thread = threading.local()
+        self.thread_local = threading.local()
         self.started: list[subprocess.Popen] = []
         self.closed = False
 
     def submit(self, *run: Any) -> "Future[list[int]]":
-        return self.threads.submit(self._made, run)
+        return self.threads.submit(self._run_in_worker, run)
 
-    def _made(self, run: tuple) -> list[int]:
+    def _run_in_worker(self, run: tuple) -> list[int]:
         for _ in range(ATTEMPTS):
             if self.closed:
                 break
-            process = getattr(self.of_thread, "process", None) or self._start()
+            process = getattr(self.thread_local, "process", None) or self._start()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
@@ -112,7 +116,8 @@ class Processes:
                     process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (EOFError, pickle.UnpicklingError):
-                self.of_thread.process = None
+                self.thread_local.process = None
+                process.kill()  # it may wait for more after what was no answer
                 process.wait()
                 continue
             if isinstance(answer, BaseException):
@@ -120,8 +125,9 @@ class Processes:
             return answer
         folder, file, first, count = run
         raise DataError(
-            f"{folder.name}: the process that encodes blocks {first} to {first + count - 1} of file {file} was killed {ATTEMPTS} times, "
-            "probably as the memory is used up. Prepare with fewer processes (data.num_proc); what is sealed is not made again."
+            f"{folder.name}: the process that encodes blocks {first} to {first + count - 1} of file {file} ended {ATTEMPTS} times. It says why "
+            f"above or, in a training, in log.txt under {folder.parents[1] / 'preparations'}; if it does not, the memory is probably used "
+            "up: prepare with fewer processes (data.num_proc). What is sealed is not made again."
         )
 
     def _start(self) -> subprocess.Popen:
@@ -141,7 +147,7 @@ class Processes:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the process that started them
         )
-        self.of_thread.process = process
+        self.thread_local.process = process
         self.started.append(process)
         assert process.stdin is not None
         with suppress(BrokenPipeError):
@@ -191,7 +197,8 @@ class RayTasks:
 
         def answered(answer: Future) -> None:
             error = answer.exception() or answer.result()
-            future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
+            if not future.cancelled():
+                future.set_exception(error) if isinstance(error, BaseException) else future.set_result(error)
 
         self.encode.remote(self.content, run).future().add_done_callback(answered)
         return future
@@ -225,17 +232,18 @@ def _answer(work: Work, run: tuple) -> list[int] | BaseException:
 
 
 def serve_work() -> int:
-    """Encode what stdin asks for until it ends, which it does with the process at its other end."""
-    answers = os.fdopen(os.dup(1), "wb")
+    """Encode what stdin asks for until it ends, or the process at its other end does."""
+    end_with(os.getppid())
+    results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a user's own format may print
-    questions = sys.stdin.buffer
-    work = pickle.load(questions)
+    requests = sys.stdin.buffer
+    work = pickle.load(requests)
     if work.retries is not None:
         keep_retries_in(work.retries, anew=False)
     with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            pickle.dump(_answer(work, pickle.load(questions)), answers)
-            answers.flush()
+            pickle.dump(_answer(work, pickle.load(requests)), results)
+            results.flush()
     return 0
 
 
@@ -245,7 +253,7 @@ def serve_work() -> int:
 class Runs:
     """Runs of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which every n-th is given.
 
-    ramp: blocks of a file at which runs reach their length. A run may lie beyond the end of a file of unknown length.
+    ramp: blocks of the first file that are given one by one. A run may lie beyond the end of a file of unknown length.
     """
 
     def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0, part: tuple[int, int] = (0, 1)):
@@ -280,16 +288,17 @@ class Runs:
         count = RUN_BLOCKS if self.known is None and block >= self.ramp else 1  # the first rows are to come soon
         self.block += count
         if self.known is not None and self.block >= self.known:
-            self.end_of(file)
+            self.note_end_of_file(file)
         return (file, block, count) if self.whole_files or block // count % self.parts == self.part else None
 
-    def end_of(self, file: int) -> None:
+    def note_end_of_file(self, file: int) -> None:
         """Take note that a file has no more blocks."""
         if self.file == file:
+            self.ramp = 0
             self._begin(file + 1, 0)
 
 
-class Ahead:
+class EncodedReader:
     """Encoded blocks of one source in the source's order, while an engine makes the next ones."""
 
     def __init__(self, engine: Engine, work: Work, folder: Path):
@@ -300,7 +309,7 @@ class Ahead:
 
     def read(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the blocks from that cursor to the end of the last file. Raises what reading and encoding raise."""
-        for number, first, count, answer in self.answers(
+        for number, first, count, answer in self.results(
             Runs(self.source, file=file, block=block, ramp=2 * self.engine.count), unless_there=True
         ):
             error = answer.exception()
@@ -322,30 +331,34 @@ class Ahead:
     def paths(self, number: int, first: int, count: int) -> list[Path]:
         return [self.work.path(self.folder, number, index) for index in range(first, first + count)]
 
-    def answers(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
+    def results(self, runs: Runs, *, unless_there: bool = False) -> Iterator[tuple[int, int, int, "Future[list[int]]"]]:
         """Yield (file, first block, blocks, answer) of each run in order, when it is done. Raises what fetching a file raises.
 
         unless_there: the engine is not asked for runs whose blocks are there; their answers count no ids.
         """
-        made: deque[tuple[int, int, int, Future]] = deque()
+        pending: deque[tuple[int, int, int, Future]] = deque()
         while True:
-            for number, _, count, answer in made:
-                if answer.done() and not answer.exception() and len(answer.result()) < count:
-                    runs.end_of(number)
-            while len(made) < 2 * self.engine.count and not runs.is_over and self._is_here(runs.next_files):
+            for number, first, count, answer in [*pending]:
+                if not answer.done() or answer.cancelled() or answer.exception() or len(answer.result()) == count:
+                    continue
+                runs.note_end_of_file(number)
+                for behind in [each for each in pending if each[0] == number and each[1] > first]:
+                    behind[3].cancel()
+                    pending.remove(behind)
+            while len(pending) < 2 * self.engine.count and not runs.is_over and self._is_here(runs.next_files):
                 run = runs.next()
                 if run is None:
                     continue
                 there = unless_there and all(path.exists() for path in self.paths(*run))
-                made.append((*run, _answered([0] * run[2]) if there else self.engine.submit(self.folder, *run)))
-            if not made and runs.is_over:
+                pending.append((*run, _answered([0] * run[2]) if there else self.engine.submit(self.folder, *run)))
+            if not pending and runs.is_over:
                 return
-            if not made:
+            if not pending:
                 self.fetched[runs.file].result()
-            elif not made[0][3].done():
-                wait([answer for *_, answer in made if not answer.done()], return_when=FIRST_COMPLETED)
+            elif not pending[0][3].done():
+                wait([answer for *_, answer in pending if not answer.done()], return_when=FIRST_COMPLETED)
             else:
-                yield made.popleft()
+                yield pending.popleft()
 
     def _is_here(self, files: list[int]) -> bool:
         """Return whether the first of these files is there, as it was verified; all are fetched meanwhile."""
@@ -382,7 +395,15 @@ def has_encoded(folder: Path) -> bool:
     return (folder / FOLDER).is_dir()
 
 
-def remove_encoded(folder: Path) -> None:
-    """Delete the encoded blocks of a folder of shards, which nobody waits for any more."""
+def note_part(folder: Path) -> None:
+    """Take note that parts encode for a folder of shards, more of it than a short run may need."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / FOLDER / PARTS).touch()
+
+
+def remove_encoded(folder: Path, *, of_parts: bool) -> None:
+    """Delete the encoded blocks of a folder of shards. of_parts: also where parts were noted."""
+    if (folder / FOLDER / PARTS).exists() and not of_parts:
+        return
     if has_encoded(folder):
         shutil.rmtree(folder / FOLDER, ignore_errors=True)

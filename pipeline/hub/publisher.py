@@ -1,12 +1,12 @@
 """The process that publishes beside a run: what the queue holds, for as long as the run lives."""
 
 import os
-import threading
 import time
 import traceback
 
 from pipeline.hub.client import bound_waits
 from pipeline.hub.push import publish
+from pipeline.process.commands import end_with
 from pipeline.process.errors import ServiceError, TandemError
 from pipeline.process.secrets import redacted
 from pipeline.report.run_data import read_run
@@ -23,7 +23,7 @@ def publish_beside(run: RunDirectory, *, trainer: int) -> None:
 
     Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.
     """
-    _leave_with(trainer)
+    end_with(trainer)  # in the middle of an upload too: the queue keeps the item
     if hasattr(os, "nice"):
         os.nice(19)  # training comes first
     bound_waits()
@@ -81,14 +81,3 @@ def _try(queue: HubQueue, item: Item, *, run: RunDirectory, repo_id: str) -> boo
     except OSError as error:
         print(f"{queue.path}: the reason was not written down: {error}", flush=True)
     return False
-
-
-def _leave_with(trainer: int) -> None:
-    """End this process as soon as the trainer is gone, in the middle of an upload too: the queue keeps the item."""
-
-    def watch() -> None:
-        while os.getppid() == trainer:
-            time.sleep(0.5)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -1,9 +1,11 @@
-"""The commands that a person types next, as they work where this process was started from."""
+"""The commands that a person types next, as they work where this process was started from; and its end with that one."""
 
 import os
 import shlex
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,3 +64,14 @@ def _quoted(argument: str) -> str:
         return argument
     plain = not any(letter in argument for letter in '"$`\\!\n')
     return f'"{argument}"' if plain else shlex.quote(argument)
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as the one that started it is gone, whatever it is doing then."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()

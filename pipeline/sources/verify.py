@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -139,24 +140,31 @@ class Facts:
     rows: int | None = None
     checked: list[str] = field(default_factory=list)
 
+    def stat(self) -> tuple[int, int, int]:
+        return self.size, self.mtime_ns, self.ctime_ns
+
 
 class FactsOfFiles:
-    """Facts by file, with their store in `folder`. Threads and processes may share the store."""
+    """Facts by file, with their store in `folder`, which threads and processes may share. follows: another one looks first."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, *, follows: bool = False):
+        self.folder, self.follows = folder, follows
         self._known: dict[Path, dict[str, Facts]] = {}  # store -> path -> facts
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple:
-        return type(self), (self.folder,)  # another process reads the store
+        return partial(type(self), follows=True), (self.folder,)
 
     def of(self, path: Path) -> Facts:
         """Return what is known and still true of the file; its sha256 at least, computed now if need be."""
         status = os.stat(path)
-        facts = self._facts(path)
         now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        if facts is None or (facts.size, facts.mtime_ns, facts.ctime_ns) != now:
+        facts = self._facts(path)
+        if self.follows and (facts is None or facts.stat() != now):
+            with self._lock:
+                self._known.pop(self._store(path), None)
+            facts = self._facts(path)
+        if facts is None or facts.stat() != now:
             facts = Facts(str(path), *now, sha256=_sha256(path))
             self.keep(facts)
         return facts

@@ -2,14 +2,20 @@
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
 import threading
 import time
+from collections import deque
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pyarrow
@@ -17,9 +23,11 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from pipeline.data.preparation import start_preparation, streams_of
-from pipeline.data.prepare import prepare_now, prepare_part
-from pipeline.data.workers import Processes, Runs
+from pipeline.data import workers
+from pipeline.data.plan import make_plan
+from pipeline.data.preparation import locks, start_preparation, streams_of
+from pipeline.data.prepare import Workshop, prepare_now, prepare_part
+from pipeline.data.workers import EncodedReader, Runs, WorkerPool, processes_for
 from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
@@ -89,15 +97,40 @@ def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, f
     assert len(set(seen)) > 1  # some shards hold an item
 
 
-def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch):
-    how = {"sources": [Source(files=str(files[1]))], "num_proc": 1, "train": {"num_train_epochs": 1}, "shard_rows": 128}
+def in_this_process(pool: WorkerPool, *run) -> Future:
+    future: Future = Future()
+    future.set_result(pickle.loads(pool.content).encode(*run))
+    return future
+
+
+@pytest.mark.parametrize("file", [0, 1])  # the groups of the second one tell where it ends
+def test_what_the_parts_have_encoded_is_not_encoded_again(bench, files, monkeypatch, file):
+    how = {"sources": [Source(files=str(files[file]))], "train": {"num_train_epochs": 1}, "shard_rows": 128}
+    how |= {"num_proc": 1, "max_bad_rows": 5}
     expected = prepared(bench, **how, cache="alone")
     recipe = bench.recipe(**how, cache="parts")
     assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(2, 2)) == [1]
+    recipe.data.num_proc = 2  # hosts may differ
     assert prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2)) == []
-    monkeypatch.setattr(Processes, "submit", None)
+    recipe.data.num_proc = 1  # of four blocks the last two are begun as a run of 16
+    monkeypatch.setattr(WorkerPool, "submit", in_this_process)
+    monkeypatch.setattr(workers, "encode_block", None)
     prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
     assert everything(Path(recipe.data.cache_dir)) == expected
+
+
+def test_a_short_run_leaves_what_the_parts_of_a_longer_one_have_encoded(bench, files):
+    how = {"sources": [Source(files=str(files[1]))], "num_proc": 1}
+    recipe = bench.recipe(**how, train={"num_train_epochs": 1})
+    prepare_part(recipe, bench.tokenizer, sources=bench.sources(recipe), part=(1, 2))
+    short = bench.recipe(**how, train={"max_steps": 5})
+    sources = bench.sources(short)
+    plan = make_plan(short, bench.tokenizer, sources=sources)
+    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
+        assert len(list(workshop.prepare())) > 1
+    assert list(Path(recipe.data.cache_dir).glob("shards/*/encoded*/00000-0000002*"))
+    prepare_now(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    assert not list(Path(recipe.data.cache_dir).glob("shards/*/encoded*"))
 
 
 def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, files):
@@ -107,6 +140,7 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
     preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
     stream = streams_of(preparation.plan)["train"]
     preparation.wait_until(lambda: stream.refresh() or stream.missing(8) is None, what="a step")
+    assert stream.missing() is not None
     preparation.child.wait(120)
     assert everything(Path(recipe.data.cache_dir)) == expected
 
@@ -189,11 +223,82 @@ def test_the_parts_share_every_block_of_every_file_out_once(files, parts, start)
             if run is not None:
                 given += [(run[0], block) for block in range(run[1], run[1] + run[2])]
             if runs.block >= blocks[file]:
-                runs.end_of(file)  # as where an answer is short
+                runs.note_end_of_file(file)  # as where an answer is short
     assert len(given) == len(set(given))
     wanted = {(file, block) for file, count in blocks.items() for block in range(count) if (file, block) >= start}
     assert wanted <= set(given)
     assert blocks[0] == -(-3300 // BLOCK_ROWS)
+
+
+class OneByOne:
+    """An engine of four processes that makes a run whenever it is waited for. blocks: of each file."""
+
+    count = 4
+
+    def __init__(self, blocks: int):
+        self.blocks, self.queue, self.made = blocks, deque(), []
+
+    def submit(self, folder, *run) -> Future:
+        self.queue.append((run, Future()))
+        return self.queue[-1][1]
+
+    def work(self, *_, **__):
+        run, future = self.queue.popleft()
+        if future.set_running_or_notify_cancel():
+            self.made.append(run)
+            future.set_result([1] * max(0, min(run[2], self.blocks - run[1])))
+
+
+def test_files_of_unknown_length_are_read_once_a_run_and_not_behind_their_end(monkeypatch):
+    engine = OneByOne(blocks=40)
+    monkeypatch.setattr(workers, "wait", engine.work)
+    names = [Path(f"{n}.jsonl") for n in range(3)]
+    source = SimpleNamespace(files=[SimpleNamespace(path=name) for name in names], path_of=lambda n: names[n])
+    reader = EncodedReader(engine, SimpleNamespace(sequences={Path("shards"): (source, {})}), Path("shards"))
+    results = list(reader.results(Runs(source, file=0, block=0, ramp=8)))
+    assert [sum(answer.result()) for *_, answer in results] == [1] * 8 + [16, 16, 0] + [16, 16, 8] * 2
+    assert engine.made == [run[:3] for run in results]
+
+
+def test_a_process_is_started_for_as_much_as_cores_memory_and_text_give_it(monkeypatch):
+    text = SimpleNamespace(files=[SimpleNamespace(bytes=100 * workers.WORTH_A_PROCESS)])
+    monkeypatch.setattr(workers, "usable_cores", lambda: 64)
+    for gib, processes in ((256, 64), (32, 16), (1, 1)):
+        monkeypatch.setattr(workers, "available_bytes", lambda gib=gib: gib << 30)
+        assert processes_for(None, text) == processes
+    assert processes_for(3, text) == 3
+    assert processes_for(None, SimpleNamespace(files=[SimpleNamespace(bytes=9)])) == 1
+
+
+def test_workers_end_with_the_process_that_started_them_in_the_middle_of_their_work(tmp_path):
+    work = """
+        import pathlib, time
+        from pipeline.data.workers import WorkerPool
+        class Slow:
+            retries = None
+            def encode(self, *run):
+                pathlib.Path(__file__).with_name("begun").touch()
+                time.sleep(600)
+        def lead():
+            WorkerPool(Slow(), 1).submit("folder", 0, 0, 1).result()
+    """
+    (tmp_path / "slow_work.py").write_text(textwrap.dedent(work))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    leader = subprocess.Popen([sys.executable, "-c", "import slow_work; slow_work.lead()"], env=environment)
+    try:
+        until = time.monotonic() + 60
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        children = psutil.Process(leader.pid).children()
+    finally:
+        leader.kill()
+        leader.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    for process in alive:
+        process.kill()
+    assert children
+    assert not alive
 
 
 # The real command, in processes of its own.
@@ -223,40 +328,48 @@ def recipe_file(bench, files, tmp_path) -> Path:
     return path
 
 
-def start(recipe_file: Path, cache: Path, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.data", str(recipe_file), f"data.cache_dir={cache}", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+class Command(subprocess.Popen):
+    """The command, whose output is a file: nobody reads a pipe meanwhile."""
+
+    def __init__(self, recipe_file: Path, cache: Path, *arguments: str):
+        with tempfile.NamedTemporaryFile(dir=recipe_file.parent, suffix=".txt", delete=False) as output:
+            self.output = Path(output.name)
+            super().__init__(
+                [sys.executable, "-m", "pipeline.data", str(recipe_file), f"data.cache_dir={cache}", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+
+    def said(self) -> str:
+        """Return what it printed until its end."""
+        self.wait(300)
+        return self.output.read_text()
 
 
 def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path):
-    alone = start(recipe_file, tmp_path / "alone", "data.num_proc=1")
-    assert "in " in alone.communicate(timeout=300)[0]
-    parts = [start(recipe_file, tmp_path / "shared", "data.num_proc=1", "--part", f"{k}/2") for k in (1, 2)]
-    said = [part.communicate(timeout=300)[0] for part in parts]
+    assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
+    parts = [Command(recipe_file, tmp_path / "shared", "data.num_proc=1", "--part", f"{k}/2") for k in (1, 2)]
+    said = [part.said() for part in parts]
     assert [part.returncode for part in parts] == [0, 0], said
     assert sum("The last one" in text for text in said) == 1, said
     expected = everything(tmp_path / "alone")
     assert len(expected) > 12
     assert everything(tmp_path / "shared") == expected
-    assert start(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
+    assert Command(recipe_file, tmp_path / "shared", "--part", "0/2").wait() == 64
 
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
     """Prepare by two processes while workers and the process that leads them are killed at random; return how many were."""
     kills: int = 0
-    leader: subprocess.Popen | None = None
+    leader: Command | None = None
     while leader is None or leader.poll() != 0:
         if leader is None or leader.poll() is not None:
             if leader is not None:
-                said = leader.communicate()[0]  # no more than a pipe holds
-                assert leader.returncode == -signal.SIGKILL or "was killed 3 times" in said, said
-            leader = start(recipe_file, cache, "data.num_proc=2")
+                said = leader.said()
+                assert leader.returncode == -signal.SIGKILL or "ended 3 times" in said, said
+            leader = Command(recipe_file, cache, "data.num_proc=2")
         time.sleep(draw.random() * 0.3)
         with suppress(psutil.NoSuchProcess):
             workers = psutil.Process(leader.pid).children()
@@ -271,7 +384,7 @@ def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most:
 
 @pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_whoever_is_killed_the_shards_are_those_of_an_undisturbed_process(recipe_file, tmp_path, kills):
-    assert start(recipe_file, tmp_path / "alone", "data.num_proc=1").communicate(timeout=300)
+    assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
     expected, made = everything(tmp_path / "alone"), 0
     for trial in range(1000):
         cache = tmp_path / f"killed-{trial}"

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pickle
 import random
 
 import pandas
@@ -298,6 +299,16 @@ def test_facts_of_many_files_are_one_file_that_is_not_made_durable_each_time(tmp
     monkeypatch.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
     assert open_sources(made, kind="text")[0][0].fingerprint == first
     assert store.stat().st_size < 300 * 2 * 500
+
+
+def test_a_worker_hashes_no_file_that_its_leader_has_looked_at_meanwhile(tmp_path, monkeypatch):
+    first, second = (write_jsonl(tmp_path / f"{name}.jsonl", 30) for name in "ab")
+    facts = FactsOfFiles(tmp_path / "cache")
+    known, of_worker = facts.of(first), pickle.loads(pickle.dumps(facts))
+    assert of_worker.of(first) == known
+    found = facts.of(second)
+    monkeypatch.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    assert of_worker.of(second) == found
 
 
 def test_damaged_and_torn_facts_are_found_out_again(tmp_path):
