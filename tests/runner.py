@@ -21,7 +21,7 @@ from tests.warm_commands import WarmCommands
 ROOT = Path(__file__).parents[1]
 
 # The two models that every contract is held on: plain GPT-2 with AdamW, and all modern options with Muon and windows
-# shorter than the row.
+# shorter than the row. And the one whose forward is transformers' own.
 MODELS = {
     "gpt2": {
         "model": {
@@ -34,6 +34,10 @@ MODELS = {
     },
     "modern": {
         "model": {"preset": "modern", "n_layer": 4, "n_embd": 32, "n_head": 2, "options": {"sliding_window": 16}},
+        "optimizer": {"type": "muon_adamw"},
+    },
+    "portable": {
+        "model": {"preset": "portable", "n_layer": 4, "n_embd": 32, "n_head": 2},
         "optimizer": {"type": "muon_adamw"},
     },
 }

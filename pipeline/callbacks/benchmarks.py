@@ -181,8 +181,8 @@ class Benchmarks(StepCallback):
     def _report_failure(self, name: str, step: int, error: Exception) -> None:
         """On the rank that failed, else on the first one."""
         # Of a sharded model all ranks score the same, and fail the same.
-        told_elsewhere = isinstance(error, OtherRankFailed) or getattr(error, "of_all_ranks", self.trainer.is_sharded)
-        if told_elsewhere and not self.trainer.is_world_process_zero():
+        of_all_ranks = getattr(error, "of_all_ranks", self.trainer.is_sharded)
+        if (of_all_ranks or isinstance(error, OtherRankFailed)) and not self.trainer.is_world_process_zero():
             return
         reason = f"{type(error).__name__}: {error}"
         print(f"step {step:05d} | {name} was not scored ({reason}); the training goes on", file=sys.stderr, flush=True)

@@ -71,18 +71,24 @@ def marked(tokenizer: Any, ids: list[int], trained: list[bool], *, colour: bool)
 COUNTED_BYTES = 1_000_000  # of each source; of the rest the size is known
 
 
-def about_length(recipe: Recipe) -> tuple[int | None, int | None]:
-    """Return the steps of a run in epochs, by the tokens of each source's first megabyte, and the bytes that are held out; None
-    where sizes are not known, for the steps also where a source has a weight.
+def about_steps(tokens: float | None, recipe: Recipe) -> int | None:
+    """Return the steps of a run over so many tokens. data.batch_tokens must be known."""
+    return None if tokens is None else int(tokens / recipe.data.row_tokens) // rows_per_step(recipe)
 
-    A tokenizer that has to be trained is trained on these texts. data.batch_tokens must be known. Raises as open_sources.
+
+def about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+    """Return the tokens of a run in epochs, by those of each source's first megabyte, and the bytes that are held out; None
+    where sizes are not known, for the tokens also where a source has a weight or the tokenizer is that of a model elsewhere.
+
+    A tokenizer that has to be trained is trained on these texts. Raises as open_sources.
     """
     from pipeline.tokenizer.load import ready_tokenizer, text_of, train_bpe
 
     sources, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     sizes = [text_bytes(source) for source in validation]
     held_out = None if None in sizes else sum(size or 0 for size in sizes)
-    if any(source.spec.weight is not None for source in sources):
+    elsewhere = recipe.tokenizer.path is None and recipe.model.start_from is not None
+    if elsewhere or any(source.spec.weight is not None for source in sources):
         return None, held_out
     first = [_first_items(source) for source in sources]
     if recipe.tokenizer.path:
@@ -98,7 +104,7 @@ def about_length(recipe: Recipe) -> tuple[int | None, int | None]:
             return None, held_out
         tokens += _count_tokens(items, tokenizer, recipe) / share * (source.spec.epochs or 1.0)
     epochs = float(recipe.train.get("num_train_epochs") or 1.0)
-    return int(tokens * epochs / recipe.data.row_tokens) // rows_per_step(recipe), held_out
+    return tokens * epochs, held_out
 
 
 def _first_items(source: OpenSource) -> tuple[list[Any], float | None]:

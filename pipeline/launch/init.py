@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.data.preview import OWN_RECIPES, about_length, preview
+from pipeline.data.preview import OWN_RECIPES, about_steps, about_tokens, preview
 from pipeline.process.commands import command, program
 from pipeline.process.errors import CannotWriteError, TandemError
 from pipeline.process.storage import write_text
@@ -59,7 +59,8 @@ def train_lines(source: dict[str, Any], *, stage: str) -> str:
     import pipeline.model.build  # noqa: F401 - makes the type of our models known, whose tokenizer may be loaded
 
     try:
-        steps = None if "id" in source else about_length(resolve_start(recipe))[0]  # nothing is fetched for a comment
+        tokens = None if "id" in source else about_tokens(resolve_start(recipe))[0]  # nothing is fetched for a comment
+        steps = about_steps(tokens, recipe)
     except TandemError:  # nothing to start from yet, say: the run's own start tells what is missing
         steps = None
     passes = "passes over your data"

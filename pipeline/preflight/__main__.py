@@ -3,8 +3,10 @@
 import argparse
 import importlib.util
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.checks import cadence_notes
@@ -44,14 +46,16 @@ def main(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
     given = [options.recipe, *options.overrides]
     if options.depths:
-        plans = [_plan(read_recipe([*given, f"model.depth={depth}"]))[0] for depth in options.depths]
+        recipes = [read_recipe([*given, f"model.depth={depth}"]) for depth in options.depths]
+        count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
+        plans = [_plan(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
         return 0
     recipe = read_recipe(given)
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
-    plan, planned = _plan(recipe)
+    plan, planned = _plan(recipe, partial(_about_tokens, recipe))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
@@ -94,8 +98,9 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def _plan(recipe: Recipe) -> tuple[Plan, bool]:
-    """Return the plan, and whether it is for other hardware than this machine (run.hardware)."""
+def _plan(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, bool]:
+    """Return the plan, and whether it is for other hardware than this machine (run.hardware). count: gives about the tokens
+    of a run in epochs, and the bytes that are held out."""
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     here = device_without_torch()
@@ -104,14 +109,32 @@ def _plan(recipe: Recipe) -> tuple[Plan, bool]:
     nproc = device.count if planned else whole_number(os.environ, "NPROC", device.count, least=1)
     processes = int(os.environ.get("WORLD_SIZE") or nproc)
     plan = make_plan(recipe, device, processes=processes)
-    if plan.steps is None and _has_torch() and _local(recipe):
-        from pipeline.data.preview import about_length
+    if plan.steps is None and _has_torch() and _can_count(recipe):
+        from pipeline.data.preview import about_steps
 
-        with suppress(TandemError):  # what is wrong with the data is said by their check
-            steps, held_out = about_length(plan.recipe)
-            scored = None if held_out is None else scored_at_most(recipe, held_out)
-            plan = make_plan(recipe, device, processes=processes, scored_bytes=scored, about_steps=steps)
+        tokens, held_out = count()
+        scored = None if held_out is None else scored_at_most(recipe, held_out)
+        steps = about_steps(tokens, plan.recipe)
+        plan = make_plan(recipe, device, processes=processes, scored_bytes=scored, about_steps=steps)
     return plan, planned
+
+
+def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
+    from pipeline.data.preview import about_tokens
+
+    with suppress(TandemError):  # what is wrong with the data is said by their check
+        return about_tokens(recipe)
+    return None, None
+
+
+def _can_count(recipe: Recipe) -> bool:
+    """Return whether text and tokenizer lie here, and what is found out about files can be kept."""
+    tokenizer = recipe.tokenizer.path is None or os.path.isdir(recipe.tokenizer.path)
+    return tokenizer and _keeps_sources(recipe)
+
+
+def _keeps_sources(recipe: Recipe) -> bool:
+    return _local(recipe) and can_be_made(cache_dir(recipe.data.cache_dir))
 
 
 def _planned(recipe: Recipe) -> DeviceInfo:
@@ -167,7 +190,7 @@ def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 
     ready = os.path.isdir(recipe.tokenizer.path or "")
     here = {
-        "sources": _local(recipe) and can_be_made(cache_dir(recipe.data.cache_dir)),
+        "sources": _keeps_sources(recipe),
         "tokenizer": ready,
         "weights": True,
         "changes": ready,

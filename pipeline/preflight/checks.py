@@ -337,7 +337,9 @@ def _devices(plan: Plan) -> list[TandemError]:
 
 
 def _sharding(plan: Plan) -> list[TandemError]:
-    """Return what FSDP2 is not tried with, where the launcher asks for it."""
+    """Return what FSDP2 is not tried with, where the launcher asks for it, and DeepSpeed, which is never supported."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
     if "FSDP_VERSION" not in os.environ or plan.processes == 1:
         return []
     recipe, train = plan.recipe, plan.recipe.train

@@ -73,8 +73,8 @@ def memory_of(
     rows: int | None = None,
     sharded: bool | None = None,
 ) -> Memory:
-    """half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the recipe's micro-batch.
-    sharded: by FSDP2 over the processes; None for what the launcher asks for."""
+    """Return the memory of one process. half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the
+    recipe's micro-batch. sharded: by FSDP2 over the processes; None for what the launcher asks for."""
     weights = weight_bytes(recipe, sizes)
     activations = _activations(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu

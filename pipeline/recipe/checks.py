@@ -97,6 +97,8 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             where, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two."
         )
+    if recipe.optimizer.average_steps:
+        problems.add(where, f"is {model.embedding_dtype} beside optimizer.average_steps, whose small changes it rounds away. Remove one of the two.")  # fmt: skip
     if model.start_from and start is None:
         return
     kind = model.type if start is None else start.get("model_type")

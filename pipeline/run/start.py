@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
-from pipeline.hardware.device import device_info, leave_accelerators, shards_model
+from pipeline.hardware.device import device_info, leave_accelerators
 from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
@@ -36,10 +36,9 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
     logging.disable_progress_bar()  # one for every saved file
     if recipe.train.get("use_cpu"):
         leave_accelerators()
-    if shards_model():
-        os.environ["ACCELERATE_USE_FSDP"] = (
-            "false"  # training/sharding.py cuts the model; accelerate would wrap it again
-        )
+    if "FSDP_VERSION" in os.environ:
+        # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
+        os.environ["ACCELERATE_USE_FSDP"] = "false"
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

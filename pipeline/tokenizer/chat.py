@@ -348,7 +348,7 @@ def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[
 
 
 def rendered_talks(tokenizer: Any, talks: list) -> list:
-    """(ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
+    """Return (ids, trained) of each conversation, or the DataError of one that the chat template refuses."""
     try:
         return render_batch(tokenizer, [talk.messages for talk in talks])
     except DataError as error:

@@ -37,8 +37,8 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str) -> None:
-    """Raise DataError for numbers that no training can go on from; every rank reads the same ones."""
-    if name := first_nonfinite(tensors):
+    """Raise DataError for numbers that no training can go on from. Every rank calls it, with its part of a sharded model."""
+    if name := next(filter(None, from_every_rank(first_nonfinite(tensors))), None):
         error = DataError(f"{where}: {name} holds a NaN or an infinity, which every step would spread. {instead}")
         error.of_all_ranks = True
         raise error

@@ -1,6 +1,6 @@
 """A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state.
 
-transformers cuts the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded so; unlike
+transformers shards the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded so; unlike
 accelerate's FSDP this runs on gloo too. Parameters stay float32 and autocast computes in half precision, as without
 sharding: gradients are reduced in float32 and the loss keeps its digits. accelerate's policy would reduce in bfloat16 and
 give the loss in it, and fsdp_mixed_precision of transformers would round num_items_in_batch.
@@ -24,18 +24,19 @@ from pipeline.training.fp8 import without_fp8
 
 
 def shard_model(model: PreTrainedModel) -> None:
-    """Cut the model among all ranks, in place; every rank calls it with the same weights."""
+    """Shard the model among all ranks, in place; every rank calls it with the same weights."""
     kind = type(model)
     if not model.fsdp_plan:
         raise RecipeError(
             f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
-            "cannot be cut. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
+            "cannot be sharded. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
         )
-    if model.config.tie_word_embeddings:  # one parameter of two modules: it stays with the outermost weights
-        tied = {model.get_input_embeddings(), model.get_output_embeddings()}
-        names = {name for name, module in model.named_modules() if module in tied}
-        rest = {name: style for name, style in model.fsdp_plan.items() if name not in names}
-        model.fsdp_plan = rest  # type: ignore[misc]  # its setter stands apart, where mypy does not look
+    # What stays with the outermost weights: one parameter of two modules, and the last norm with the head, for which
+    # transformers waits until both were called; the chunked loss takes the head's weight alone.
+    ends = (model.get_input_embeddings(), model.get_output_embeddings()) if model.config.tie_word_embeddings else ()
+    tied = {name for name, module in model.named_modules() if module in ends}
+    plan = {name: how for name, how in model.fsdp_plan.items() if name not in tied and how != "keep_full_weight"}
+    model.fsdp_plan = plan  # type: ignore[misc]  # its setter stands apart, where mypy does not look
     # torch's own FSDP2 calls what torch calls deprecated.
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning

@@ -74,11 +74,10 @@ class TandemTrainer(Trainer):
         meter: StepMeter,
         byte_lengths_V: Any,
     ):
-        # Cut before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
+        # Sharded before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
-        args.save_only_model = (
-            self.is_sharded
-        )  # says Trainer that its own checkpoints are not asked for; ours are whole
+        # Says Trainer that its own checkpoints are not asked for; ours are whole.
+        args.save_only_model = self.is_sharded
         self.recipe, self.run, self.rows, self.meter = recipe, run, rows, meter
         self.evaluate_model, self.watched = evaluate_model, watched
         self.loader: StepLoader | None = None
@@ -255,7 +254,8 @@ class TandemTrainer(Trainer):
         always logged and evaluated.
         """
         step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
-        if self.recipe.optimizer.average_steps:  # before the save: the last checkpoint is the finished model
+        # Before the save: the last checkpoint is the finished model. Without an update so far there is nothing to average.
+        if self.recipe.optimizer.average_steps and self.guard.skipped_steps < step:
             average_weights(self.optimizer, self.recipe.optimizer, last=last)
         if (self.control.should_log or last) and step > self.loss_sum.since:
             loss = self.loss_sum.read(step, gather=self.accelerator.gather)

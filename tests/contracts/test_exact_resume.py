@@ -4,12 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from pipeline.run_dir.checkpoints import by_step, step_of
 
 # GPT-2's own dropout: the random state must survive too.
 WITH_DROPOUT = {"model": {"n_layer": 4, "n_embd": 32, "n_head": 2, "options": {}}}
+ONLY_AVERAGE = [
+    "optimizer.average_steps=5",
+    "optimizer.average_weight=1",
+]  # the run ends with the moving average of its weights alone
 
 
 def assert_same_end(cut, uncut):
@@ -22,13 +27,30 @@ def assert_same_end(cut, uncut):
     assert [name for name in a if a[name].numpy().tobytes() != b[name].numpy().tobytes()] == []
 
 
+def assert_ends_as_its_average(run):
+    """The last checkpoint and the finished model hold the moving average, which a run without average_weight 1 mixes in."""
+    files = [run.directory / "checkpoints" / "checkpoint-20" / f"{name}.safetensors" for name in ("model", "optimizer")]
+    checkpoint, states = map(load_file, files)
+    averages = {name.removesuffix("/average"): value for name, value in states.items() if name.endswith("/average")}
+    finished = load_file(run.directory / "model" / "model.safetensors")
+    assert averages.keys() == finished.keys() == checkpoint.keys()
+    for name, average in averages.items():
+        assert torch.equal(checkpoint[name], average), name
+        assert torch.equal(finished[name], average), name
+
+
 @pytest.mark.parametrize(
     ("stage", "model", "ranks", "more"),
     [
         ("pretrain", "gpt2", 1, ["train.bf16=false"]),
         ("pretrain", "gpt2", 1, ["train.bf16=false", "train.logging_steps=3"]),  # the checkpoints lie between two logs
         ("pretrain", "modern", 2, ["train.bf16=false"]),
-        ("pretrain", "modern", 1, ["train.bf16=true", "optimizer.average_steps=5"]),
+        (
+            "pretrain",
+            "modern",
+            1,
+            ["train.bf16=true", *ONLY_AVERAGE],
+        ),
         ("sft", "gpt2", 2, ["train.bf16=false"]),
         ("sft", "modern", 1, ["train.bf16=false"]),
     ],
@@ -43,6 +65,8 @@ def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, stage,
     cut = runner.train(recipe, "run.name=cut", *more, **how)
     assert f"going on from {newest}" in cut.output
     assert_same_end(cut, uncut)
+    if set(ONLY_AVERAGE) <= set(more):
+        assert_ends_as_its_average(cut)
 
 
 @pytest.mark.parametrize("model", ["gpt2", "modern"])

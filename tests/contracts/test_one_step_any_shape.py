@@ -2,7 +2,11 @@
 
 import pytest
 
-TOLERANCE = {"gpt2": 1e-5, "modern": 1e-4}  # relative; Muon's orthogonalisation amplifies the last bits
+TOLERANCE = {
+    "gpt2": 1e-5,
+    "modern": 1e-4,
+    "portable": 1e-4,
+}  # relative; Muon's orthogonalisation amplifies the last bits
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.run_dir.checkpoints import by_step, step_of
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
-from tests.contracts.test_exact_resume import assert_same_end, positions
+from tests.contracts.test_exact_resume import ONLY_AVERAGE, assert_ends_as_its_average, assert_same_end, positions
 from tests.contracts.test_one_step_any_shape import TOLERANCE
 
 SHARDED = {"ranks": 2, "sharded": True}
@@ -15,7 +15,12 @@ FP32 = "train.bf16=false"
 
 @pytest.mark.parametrize(
     ("stage", "model", "more"),
-    [("pretrain", "gpt2", {}), ("pretrain", "modern", {}), ("sft", "modern", {"gradient_checkpointing": True})],
+    [
+        ("pretrain", "gpt2", {}),
+        ("pretrain", "modern", {}),
+        ("sft", "modern", {"gradient_checkpointing": True}),
+        ("pretrain", "portable", {}),
+    ],
 )
 def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_one_process(runner, stage, model, more):
     make, bpb = (runner.recipe, "bpb") if stage == "pretrain" else (runner.sft_recipe, "assistant_bpb")
@@ -50,15 +55,18 @@ def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(r
     assert all(abs(loss - round(loss)) > 1e-4 for loss in eighths[1:])
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model):
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", ONLY_AVERAGE)])
+def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, more):
     recipe = runner.recipe("resume", model)
-    uncut = runner.train(recipe, "run.name=uncut", FP32, **SHARDED)
-    directory = runner.kill(recipe, FP32, name="cut", after_step=12, **SHARDED)
+    uncut = runner.train(recipe, "run.name=uncut", FP32, *more, **SHARDED)
+    directory = runner.kill(recipe, FP32, *more, name="cut", after_step=12, **SHARDED)
     newest = by_step(directory / "checkpoints")[-1].name
-    cut = runner.train(recipe, "run.name=cut", FP32, **SHARDED)
+    cut = runner.train(recipe, "run.name=cut", FP32, *more, **SHARDED)
     assert f"going on from {newest}" in cut.output
     assert_same_end(cut, uncut)
+    if more:
+        assert_ends_as_its_average(cut)
 
 
 def test_a_run_may_go_from_sharded_to_one_process_and_back_without_a_repeated_or_skipped_row(runner):
@@ -99,7 +107,7 @@ def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_
     assert len(a) == 6
 
 
-def test_a_benchmark_that_fails_is_told_once_and_a_signal_in_one_ends_both_ranks(runner):
+def test_a_benchmark_that_fails_is_reported_once_and_a_signal_in_one_ends_both_ranks(runner):
     recipe = recipe_of(runner, "broken", "gpt2")
     run = runner.train(recipe, "run.callbacks=[breaks:Breaks]", **SHARDED)
     assert [event["step"] for event in events(run, "evaluation_failed")] == [4]

@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.data import preview
 from pipeline.data.__main__ import main
-from pipeline.data.preview import about_length, is_recipe
+from pipeline.data.preview import about_steps, about_tokens, is_recipe
 from pipeline.data.rows import TrainingRows
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
@@ -183,12 +183,21 @@ def test_the_steps_of_a_run_in_epochs_are_estimated_to_a_tenth_before_its_rows_a
     if is_trained:
         recipe.tokenizer.path = str(bench.folder / "tokenizer")
         bench.tokenizer.save_pretrained(recipe.tokenizer.path)
-    steps, held_out = about_length(recipe)
-    assert steps == pytest.approx(TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1)
+    tokens, held_out = about_tokens(recipe)
+    assert about_steps(tokens, recipe) == pytest.approx(
+        TrainingRows.open(preparation=bench.prepared(recipe)).total_steps(), rel=0.1
+    )
     assert held_out == pytest.approx(Path(recipe.data.validation[0].files).stat().st_size, rel=0.05)
 
 
 def test_steps_are_not_estimated_where_a_source_has_a_weight(bench):
     recipe = bench.recipe(train={"num_train_epochs": 2})
     recipe.data.sources[0].weight = 1.0
-    assert about_length(recipe)[0] is None
+    assert about_tokens(recipe)[0] is None
+
+
+def test_tokens_are_not_counted_where_the_model_and_its_tokenizer_lie_elsewhere(bench):
+    recipe = bench.recipe(stage="sft", train={"num_train_epochs": 2})
+    recipe.model.start_from = "owner/name"
+    for recipe.tokenizer.vocab_size in (None, 600):
+        assert about_tokens(recipe)[0] is None

@@ -77,7 +77,10 @@ def folder_with(*requirements: str, dependencies: bool = False) -> str:
         done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALL_S)
         if done.returncode:
             pytest.skip(f"{requirements[0]} could not be installed here: {done.stderr.strip()[-200:]}")
-        unfinished.rename(folder)
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another worker was sooner
+            shutil.rmtree(unfinished)
     return str(folder)
 
 

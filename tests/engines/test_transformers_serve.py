@@ -28,17 +28,37 @@ COMMANDS = {
 }
 
 
-@contextmanager
-def served(command: list[str], folder: Path):
-    """Yield a function that asks the server of the model in that folder; SIGINT ends it."""
+def start(command: list[str], folder: Path) -> tuple[subprocess.Popen, int]:
+    """Return a server of the model in that folder, which answers, and its port. Raise OSError where the port is taken."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        port = free.getsockname()[1]
     path = os.pathsep.join([str(ROOT), folder_with(*SERVING, dependencies=True)])
     log = folder / "server.log"
     with open(log, "w") as out:
         given = {"stdout": out, "stderr": out, "cwd": folder, "env": os.environ | {"PYTHONPATH": path}}
-        process = subprocess.Popen([sys.executable, *command, str(folder), "--port", port], **given)
+        process = subprocess.Popen([sys.executable, *command, str(folder), "--port", str(port)], **given)
+    try:
+        until = time.monotonic() + 240
+        while "running on" not in log.read_text():
+            if process.poll() is not None and "address already in use" in log.read_text():
+                raise OSError(log.read_text())
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.2)
+    except BaseException:
+        process.kill()
+        raise
+    return process, port
+
+
+@contextmanager
+def served(command: list[str], folder: Path):
+    """Yield a function that asks the server of the model in that folder; SIGINT ends it."""
+    try:
+        process, port = start(command, folder)
+    except OSError:  # another program took the port before the server did
+        process, port = start(command, folder)
 
     def ask(messages, **more):
         body = {"model": str(folder), "messages": messages, "temperature": 0, "max_tokens": 32, **more}
@@ -50,11 +70,6 @@ def served(command: list[str], folder: Path):
         return answer["choices"][0], answer["usage"]
 
     try:
-        until = time.monotonic() + 240
-        while "running on" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.2)
         yield ask
         process.send_signal(signal.SIGINT)
         process.wait(30)

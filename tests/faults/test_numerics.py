@@ -234,6 +234,17 @@ def test_a_skipped_step_makes_no_update_and_uses_up_its_rows_while_step_and_rate
     ]
 
 
+def test_an_average_of_the_weights_begins_with_the_first_update_that_is_made(runs):
+    average = ["optimizer.average_steps=3", "optimizer.average_weight=1"]
+    run, _ = runs.train("gpt2", "late", "monitor.on_nonfinite=skip", *average, FAULT="loss nan 0,1")
+    saved = run / "checkpoints" / "checkpoint-6"
+    averages = {n: t for n, t in load_file(saved / "optimizer.safetensors").items() if n.endswith("/average")}
+    weights = load_file(saved / "model.safetensors")
+    assert averages.keys() == {f"{name}/average" for name in weights}
+    assert all(torch.equal(weights[name], averages[f"{name}/average"]) for name in weights)
+    assert values(run, "optim/skipped_steps")[6] == 2
+
+
 def test_more_skipped_steps_than_the_recipe_allows_stop_the_run(runs):
     few = ["monitor.on_nonfinite=skip", "monitor.max_skips=2"]
     run, output = runs.train("gpt2", "few", *few, status=76, FAULT="gradient inf 1,3,4,5")

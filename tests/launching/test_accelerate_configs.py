@@ -1,7 +1,10 @@
 """Every file of accelerate_configs/ is read by accelerate's own loader and starts what its head says."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,24 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
     else:
         _, environ = prepare_simple_launcher_cmd_env(arguments)
         assert environ["ACCELERATE_USE_CPU"] == str(name == "cpu")
+
+
+STARTED = """
+import os, sys
+from pipeline.recipe import read_recipe
+from pipeline.run.start import start_process
+
+start_process(read_recipe(sys.argv[1:]))
+print(os.environ["ACCELERATE_USE_FSDP"])
+"""
+
+
+def test_one_process_under_fsdp2_yaml_is_not_wrapped_by_accelerate_either(tmp_path):
+    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environ |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-c", STARTED, "quickstart_pretrain", f"data.cache_dir={tmp_path}"]
+    started = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
+    assert started.stdout.splitlines()[-1:] == ["false"], started.stderr
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])

@@ -181,6 +181,13 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
     assert ["fsdp_version: 1" in found[0], "fsdp_offload_params" in found[1]] == [True, True]
 
 
+def test_deepspeed_is_refused_for_any_number_of_processes(quickstart, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    for processes in (1, 2):
+        (found,) = messages(find_problems(quickstart(processes=processes), on_this_machine=True), RecipeError)
+        assert "DeepSpeed is not supported" in found
+
+
 def test_an_outdated_or_missing_package_is_named_with_its_cure(monkeypatch):
     monkeypatch.setattr(checks, "_requirements", lambda: ["torch>=99", "no-such-package>=2,<3", "psutil>=1"])
     found = messages(checks._versions(), InputMissingError)

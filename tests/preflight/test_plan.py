@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pipeline.hardware.device import device_without_torch, planned_device
 from pipeline.preflight.__main__ import main
 from pipeline.preflight.plan import make_plan
 from pipeline.preflight.plan_table import plan_table, why_unknown
+from pipeline.process.errors import CannotWriteError
 from pipeline.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,38 @@ def test_a_plan_in_epochs_of_text_that_lies_here_has_about_its_steps_and_time(te
     assert re.fullmatch(r"about \d+ of 4,096 tokens", line(text, "steps"))
     assert "min, expected" in line(text, "time, without preparing data")
     assert "the run has" in text  # fewer steps than train.save_steps
+
+
+def test_a_plan_in_epochs_counts_nothing_that_would_be_fetched_or_cannot_be_kept(
+    text_files, chat_files, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("pipeline.tokenizer.load.ready_tokenizer", lambda recipe: pytest.fail("a tokenizer is fetched"))
+    (tmp_path / "file").touch()
+    text = ["own_text", f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
+    chat = [
+        "own_chat",
+        *(
+            f"data.{name}=[{{files: {path}}}]"
+            for name, path in zip(("sources", "validation"), chat_files, strict=False)
+        ),
+    ]
+    for given in (
+        [*chat, "model.start_from=owner/name", f"data.cache_dir={tmp_path}"],
+        [*text, "tokenizer.path=gpt2", f"data.cache_dir={tmp_path}"],
+        [*text, f"data.cache_dir={tmp_path}/file/cache"],
+    ):
+        with suppress(CannotWriteError):  # what the checks say of a folder that cannot be made
+            main([*given, "--probe", "0"])
+        assert "n/a" in line(capsys.readouterr().out, "steps"), given
+
+
+def test_the_text_of_a_plan_in_epochs_is_counted_once_for_all_depths(text_files, tmp_path, capsys, monkeypatch):
+    counted = []
+    monkeypatch.setattr("pipeline.data.preview.about_tokens", lambda recipe: counted.append(recipe) or (1e6, 1000))
+    sources = [f"data.sources=[{{files: {text_files[0]}}}]", f"data.validation=[{{files: {text_files[2]}}}]"]
+    assert main(["own_text", *sources, f"data.cache_dir={tmp_path}", "--depths", "2,3"]) == 0
+    assert len(counted) == 1
+    assert re.findall(r"about [\d,]+ of", line(capsys.readouterr().out, "steps")) == ["about 244 of"] * 2
 
 
 def test_an_unknown_optimizer_has_no_checkpoint_size():

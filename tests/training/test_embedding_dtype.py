@@ -142,6 +142,8 @@ def test_embeddings_stored_so_are_refused_where_the_head_would_be_rounded_or_the
     for start in ([], ["model.start_from=someone/model", "model.preset=gpt2"]):
         fp16 = refusal("train.bf16=false", "train.fp16=true", *start)
         assert "model.embedding_dtype: is bfloat16 beside train.fp16" in fp16
+        averaged = refusal("optimizer.average_steps=5", *start)
+        assert "model.embedding_dtype: is bfloat16 beside optimizer.average_steps" in averaged
     tiny("gpt2").save_pretrained(tmp_path / "gpt2")
     recipe = read_recipe([QUICKSTART, *SMALL, BF16])
     config = tiny("gpt2").config

@@ -2,14 +2,18 @@
 
 import os
 
+import pytest
 import torch
 import torch.multiprocessing
 from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
+from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
+from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.sharding import shard_model, whole_on_rank_0
@@ -53,6 +57,25 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def assert_what_one_rank_alone_sees_is_refused(sharded, rank):
+    if rank == 1:
+        with torch.no_grad():
+            local(sharded.lm_head.weight).fill_(torch.nan)
+    with pytest.raises(DataError, match=r"^here: lm_head\.weight holds a NaN"):
+        refuse_nonfinite(sharded.state_dict(), where="here", instead="")
+
+
+def assert_the_head_of_a_foreign_model_is_no_group_of_its_own():
+    """The chunked loss never calls the head, and torch waits for every module of a group."""
+    for tied in (False, True):
+        sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        model = build_model("llama", {"vocab_size": 64, "tie_word_embeddings": tied, **sizes}, seed=0)
+        shard_model(model)
+        groups = {name for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+        own = {"model.layers.0", "model.layers.1"} | (set() if tied else {"model.embed_tokens"})
+        assert groups == own | {""}
+
+
 def rank_main(rank, rendezvous):
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
@@ -84,6 +107,8 @@ def rank_main(rank, rendezvous):
     train(sharded, fresh, [4])
     for p, expected in zip(sharded.parameters(), uncut, strict=True):
         assert torch.equal(whole(p.detach()), expected)
+    assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
+    assert_what_one_rank_alone_sees_is_refused(sharded, rank)
     destroy_process_group()
     # Not through the interpreter's end, where a thread of gloo that wants the interpreter's lock makes the process abort; every
     # entry of the pipeline leaves like this too.
