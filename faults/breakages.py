@@ -84,7 +84,7 @@ BREAKAGES = (
     Breakage("steps that were left out long ago count for ever", "self.skips = [s for s in self.skips if s > step - AMONG_STEPS] + [step]", "self.skips = self.skips + [step]", "test_steps_left_out_long_ago_no_longer_count"),
     # Callbacks
     Breakage("a rank gives up an evaluation alone", "if self.agreed() if lockstep else self.signals.received:", "if self.signals.received:", "test_ranks_that_score_in_lockstep_give_up_at_the_same_batch"),
-    Breakage("samples that a kill left there are written again", "if prompt in there:", "if False:", "test_a_kill_between_two_prompts_loses_neither_and_repeats_neither"),
+    Breakage("samples that a kill left there are written again", "if prompt in there or not first:", "if not first:", "test_a_kill_between_two_prompts_loses_neither_and_repeats_neither"),
     Breakage("Python searches for cycles within a step", "gc.disable()", "pass", "test_cycles_live_through_steps_and_go_at_the_next_save_evaluation_or_thousandth_step"),
     # Report
     Breakage("several comparisons each have the whole chance of a false call", "shown = chance < CHANCE / comparisons", "shown = chance < CHANCE", "test_several_comparisons_share_the_chance_of_a_false_call"),
@@ -96,7 +96,7 @@ BREAKAGES = (
     Breakage("bytes that the Hub has damaged are taken for those that were sent", "if sha256_file(path) != expected:", "if False:", "test_bytes_damaged_on_the_hub_are_noticed"),
     # Preflight
     Breakage("what a run keeps beside its checkpoints makes room for them", "there = folder_bytes(run.checkpoints) + folder_bytes(run.model)", "there = folder_bytes(folder)", "test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them"),
-    Breakage("several processes are planned without the buckets of their gradients", "gradients=weights * (2 if processes > 1 else 1),", "gradients=weights,", "test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_processes"),
+    Breakage("several processes are planned without the buckets of their gradients", "gradients, optimizer = weights * (2 if processes > 1 else 1),", "gradients, optimizer = weights,", "test_weights_and_gradients_are_counted_exactly_and_buckets_on_several_processes"),
     Breakage("two processes are started on one GPU", 'if plan.device.kind == "cpu" or local <= plan.device.count:', "if True:", "test_more_processes_than_gpus_are_refused"),
     # Chat
     Breakage("half of the oldest turn stays in a conversation that is too long", "del messages[: turns[1]]", "del messages[: turns[1] - 1]", "test_a_turn_with_a_tool_call_is_left_out_as_a_whole"),

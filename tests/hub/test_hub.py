@@ -269,7 +269,7 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("cap * torch.tanh(logits.float() / cap)", "1.0 + cap * torch.tanh(logits.float() / cap)", "computes other ids or logits"),
+        ("softcap * torch.tanh(logits.float() / softcap)", "1.0 + softcap * torch.tanh(logits.float() / softcap)", "computes other ids or logits"),
         ("import torch\n", "import torch\nimport a_package_of_nobody\n", "cannot load it"),
     ],
 )  # fmt: skip
