@@ -139,9 +139,13 @@ def test_training_reads_the_first_shards_while_processes_encode_the_rest(bench, 
     recipe = bench.recipe(**{"shard_rows": 128, **how}, cache="ahead", num_proc=2)
     preparation = start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe))
     stream = streams_of(preparation.plan)["train"]
-    preparation.wait_until(lambda: stream.refresh() or stream.missing(8) is None, what="a step")
+    while stream.refresh() or stream.missing(8) is not None:  # it runs for 20 ms between two looks
+        preparation.child.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+        preparation.child.send_signal(signal.SIGSTOP)
     assert stream.missing() is not None
-    preparation.child.wait(120)
+    preparation.child.send_signal(signal.SIGCONT)
+    assert preparation.child.wait(120) == 0
     assert everything(Path(recipe.data.cache_dir)) == expected
 
 
