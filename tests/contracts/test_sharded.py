@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from pipeline.model.export import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
+from pipeline.training.checkpoint import layout_of, part_file
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
 from tests.contracts.test_exact_resume import ONLY_AVERAGE, assert_ends_as_its_average, assert_same_end, positions
 from tests.contracts.test_one_step_any_shape import TOLERANCE
@@ -80,13 +82,13 @@ def test_a_run_may_go_from_sharded_to_one_process_and_back_without_a_repeated_or
     assert "sharded False -> True" in elastic.output
     assert elastic.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=TOLERANCE["modern"])
     assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
-    # A checkpoint holds the same tensors, whatever wrote it.
-    files = [run.directory / "checkpoints" / "checkpoint-20" for run in (whole, elastic)]
-    a, b = (
-        {name: (folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors")}
-        for folder in files
-    )
-    assert a == b
+    # A checkpoint holds the same tensors, whatever wrote it; of a sharded model each rank has written a part of them.
+    one, two = (run.directory / "checkpoints" / "checkpoint-20" for run in (whole, elastic))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert layout_of(read_tensors(one, name)) == layout_of(read_tensors(two, name))
+        parts = [(two / part_file(name, rank, 2)).stat().st_size for rank in (0, 1)]
+        assert max(parts) < 0.6 * (one / name).stat().st_size
+        assert not (two / name).exists()
 
 
 def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_process(runner):
