@@ -5,7 +5,6 @@ import json
 import math
 import mmap
 import os
-import shutil
 import subprocess
 import tempfile
 import time

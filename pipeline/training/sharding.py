@@ -1,4 +1,5 @@
-"""A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state.
+"""A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state. Under HSDP several
+groups of ranks share a copy each, and sum their gradients.
 
 transformers shards the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded so; unlike
 accelerate's FSDP this runs on gloo too. Parameters stay float32 and autocast computes in half precision, as without
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from pipeline.hardware.device import model_replicas
 from pipeline.process.errors import RecipeError
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.muon import local
@@ -45,7 +47,8 @@ def shard_model(model: PreTrainedModel) -> None:
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
     )
-    config = DistributedConfig(fsdp_size=dist.get_world_size())
+    replicas = model_replicas()
+    config = DistributedConfig(fsdp_size=dist.get_world_size() // replicas, dp_replicate_size=replicas)
     resolved, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, resolved, mesh)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
