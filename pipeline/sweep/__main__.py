@@ -162,8 +162,9 @@ class Sweep:
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
-        budget = overrides and overrides[-1].startswith("train.max_steps=")  # in place of the baseline's horizon
-        fixed = [word for word in self.fixed if not (budget and word.partition("=")[0] in EXCLUSIVE[0])]
+        budget = overrides and overrides[-1].startswith("train.max_steps=")
+        replaced = ("train.seed", *(EXCLUSIVE[0] if budget else ()))  # by the run's own seed, and in place of the baseline's horizon
+        fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
         name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
