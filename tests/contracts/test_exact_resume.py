@@ -42,7 +42,7 @@ def assert_ends_as_its_average(run):
 @pytest.mark.parametrize(
     ("stage", "model", "ranks", "more"),
     [
-        ("pretrain", "gpt2", 1, ["train.bf16=false"]),
+        pytest.param("pretrain", "gpt2", 1, ["train.bf16=false"], marks=pytest.mark.slow),
         ("pretrain", "gpt2", 1, ["train.bf16=false", "train.logging_steps=3"]),  # the checkpoints lie between two logs
         ("pretrain", "modern", 2, ["train.bf16=false"]),
         (
@@ -52,7 +52,7 @@ def assert_ends_as_its_average(run):
             ["train.bf16=true", *ONLY_AVERAGE],
         ),
         ("sft", "gpt2", 2, ["train.bf16=false"]),
-        ("sft", "modern", 1, ["train.bf16=false"]),
+        pytest.param("sft", "modern", 1, ["train.bf16=false"], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, stage, model, ranks, more):
@@ -95,7 +95,7 @@ def positions(directory: Path) -> dict[int, dict]:
     }
 
 
-@pytest.mark.parametrize(("model", "close"), [("gpt2", 1e-5), ("modern", 1e-4)])
+@pytest.mark.parametrize(("model", "close"), [pytest.param("gpt2", 1e-5, marks=pytest.mark.slow), ("modern", 1e-4)])
 def test_ranks_may_change_from_2_to_1_to_2_without_a_repeated_or_skipped_row(runner, model, close):
     recipe = runner.recipe("elastic", model)
     whole = runner.train(recipe, "run.name=whole", ranks=2)
