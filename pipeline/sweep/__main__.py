@@ -163,7 +163,10 @@ class Sweep:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
         budget = overrides and overrides[-1].startswith("train.max_steps=")
-        replaced = ("train.seed", *(EXCLUSIVE[0] if budget else ()))  # by the run's own seed, and in place of the baseline's horizon
+        replaced = (
+            "train.seed",
+            *(EXCLUSIVE[0] if budget else ()),
+        )  # by the run's own seed, and in place of the baseline's horizon
         fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
         name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
