@@ -20,8 +20,8 @@ def main(argv: list[str]) -> int:
     asked = Asked(arguments, subject)
     asked.open_inputs()  # before the model: what is wrong with them is reported at once
 
-    from pipeline.evals.results import entry_of
     from pipeline.evals.subject import load
+    from pipeline.evals.tasks import entry_of
     from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
 
@@ -135,7 +135,7 @@ class Asked:
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
         """Fill results and samples, and print them as they come."""
-        from pipeline.evals.results import in_precision
+        from pipeline.evals.tasks import in_precision
 
         if "chat" in self.tasks:
             self.chat.require_ready(tokenizer)
@@ -173,7 +173,7 @@ class Asked:
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""
-        from pipeline.evals.results import append_entry
+        from pipeline.evals.tasks import append_entry
         from pipeline.process.storage import write_json
 
         if self.subject.run is not None:

@@ -11,7 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
-from pipeline.hardware import cpu, products
+from pipeline.hardware import cpu
 
 # Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
 
@@ -234,7 +234,7 @@ def bf16_is_fast() -> bool:
     kind = device_info().kind
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return kind == "cpu" and products.bfloat16_is_faster()
+    return kind == "cpu" and cpu.bfloat16_is_faster()
 
 
 def can_compile() -> bool:

@@ -330,7 +330,7 @@ def modelfile(gguf: str, *, model: Path) -> str:
     from transformers import AutoTokenizer
 
     from pipeline.tokenizer.chat import built_in_template
-    from pipeline.tokenizer.specials import control_strings
+    from pipeline.tokenizer.encode import control_strings
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     lines = [f"FROM ./{gguf}"]

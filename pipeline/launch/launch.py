@@ -33,7 +33,7 @@ if not __package__:  # started as a file
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
 from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
-from pipeline.process.environment import whole_number  # noqa: E402
+from pipeline.process.commands import whole_number  # noqa: E402
 from pipeline.process.errors import HangError, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root

@@ -41,7 +41,7 @@ BUILT_IN = {
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
     "mirror.beside": "pipeline.run.mirror:Mirroring",
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
-    "sources.tandem": "pipeline.sources.quickstart.built_in:built_in_files",
+    "sources.tandem": "pipeline.sources.quickstart:built_in_files",
     "report.fit": "pipeline.report.fit:expected_bpb",
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.report.imported_run import meaning_of
+from pipeline.report.imported_logs import meaning_of
 from pipeline.report.run_data import RunData, number, table
 
 POINTS = 8  # rows of a table

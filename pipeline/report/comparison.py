@@ -23,10 +23,9 @@ from pipeline.report.aligned import (
 )
 from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
-from pipeline.report.imported_run import is_imported, lost_lines, meaning_of
-from pipeline.report.outcome import wall_s
+from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
-from pipeline.report.sections import last_texts, paid
+from pipeline.report.sections import last_texts, paid, wall_s
 from pipeline.report.summary import duration, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
@@ -510,7 +509,7 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
     from pipeline.report.page import page  # which a comparison that is only printed need not pay
-    from pipeline.report.picture import comparison_picture  # these two cost a second of imports,
+    from pipeline.report.plots import comparison_picture  # these two cost a second of imports,
 
     picture = comparison_picture(runs)
     if picture:

@@ -15,8 +15,7 @@ from pipeline.report.aligned import trained_on
 from pipeline.report.curves import finite
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
-from pipeline.report.imported_run import is_imported
-from pipeline.report.outcome import wall_s
+from pipeline.report.imported_logs import is_imported
 from pipeline.report.run_data import (
     MEANS,
     Benchmark,
@@ -30,7 +29,7 @@ from pipeline.report.run_data import (
     suite_of,
     table,
 )
-from pipeline.report.sections import paid, texts_of
+from pipeline.report.sections import paid, texts_of, wall_s
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
 SHOWN_SAMPLES = 2

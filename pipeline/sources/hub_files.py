@@ -22,7 +22,16 @@ from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.process.stores import is_network
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import Ends, SourceFile, bases_of, local_dataset, refuse_unreadable
+from pipeline.sources.files import (
+    Ends,
+    SourceFile,
+    bases_of,
+    leads_outside,
+    local_dataset,
+    named_files,
+    refuse_unreadable,
+    split_files,
+)
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
     BOM,
@@ -34,9 +43,8 @@ from pipeline.sources.raw_rows import (
     csv_header,
     kind_of,
     parse_json_line,
+    wrong_beginning,
 )
-from pipeline.sources.signatures import wrong_beginning
-from pipeline.sources.splits import leads_outside, named_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 # The HTTP client of huggingface_hub with an end to every wait for a silent Hub, and to what one says: by itself it

@@ -28,9 +28,18 @@ from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
 from pipeline.sources.hub_files import FILES_OF_A_SOURCE, head_findings
-from pipeline.sources.raw_rows import BadRow, Block, Conversation, Document, RawRow, read_blocks
+from pipeline.sources.raw_rows import Block, Conversation, Document, RawRow, read_blocks
 from pipeline.sources.recognition import Recognised, looked_at_rows, recognise
-from pipeline.sources.verify import MOST_OF_REASON, FactsOfFiles, Findings, grouped, row_name, verified
+from pipeline.sources.verify import (
+    MOST_OF_REASON,
+    FactsOfFiles,
+    Findings,
+    grouped,
+    is_blank,
+    read_item,
+    row_name,
+    verified,
+)
 
 # Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
 
@@ -210,25 +219,13 @@ class OpenSource:
             if this.part != "all" and is_held_out(row, this.period) != (this.part == "validation"):
                 continue
             try:
-                if isinstance(value, BadRow):
-                    raise ValueError(value.reason)
-                item = read_row(value)
-                reason = None
+                item, reason = read_item(value, self.format, read_row)
             except UntrainableConversation:
                 made.empty_rows += 1
                 continue
-            except (
-                Exception
-            ) as error:  # An own format may raise anything; the row is named and the recipe's limit decides.
-                reason = (
-                    str(error)
-                    if isinstance(error, ValueError)
-                    else f"{self.format.name} raised {type(error).__name__}: {error}"
-                )
-                item = None
             if reason:
                 made.bad_rows.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
-            elif item is None or (isinstance(item, str) and not item.strip()):
+            elif item is None or is_blank(item):
                 made.empty_rows += 1
             elif isinstance(item, str):
                 made.items.append(Document(item, number, row_group, row))

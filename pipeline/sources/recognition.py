@@ -12,8 +12,17 @@ from typing import Any
 from pipeline.process.commands import command
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, is_tree
-from pipeline.sources.raw_rows import BOM, COMPRESSIONS, kind_of, open_bytes, parse_json_line, read_blocks
-from pipeline.sources.signatures import BEGINNINGS, impostor, wrong_beginning
+from pipeline.sources.raw_rows import (
+    BEGINNINGS,
+    BOM,
+    COMPRESSIONS,
+    impostor,
+    kind_of,
+    open_bytes,
+    parse_json_line,
+    read_blocks,
+    wrong_beginning,
+)
 from pipeline.sources.verify import HEAD_BYTES, ONE_OBJECT, holds_columns
 
 LOOKED_AT_ROWS = 64

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.process.errors import DataError
-from pipeline.tokenizer.encode import plain_backend
-from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
+from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, plain_backend, tool_marks
 from pipeline.tokenizer.template_bounds import bound_templates, refusal_of
 
 # A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant

@@ -15,7 +15,7 @@ from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.tokenizer.chat import DATE, RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
-from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
+from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
 from pipeline.tokenizer.template_bounds import bound_templates
 
 # Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
@@ -493,7 +493,7 @@ def _damage(folder: Path) -> list[str]:
         if found := problems(folder):
             return found
         added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
-        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
+        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/encode.py"]
     if not _agrees_with_itself(folder):
         return ["is not what its training left"]
     seal(folder)

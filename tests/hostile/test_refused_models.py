@@ -57,7 +57,7 @@ def test_serve_refuses_what_a_chat_would(whole, tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_choose_no_token(temperature, value):
-    from pipeline.generation.stream import generator_of, next_tokens
+    from pipeline.generation.texts import generator_of, next_tokens
 
     logits_BV = torch.zeros(2, 8)
     logits_BV[1, 3] = value

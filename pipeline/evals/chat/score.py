@@ -26,8 +26,7 @@ from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
 from pipeline.evals.together import broadcast_bool, gathered_over_ranks
-from pipeline.generation.stream import positions
-from pipeline.generation.texts import continuations
+from pipeline.generation.texts import continuations, positions
 from pipeline.hardware.cpu import usable_cores
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError

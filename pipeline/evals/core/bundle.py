@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
-from pipeline.sources.signatures import impostor
+from pipeline.sources.raw_rows import impostor
 
 # The 22 tasks of CORE: files, shots, delimiters and baselines, as DCLM defined them and nanochat scores them.
 

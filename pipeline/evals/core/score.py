@@ -18,8 +18,7 @@ from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.run_dir.protocol import Protocol
 from pipeline.tokenizer.coverage import coverage
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.specials import document_start
+from pipeline.tokenizer.encode import document_start, encode_documents
 
 # An item of a CORE task as token rows: the examples before it, the question, and the span whose loss counts.
 

@@ -1,6 +1,6 @@
 """The diagnosis as a section of the report: contradictions first, then trouble, notes, what is healthy, and what is not known."""
 
-from pipeline.report.diagnosis import invariants, learning, run, system, validation
+from pipeline.report.diagnosis import invariants, learning, run
 from pipeline.report.diagnosis.finding import Figures, Finding, Rule, median
 from pipeline.report.run_data import RunData, cell, number, table
 
@@ -11,9 +11,9 @@ RULES: list[Rule] = [
     *invariants.RULES,
     *run.RULES,
     *learning.RULES,
-    *validation.RULES,
+    *learning.VALIDATION_RULES,
     *learning.STABILITY_RULES,
-    *system.RULES,
+    *run.SYSTEM_RULES,
 ]
 
 
