@@ -11,8 +11,8 @@ import torch
 from transformers import TrainerCallback
 
 from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.evals.distributed import EvaluationInterrupted, OtherRankFailed
 from pipeline.evals.tasks import append_entry, entry_of, in_precision
-from pipeline.evals.together import EvaluationInterrupted, OtherRankFailed
 from pipeline.metrics import is_validation
 from pipeline.process.progress import progress, write
 from pipeline.process.user_code import import_built_in
@@ -81,7 +81,7 @@ class Benchmarks(StepCallback):
         self.done: dict[str, int] = on_rank_0(lambda: {b.name: self._recorded(b.name) for b in benchmarks})
 
     def due(self, step: int, *, last: bool) -> list[Benchmark]:
-        """Those whose newest cadence up to this step is not scored yet."""
+        """Return those whose newest cadence up to this step is not scored yet."""
         return [
             b for b in self.benchmarks if self.done[b.name] < (step if last else step // b.every_steps * b.every_steps)
         ]
@@ -117,7 +117,7 @@ class Benchmarks(StepCallback):
                 return
 
     def score(self, benchmark: Benchmark, step: int, findings: dict[str, Any] | None) -> None:
-        """Every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on to the trainer."""
+        """Score one benchmark; every rank calls it. A failure is printed and recorded; EvaluationInterrupted goes on to the trainer."""
         trainer, started = self.trainer, time.perf_counter()
         world_size, watched = trainer.args.world_size, self.stop.on_this_rank
         if trainer.is_sharded:  # each forward needs every rank: all of them score everything
@@ -177,14 +177,14 @@ class Benchmarks(StepCallback):
         return "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
 
     def _findings(self) -> dict[str, Any] | None:
-        """On the first rank, which writes evals.json: what the training text holds of the items. At the last step that is all
+        """Return, on the first rank, which writes evals.json, what the training text holds of the items. At the last step that is all
         the text of the run."""
         if not self.trainer.is_world_process_zero():
             return None
         return import_built_in("evals.record_findings")(self.run, self.trainer.rows.plan, self.benchmarks)
 
     def _report_failure(self, name: str, step: int, error: Exception) -> None:
-        """On the rank that failed, else on the first one."""
+        """Report on the rank that failed, else on the first one."""
         # Of a sharded model all ranks score the same, and fail the same.
         of_all_ranks = getattr(error, "of_all_ranks", self.trainer.is_sharded)
         if (of_all_ranks or isinstance(error, OtherRankFailed)) and not self.trainer.is_world_process_zero():
@@ -272,7 +272,7 @@ class Samples(TrainerCallback):
             self.sample(state, model)
 
     def sample(self, state, model, *, there: Collection[str] = ()) -> None:
-        """there: prompts whose samples of this step were written before a kill."""
+        """Write the samples of this step. there: prompts whose samples of this step were written before a kill."""
         first = state.is_world_process_zero
         if not (first or self.all_ranks) or not self.prompts or self.every_steps == 0:
             return

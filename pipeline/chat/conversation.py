@@ -176,7 +176,7 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
 
 
 def _value(record: Any, *keys: str) -> Any:
-    """Return what stands there in a record that somebody else may have written, else None."""
+    """Return what is there in a record that somebody else may have written, else None."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record

@@ -287,7 +287,7 @@ footer { display: none !important; }
 
 
 def require_gradio() -> None:
-    """Raises InputMissingError when Gradio is not installed; imports nothing."""
+    """Raise InputMissingError when Gradio is not installed; imports nothing."""
     if importlib.util.find_spec("gradio") is None:
         raise InputMissingError(
             'command line: --web needs the package gradio, which is not installed. Run pip install "tandem-llm[web]", '
@@ -455,7 +455,7 @@ def _longest(speakers: list[Speaker], sampling: Sampling) -> int:
 
 
 def _controls(sampling: Sampling, *, longest: int) -> list[Any]:
-    """In the order of `Sampling`'s fields."""
+    """Return the controls in the order of `Sampling`'s fields."""
     import gradio
 
     look = {"min_width": 180, "buttons": []}
@@ -540,7 +540,7 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     box.stop(rest, visit, outputs, cancels=running, **quiet)
     new.click(start_over, None, [visit, *outputs], cancels=running, **quiet)
     key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
-    # The tab's own storage: other tabs have conversations of their own, and what was said is gone with the tab.
+    # The tab's own storage: other tabs have conversations of their own, and its own is gone with it.
     stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)
     blocks.load(
         load,

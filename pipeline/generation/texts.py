@@ -40,7 +40,7 @@ def calculate(expression: str) -> str | None:
     """Return the value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
 
     1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters. Nothing
-    is executed, and neither time nor memory depends on what stands there.
+    is executed, and neither time nor memory depends on what is there.
     """
     expression = expression.strip()
     if '"' not in expression and "'" not in expression:

@@ -22,7 +22,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
+    """Return cores this process may keep busy: its affinity, and a container's quota, which the core count does not show."""
     try:
         affinity = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
@@ -36,7 +36,7 @@ def usable_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory this process may use: the machine's, or a container's limit where that is less."""
+    """Return memory this process may use: the machine's, or a container's limit where that is less."""
     import psutil
 
     total = psutil.virtual_memory().total
@@ -102,7 +102,7 @@ def cpu_name() -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list them."""
+    """Return instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list them."""
     for line in _cpuinfo():
         if line.startswith("flags"):
             return frozenset(line.split(":", 1)[1].split())
@@ -163,7 +163,7 @@ _VECTOR_FUNCTIONS = (
 
 
 def use_deterministic_kernels() -> None:
-    """The same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
+    """Compute the same sums in the same order at every run, which resuming to the bit needs; it costs no time on a CPU.
 
     Without it compiled code of several threads adds up the embedding's gradient atomically, in whatever order.
     """

@@ -171,7 +171,7 @@ def _add_sizes(writer: Any, config: dict[str, Any], *, name: str) -> None:
 
 
 def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: int) -> None:
-    """ids: rows of the embedding; those without a token are unused ones."""
+    """Add the vocabulary. ids: rows of the embedding; those without a token are unused ones."""
     from gguf import TokenType
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Publish a model of a run, and look afterwards whether what stands on the Hub is what was sent."""
+"""Publish a model of a run, and look afterwards whether what is on the Hub is what was sent."""
 
 import os
 import shutil
@@ -348,7 +348,7 @@ LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 30.0, 600.0
 
 
-def publish_beside(run: RunDirectory, *, trainer: int) -> None:
+def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
     """Publish until the finished model is published or has failed once, or until the process `trainer` is gone.
 
     Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.

@@ -93,7 +93,7 @@ def meaning_of(data: RunData, name: str) -> str | None:
 
 
 def lost_lines(data: RunData) -> list[tuple[int, str]]:
-    """Number and text of the log's lines that look like a measured step and could not be read."""
+    """Return number and text of the log's lines that look like a measured step and could not be read."""
     return (data.manifest.get("imported") or {}).get("lost", [])
 
 
@@ -161,7 +161,7 @@ def read_head(lines: list[str], log: Log) -> Log:
 
 
 def batch_tokens_of(rows: list[dict[str, Any]]) -> int | None:
-    """Tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number possible."""
+    """Return tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number possible."""
     timed = [
         (row["perf/step_s"], row["perf/tok_per_s"]) for row in rows if {"perf/step_s", "perf/tok_per_s"} <= row.keys()
     ]
@@ -203,11 +203,11 @@ class Line:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made."""
+        """Return optimizer steps made."""
         return self.printed + 1 if self.is_train and self.planned else self.printed
 
     def numbers(self) -> dict[str, float]:
-        """By our names, in our units; a number that is not finite is left in."""
+        """Return them by our names, in our units; a number that is not finite is left in."""
         found = {}
         for name, text in self.fields.items():
             if text.lower() == "n/a" or (name in UNKNOWN_AT_ZERO and float(text) == 0):
@@ -358,7 +358,7 @@ Cells = dict[str, Any]
 
 
 def read_table(text: str, stem: str) -> dict[str, Log]:
-    """By run, what the table holds; {} when it is no table of metrics. stem: the file's name without its ending."""
+    """Return by run what the table holds; {} when it is no table of metrics. stem: the file's name without its ending."""
     table = _cells(text)
     tagged = TAG.fullmatch(stem)
     if tagged and table and {"step", "value"} <= {name.lower() for name in table[0][1]}:
@@ -379,7 +379,7 @@ def _plain(name: str) -> str:
 
 
 def _cells(text: str) -> list[tuple[int, Cells]]:
-    """(line or entry number, values by column)."""
+    """Return (line or entry number, values by column)."""
     if text.lstrip()[:1] in "[{":
         return _json_cells(text)
     reader = csv.DictReader(io.StringIO(text))
@@ -408,7 +408,7 @@ def _json_cells(text: str) -> list[tuple[int, Cells]]:
 
 
 def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[int, Cells]]]:
-    """A chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
+    """Return the table by run: a chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
     names = dict.fromkeys(name for _, cells in table for name in cells)
     charts = {name: tuple(name.rsplit(" - ", 1)) for name in names if " - " in name}
     if charts:
@@ -460,7 +460,7 @@ def _log(table: list[tuple[int, Cells]]) -> Log | None:
 
 
 def _number(text: Any, alias: Alias | None = None) -> float | None:
-    """In our unit; None when it is no number."""
+    """Return it in our unit; None when it is no number."""
     try:
         value = float(str(text).replace(",", ""))
     except ValueError:
@@ -469,7 +469,7 @@ def _number(text: Any, alias: Alias | None = None) -> float | None:
 
 
 def _stamps(given: Cells, program: str) -> dict[str, Any]:
-    """When the row was made, and of ours the tokens and the attempt."""
+    """Return when the row was made, and of ours the tokens and the attempt."""
     stamps: dict[str, Any] = {"attempt": 1}
     own = {"time": "time", "tokens": "tokens", "attempt": "attempt"} if program == "tandem" else {}
     for ours, theirs in ({"time": "_timestamp"} | own).items():
@@ -480,7 +480,7 @@ def _stamps(given: Cells, program: str) -> dict[str, Any]:
 
 
 def _count_steps(log: Log) -> None:
-    """Steps as we count them, those that were made.
+    """Return steps as we count them, those that were made.
 
     NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not those of
     an evaluation; a CSV of its console counts from zero where it begins there.
@@ -492,7 +492,7 @@ def _count_steps(log: Log) -> None:
 
 
 def _add_times(rows: list[dict[str, Any]]) -> None:
-    """perf/total_s as the sum of the step times, where every step from the first on is in the table."""
+    """Add perf/total_s as the sum of the step times, where every step from the first on is in the table."""
     timed = [row for row in rows if "perf/step_s" in row]
     if any("perf/total_s" in row for row in rows) or [row["step"] for row in timed] != list(range(1, len(timed) + 1)):
         return
@@ -520,7 +520,7 @@ def read_runs(names: Sequence[str]) -> list[RunData]:
 
 
 def _named_apart(runs: list[RunData]) -> list[RunData]:
-    """A second run of one name gets a number: tables, legends and CSV tell runs apart by their names."""
+    """Give a second run of one name a number: tables, legends and CSV tell runs apart by their names."""
     names: list[str] = []
     for data in runs:
         count = names.count(data.name) + 1

@@ -45,7 +45,7 @@ class Plots:
 
 
 def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
-    """labels: of the x axes by name. The first is what is drawn over at first: every curve has it."""
+    """Return the plots of the panels. labels: of the x axes by name. The first is what is drawn over at first: every curve has it."""
     axes = _axes(panels, labels)
     shared = Range1d(start=axes[0]["range"][0], end=axes[0]["range"][1])
     cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
@@ -60,7 +60,7 @@ def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
 
 @cache
 def bokeh_script() -> str:
-    """BokehJS without widgets or tables, as base64 of its gzip: a third of its size."""
+    """Return BokehJS without widgets or tables, as base64 of its gzip: a third of its size."""
     (script,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
 
@@ -130,7 +130,7 @@ def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Mod
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
-    """Seven digits, four bytes: enough for the eye and for what is shown under the cursor."""
+    """Return the numbers in seven digits, four bytes: enough for the eye and for what is shown under the cursor."""
     return np.asarray(values, np.float32)
 
 

@@ -142,7 +142,7 @@ SHOWN_ELSEWHERE |= {
     *HARDWARE,
 }
 DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
-# Keys of the recipe that make a run what it is; all of them stand in the section on the recipe.
+# Keys of the recipe that make a run what it is; all keys are in the section on the recipe.
 HYPERPARAMETERS = re.compile(
     r"model\.(?!.*attn_implementation)|data\.(row_tokens|batch_tokens|packing)$"
     r"|optimizer\.(type|rate_scale|schedule\.|groups\.\w+\.(learning_rate|weight_decay)$)"
@@ -151,7 +151,7 @@ HYPERPARAMETERS = re.compile(
 
 
 def metadata_text(data: RunData) -> str:
-    """Two tables: the run and its hardware, and its hyperparameters."""
+    """Return two tables: the run and its hardware, and its hyperparameters."""
     manifest = data.manifest
     rows: list[list[Any]] = [["run", data.name], ["stage", data.stage], ["note", manifest.get("note")]]
     rows += [[name, date(manifest[name])] for name in ("created", "ended") if manifest.get(name)]
@@ -247,7 +247,7 @@ ROWS_OF_A_TABLE = 16
 
 
 def learning_rate_text(data: RunData) -> str:
-    """Peak and last rate of each group, and where the peak was reached."""
+    """Return peak and last rate of each group, and where the peak was reached."""
     names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
     names = [name for name in names if len(data.curve(name)[0])]
     if not names:
@@ -285,7 +285,7 @@ def losses_text(data: RunData) -> str:
 
 
 def _history(data: RunData) -> str:
-    """Some of the logged steps, evenly spaced."""
+    """Return some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
     steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
     rows = [[step, *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
@@ -340,7 +340,7 @@ def gradient_norm_text(data: RunData) -> str:
 
 
 def system_text(data: RunData) -> str:
-    """Median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
+    """Return median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
     rows = []
     for name in data.columns.names():
         if not (is_of_machine(name) or name.startswith("data/wait_")):
@@ -424,7 +424,7 @@ def _how(row: dict[str, Any]) -> str | None:
 
 
 def energy_text(data: RunData) -> str:
-    """Markdown; "" for a run whose GPUs nobody sampled."""
+    """Return tables; "" for a run whose GPUs nobody sampled."""
     rows: list[list[Any]] = []
     sampled: list[tuple[GpuSeries, EnergyMeter]] = []
     for path in data.run.all_gpu_samples():
@@ -527,7 +527,7 @@ def _rate_hz(gpu: GpuSeries) -> float | None:
 
 
 def worth_text(data: RunData) -> str:
-    """Runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
+    """Return runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
     rows = spent(data)
     for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
         if (value := data.last(name)) is not None:
@@ -540,7 +540,7 @@ def worth_text(data: RunData) -> str:
 
 
 def spent(data: RunData) -> list[list[Any]]:
-    """(what, value) of time, device hours, cost and energy, as far as they are known."""
+    """Return (what, value) of time, device hours, cost and energy, as far as they are known."""
     running_s = wall_s(data)
     rows: list[list[Any]] = []
     if running_s:
@@ -590,7 +590,7 @@ def outcome_text(data: RunData) -> str:
 
 
 def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
-    """(name, unit, planned, found); None where a side is not known."""
+    """Return (name, unit, planned, found); None where a side is not known."""
     model = data.manifest.get("model") or {}
     probe = plan.get("probe") or {}
     step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
@@ -625,7 +625,7 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
 
 
 def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
-    """Return what the plan's hours and BPB stand on, and what the comparison leaves out."""
+    """Return what the plan's hours and BPB depend on, and what the comparison leaves out."""
     sentences = []
     if probe := plan.get("probe"):
         sentences.append(

@@ -109,7 +109,7 @@ def report(data: RunData) -> str:
 
 
 def sections_of(data: RunData) -> dict[str, str]:
-    """Title and Markdown of the sections that have something to say."""
+    """Return title and Markdown of the sections that have something to say."""
     found = {title: _section(data, parts) for title, parts in SECTIONS.items()}
     return {title: text for title, text in found.items() if text}
 
@@ -120,7 +120,7 @@ def _section(data: RunData, parts: list[tuple[str, Callable[[RunData], str]]]) -
 
 
 def markdown(data: RunData, *, picture: bool) -> str:
-    """Return the summary and the sections under one title; picture: whether curves.png stands beside the text."""
+    """Return the summary and the sections under one title; picture: whether curves.png is beside the text."""
     curves = "![the run's curves over its steps](curves.png)\n" if picture else ""
     head = f"# {data.name}\n\nStatus: {data.status()}.\n\n{summary_text(summary_of(data), picture=curves)}"
     return "\n".join([head, *(f"## {title}\n\n{text}" for title, text in sections_of(data).items())])

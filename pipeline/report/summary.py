@@ -39,7 +39,7 @@ Level = Literal["good", "note", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence in Markdown on how the run stands."""
+    """A sentence in Markdown on the state of the run."""
 
     level: Level
     text: str
@@ -47,7 +47,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number; against: what it is compared with; detail: what it stands on."""
+    """One number; against: what it is compared with; detail: what it depends on."""
 
     label: str
     value: str
@@ -90,7 +90,7 @@ def summary_of(data: RunData) -> Summary:
 
 
 def summary_text(summary: Summary, *, picture: str = "") -> str:
-    """Return the same in Markdown. picture: what stands where the page has the loss curve."""
+    """Return the same in Markdown. picture: what is put where the page has the loss curve."""
     rows = [[figure.label, figure.value, figure.against or None, figure.detail or None] for figure in summary.figures]
     names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
     samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
@@ -106,7 +106,7 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
     return "\n".join(part for part in parts if part)
 
 
-# What it is and how it stands.
+# What it is, and its state.
 
 
 def _about(data: RunData) -> str:

@@ -197,7 +197,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No bars of the resolving of data files among the start's own lines."""
+    """Show no bars of the resolving of data files among the start's own lines."""
     import datasets
 
     if datasets.are_progress_bars_disabled():
@@ -247,9 +247,8 @@ Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as 
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-     path: where it lies here; a file of the Hub gets it when it is fetched, and `peek` gives its first and last bytes before
-    . part and period: when a source has one file
-     only, which of its rows are meant.
+    path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
+    bytes. part, period: of a source's only file, which of its rows are meant.
     """
 
     label: str
@@ -267,7 +266,7 @@ class SourceFile:
         return {**self.__dict__, "peek": None}  # a function of this process; another one has no beginning to look at
 
     def local_path(self) -> Path:
-        """Return where the content lies here, fetched first if need be."""
+        """Return where the content is here, fetched first if need be."""
         if self.path is None:
             assert self.fetch is not None, f"{self.label} has neither a path nor a place to fetch it from"
             self.path = self.fetch()
@@ -375,7 +374,7 @@ def _asked(address: str, where: str) -> Iterator[None]:
 
 
 def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
-    """Return where the file lies here; one of another size or time is another file, and a power cut may have shortened it."""
+    """Return where the file is here; one of another size or time is another file, and a power cut may have shortened it."""
     version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
     target = cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
     is_whole = lambda: target.exists() and target.stat().st_size == facts["size"]  # noqa: E731
@@ -489,7 +488,7 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
 
 
 def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
-    """Return the files without those that only lie beside a corpus: notes and tables of another kind than parquet or jsonl."""
+    """Return the files without those that only accompany a corpus: notes and tables of another kind than parquet or jsonl."""
     if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
         return paths
     beside = [
@@ -508,7 +507,7 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
 
 
 def _labelled(paths: list[Path]) -> list[SourceFile]:
-    """Labels are the paths below the deepest folder that holds them all: they survive a move of the data."""
+    """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of the data."""
     absolute = {path: path.absolute() for path in paths}
     root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
     files = [SourceFile(label=absolute[path].relative_to(root).as_posix(), path=absolute[path]) for path in paths]

@@ -56,13 +56,13 @@ def wrong_beginning(name: str, head: bytes) -> str | None:
     """Return why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
     suffix = PurePath(name).suffix.lower()
     magic = BEGINNINGS.get(suffix, ())
-    reason = impostor(head, expected=magic)
+    reason = wrong_content(head, expected=magic)
     if reason is None and magic and not head.startswith(magic):
         return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
     return reason
 
 
-def impostor(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
+def wrong_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
     """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
 
     expected: the magic bytes, one of which the file's own ending promises.
@@ -181,7 +181,7 @@ def is_data(name: str) -> bool:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's content, decompressed by its suffix."""
+    """Yield the file's content, decompressed by its suffix."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         with gzip.open(path, "rb") as file:
@@ -198,7 +198,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """The file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
+    """Yield the file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
     with (
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
@@ -265,7 +265,7 @@ def seekable_blocks(path: Path) -> int | None:
     try:
         metadata = pyarrow.parquet.read_metadata(path)
     except (OSError, ValueError, pyarrow.ArrowException):
-        return None  # said where it is read
+        return None  # reported where it is read
     groups = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     return -(-metadata.num_rows // BLOCK_ROWS) if max(groups, default=0) <= SEEKABLE_BLOCKS * BLOCK_ROWS else None
 
@@ -333,7 +333,7 @@ def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
 
 
 def _arrow_batches(path: Path) -> Iterator[tuple[int, Any]]:
-    """(number, record batch), each valid: an offset that points beyond its buffer would end the process."""
+    """Yield (number, record batch), each valid: an offset that points beyond its buffer would end the process."""
     import pyarrow
     import pyarrow.ipc
 
@@ -383,7 +383,7 @@ def _batches_of(reader: Any) -> Iterator[Any]:
 
 
 def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
+    """Yield records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
 
     Python's csv and not pyarrow's, which makes numbers and nulls of "007" and "NA" by what the first block holds, and ends at the
     first record with a field too many or with a carriage return in it.
@@ -413,7 +413,7 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
 
 
 def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line it begins in, fields) of each record that is no blank line."""
+    """Return (line it begins in, fields) of each record that is no blank line."""
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
@@ -485,7 +485,7 @@ def begins_array(file: IO[str]) -> bool:
 
 
 def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
+    """Yield elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
     with open_text(path) as file:
         try:
             for row, value in enumerate(array_elements(file)):
@@ -550,7 +550,7 @@ class _Chunks:
             return False
 
     def value(self, row: int) -> Any:
-        """Return the value that stands here and go behind it."""
+        """Return the value that is here and move behind it."""
         self.next_mark()
         while True:
             try:
@@ -592,7 +592,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Objects of a jsonl file, one a line; blank lines are passed over."""
+    """Yield objects of a jsonl file, one a line; blank lines are passed over."""
     with open_bytes(path) as file:
         row = -1
         while line := file.readline(LINE_BYTES):
@@ -627,7 +627,7 @@ def parse_json_line(line: bytes) -> Any:
 
 
 def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Pieces of a text file as {"text": piece}. Bytes that are not UTF-8 make the piece a BadRow."""
+    """Yield pieces of a text file as {"text": piece}. Bytes that are not UTF-8 make the piece a BadRow."""
     with (
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=None) as file,

@@ -29,7 +29,6 @@ from pipeline.sources.raw_rows import (
     arrow_rows,
     count_rows,
     csv_header,
-    impostor,
     is_array,
     jsonl_rows,
     kind_of,
@@ -41,6 +40,7 @@ from pipeline.sources.raw_rows import (
     read_rows,
     txt_rows,
     wrong_beginning,
+    wrong_content,
 )
 
 # Single rows that a format cannot read, each named so that an editor or a reader of parquet finds it.
@@ -122,7 +122,7 @@ SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it
 
 @dataclass
 class Facts:
-    """sha256 and size of the file as it lies on disk; rows: as `raw_rows` counts them, None until asked for.
+    """sha256 and size of the file as it is on disk; rows: as `raw_rows` counts them, None until asked for.
 
     checked: keys of the readings that were found sound.
     """
@@ -231,7 +231,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure.
+# Every planned file by its content, before anything is trained: what cannot be read is reported now, with its fix.
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
@@ -334,7 +334,7 @@ def _verify_compressed(path: Path) -> str | None:
             first = file.read(HEAD_BYTES)
             if not first:
                 return "holds nothing once decompressed. Write or download it again."
-            reason = impostor(first)
+            reason = wrong_content(first)
             if reason:
                 return f"holds something else once decompressed: it {reason}"
             while file.read(TAIL_BYTES):

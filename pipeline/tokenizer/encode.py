@@ -172,7 +172,7 @@ _encoders: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def plain_backend(tokenizer):
-    """A copy of the tokenizer's backend that reads control strings as the text they are; not to be changed."""
+    """Return a copy of the tokenizer's backend that reads control strings as the text they are; not to be changed."""
     from tokenizers import Tokenizer
 
     backend, known_size = _backends.get(tokenizer, (None, None))
@@ -256,7 +256,7 @@ def _contains_byte_level(step: dict | None) -> bool:
 
 
 def byte_lengths(tokenizer) -> np.ndarray:
-    """(V,) int32 raw bytes per id, V = highest id + 1; 0 for control tokens and for ids that do not exist.
+    """Return (V,) int32 raw bytes per id, V = highest id + 1; 0 for control tokens and for ids that do not exist.
 
     Their sum over the ids of a text is its UTF-8 length (of the text as normalized, for the few tokenizers that change
     it first). Raises ValueError for a tokenizer that is not byte-level: its ids have no fixed bytes, see

@@ -413,7 +413,7 @@ TRAINING_VERSION = 1
 def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
     """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
 
-    A ready one (`tokenizer.path`) gets the control tokens it lacks, each said in a printed line. Otherwise one is trained on
+    A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained on
     the sources, once per text and settings: every process finds it in the cache, one trains while the others wait. It is
     judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone.
     Raises RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
@@ -559,7 +559,7 @@ class _Counted:
 
 
 def comes_back_beside(config: Any, tokenizer: Any) -> bool:
-    """True when AutoTokenizer, asked for a folder with this model config, gives this very tokenizer.
+    """Return whether AutoTokenizer, asked for a folder with this model config, gives this very tokenizer.
 
     A config that AutoTokenizer cannot read (of your own code) decides nothing, and gives True.
     """

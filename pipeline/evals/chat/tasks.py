@@ -66,7 +66,7 @@ def gsm8k_correct(item: ChatItem, text: str) -> bool:
 
 
 def spelling_correct(item: ChatItem, text: str) -> bool:
-    """Return a count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    """Check a count: the number in the answer. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
@@ -129,7 +129,7 @@ ReadRow = Callable[[Any], ChatItem]
 
 
 def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
-    """Return the user's message. No space before a letter: the answer's token is then the one that stands here."""
+    """Return the user's message. No space before a letter: the answer's token is then the one that follows."""
     options = "".join(f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True))
     return f"Multiple Choice question: {question}\n{options}\nRespond only with the letter of the correct answer."
 

@@ -63,7 +63,7 @@ def learning_rate_follows(figures: Figures) -> Verdict | None:
         return Verdict("contradiction", "the learning rate is not the schedule's", evidence)
     if len(rate) < 5 or rate.values.max() <= 0:
         return None
-    # The lowest so far, from the first peak on: what stands above it has risen again.
+    # The lowest so far, from the first peak on: what is above it has risen again.
     after = rate.where(np.arange(len(rate)) >= int(rate.values.argmax()))
     again = after.values - np.minimum.accumulate(after.values)
     worst = int(again.argmax())
@@ -217,7 +217,7 @@ SEARCHED = 20_000  # last values of an imported run that are searched for spikes
 
 
 def spikes(figures: Figures, name: str, series: Series) -> list[int]:
-    """Return steps of values far above their last ones. Of our own runs the alarm said so; of imported ones it is done here."""
+    """Return steps of values far above their last ones. In our own runs the alarm recorded them; in imported ones they are found here."""
     if figures.is_watched():
         return sorted({row["step"] for row in figures.data.events("spike") if row.get("name") == name})
     recent, found = RecentValues(), []
@@ -240,7 +240,7 @@ def early_spikes(series: Series) -> list[int]:
 
 
 def _spiked(figures: Figures, name: str, series: Series, *, of: str, early: bool = False, high: float = 0.0) -> Verdict | None:  # fmt: skip
-    """high: times the usual value that a spike must reach to be of the many that are trouble."""
+    """Return the verdict on spikes. high: times the usual value that a spike must reach to be of the many that are trouble."""
     if len(series) <= ENOUGH:
         return None
     steps = sorted({*spikes(figures, name, series), *(early_spikes(series) if early else [])})
@@ -412,13 +412,13 @@ def beside(training: Series) -> int:
 
 
 def beside_training(figures: Figures) -> Pairs:
-    """val/loss and the median of the training losses logged just before it."""
+    """Return val/loss and the median of the training losses logged just before it."""
     validation, training = figures.series("val/loss"), figures.loss()
-    length, settled, pairs = beside(training), SETTLED * figures.step(), []
+    length, first_step, pairs = beside(training), SETTLED * figures.step(), []
     for step, value in zip(validation.steps, validation.values, strict=True):
         end = int(np.searchsorted(training.steps, step, side="right"))
         before = training.values[max(end - length, 0) : end]
-        if step >= settled and before.size == length:
+        if step >= first_step and before.size == length:
             pairs.append((step, value, median(before)))
     return Pairs(*np.array(pairs, dtype=np.float64).reshape(-1, 3).T)
 

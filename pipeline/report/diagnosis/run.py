@@ -397,7 +397,7 @@ def no_straggler(figures: Figures) -> Verdict | None:
     needs="gpu/throttled_pct: 5 logged values",
     threshold=f"throttled for less than {THROTTLED_NOTE:.0f} % (note) or {THROTTLED_TROUBLE:.0f} % (trouble) of the time",
     reason="a throttled GPU runs below its clock, and every rank waits for it",
-    advice="Look at gpu/temp_c, gpu/power_pct and gpu/sm_clock_mhz: cooling and the power limit are the host's to mend; another machine may be cheaper.",
+    advice="Look at gpu/temp_c, gpu/power_pct and gpu/sm_clock_mhz: cooling and the power limit are the host's to fix; another machine may be cheaper.",
 )
 def not_throttled(figures: Figures) -> Verdict | None:
     throttled = figures.timed("gpu/throttled_pct").values
