@@ -206,7 +206,7 @@ def _add_sizes(writer: Any, config: dict[str, Any], *, name: str) -> None:
 
 
 def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: int) -> None:
-    """ids: rows of the embedding; those without a token are unused ones."""
+    """Add the vocabulary. ids: rows of the embedding; those without a token are unused ones."""
     from gguf import TokenType
     from transformers import AutoTokenizer
 
@@ -369,7 +369,7 @@ def modelfile(gguf: str, *, model: Path) -> str:
     from transformers import AutoTokenizer
 
     from pipeline.tokenizer.chat import built_in_template
-    from pipeline.tokenizer.specials import control_strings
+    from pipeline.tokenizer.encode import control_strings
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     lines = [f"FROM ./{gguf}"]

@@ -12,9 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.hardware.cpu import can_compile, usable_cores
+from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
 from pipeline.hardware.device import DeviceInfo, shards_model
-from pipeline.hardware.products import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
     Memory,
     checkpoint_bytes,

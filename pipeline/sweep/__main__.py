@@ -13,8 +13,7 @@ from pipeline.hardware.device import device_without_torch, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.probe import NotMeasured, measure
-from pipeline.process.commands import program
-from pipeline.process.environment import whole_number
+from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
@@ -22,8 +21,7 @@ from pipeline.recipe.layers import EXCLUSIVE
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.sweep.runs import Job, Runs, figure_of, is_final
-from pipeline.sweep.search import search
-from pipeline.sweep.space import Axis, grid, read_space
+from pipeline.sweep.search import Axis, grid, read_space, search
 from pipeline.sweep.verdict import (
     EQUAL,
     Figure,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.evals.together import EvaluationInterrupted
+from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory

@@ -23,7 +23,7 @@ from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep.__main__ import main
 from pipeline.sweep.runs import PACKAGE, Job, Runs, _Started, _step
-from pipeline.sweep.space import Axis, grid, read_space
+from pipeline.sweep.search import Axis, grid, read_space
 from pipeline.sweep.verdict import Figure, holm, judge_all, paired
 from tests.runner import Runner
 
