@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Groups, Recipe
 from pipeline.recipe.supported_arguments import ARGUMENTS
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
@@ -16,6 +16,7 @@ KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "mode
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER = {"model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6}
+LATER |= {f"optimizer.groups.{group.name}.{name}": None for group in fields(Groups) for name in ("decay_fraction",)}
 LATER_OF_A_SOURCE = ("columns",)
 
 

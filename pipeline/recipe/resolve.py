@@ -174,7 +174,7 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
+    return {*(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]), "decay_fraction"}
 
 
 def _scaling(recipe: Recipe) -> int:

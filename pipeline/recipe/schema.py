@@ -207,6 +207,7 @@ class Group(Section):
     eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
     weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
     momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
+    decay_fraction: float | None = key(None, "Share of the run, at its end, over which this group's rate falls; default optimizer.schedule.decay_fraction. modded-nanogpt's split cool-down has 0.8 for matrices and 0.4 for all others.", minimum=0, maximum=1, must_match=True)
 
 
 @dataclass(kw_only=True)

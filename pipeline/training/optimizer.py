@@ -200,11 +200,12 @@ def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, A
 
 
 def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
-    """Return lr and weight_decay, and the initial_lr that a schedule scales and never changes."""
+    """Return lr and weight_decay, and the initial_lr and decay_fraction that a schedule reads and never changes."""
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
-    return {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
+    own_fall = {} if settings.decay_fraction is None else {"decay_fraction": settings.decay_fraction}
+    return {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay, **own_fall}
 
 
 def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:

@@ -10,17 +10,25 @@ FIRST_MOMENTUM = 0.85
 LAST_MOMENTUM = 0.90
 
 
-def decay_progress(schedule: Schedule, step: int, max_steps: int) -> float:
-    """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last step."""
-    decay_steps = round(schedule.decay_fraction * max_steps)
+def decay_progress(schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None) -> float:
+    """Return how far the fall of the rates is: 0 up to its first step, 1 at `max_steps`, which is after the last step.
+
+    fraction: of a group with a fall of its own, instead of the schedule's.
+    """
+    decay_steps = round((schedule.decay_fraction if fraction is None else fraction) * max_steps)
     if decay_steps == 0:
         return 0.0
     return min(1.0, max(0.0, (step - (max_steps - decay_steps)) / decay_steps))
 
 
-def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> float:
-    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap."""
-    p = decay_progress(schedule, step, max_steps)
+def learning_rate_multiplier(
+    schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None
+) -> float:
+    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
+
+    fraction: as of decay_progress.
+    """
+    p = decay_progress(schedule, step, max_steps, fraction=fraction)
     falling = {"linear": 1 - p, "cosine": 0.5 * (1 + math.cos(math.pi * p)), "1-sqrt": 1 - math.sqrt(p)}[schedule.decay]
     multiplier = falling + (1 - falling) * schedule.final_fraction
     if step < schedule.warmup_steps:
@@ -28,9 +36,11 @@ def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int) -> f
     return multiplier
 
 
-def muon_momentum(schedule: Schedule, step: int, max_steps: int, *, peak: float) -> float:
+def muon_momentum(
+    schedule: Schedule, step: int, max_steps: int, *, peak: float, fraction: float | None = None
+) -> float:
     """Return 0.85 rising to `peak` over momentum_warmup_steps, falling to 0.90 with the rates; never above `peak`."""
-    p = decay_progress(schedule, step, max_steps)
+    p = decay_progress(schedule, step, max_steps, fraction=fraction)
     momentum = (1 - p) * peak + p * min(LAST_MOMENTUM, peak)
     if step < schedule.momentum_warmup_steps:
         p = step / schedule.momentum_warmup_steps
@@ -48,13 +58,15 @@ def weight_decay_multiplier(schedule: Schedule, step: int, max_steps: int) -> fl
 def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int) -> None:
     """Set lr, and for Muon's groups momentum and weight_decay, to what the update of `step` (zero-based) uses.
 
-    Reads only what no schedule changes: initial_lr of every group, peak_momentum and initial_weight_decay of Muon's.
+    Reads only what no schedule changes: initial_lr and decay_fraction of every group, peak_momentum and initial_weight_decay of
+    Muon's.
     """
-    multiplier = learning_rate_multiplier(schedule, step, max_steps)
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * multiplier
+        fraction = group.get("decay_fraction")
+        group["lr"] = group["initial_lr"] * learning_rate_multiplier(schedule, step, max_steps, fraction=fraction)
         if group.get("kind") == "muon":
-            group["momentum"] = muon_momentum(schedule, step, max_steps, peak=group["peak_momentum"])
+            peak = group["peak_momentum"]
+            group["momentum"] = muon_momentum(schedule, step, max_steps, peak=peak, fraction=fraction)
             decay = weight_decay_multiplier(schedule, step, max_steps)
             group["weight_decay"] = group["initial_weight_decay"] * decay
 
@@ -76,9 +88,9 @@ class StepSchedule:
         self.next_step += 1
         apply_schedule(self.optimizer, self.schedule, self.next_step, self.max_steps)
 
-    def multiplier(self, step: int) -> float:
-        """Return lrm of the update of `step` (zero-based)."""
-        return learning_rate_multiplier(self.schedule, step, self.max_steps)
+    def multiplier(self, step: int, *, fraction: float | None = None) -> float:
+        """Return lrm of the update of `step` (zero-based); fraction: as of decay_progress."""
+        return learning_rate_multiplier(self.schedule, step, self.max_steps, fraction=fraction)
 
     def get_last_lr(self) -> list[float]:
         """Return the rate of every group for the coming update."""
@@ -100,6 +112,10 @@ def logged_rates(scheduler: Any, *, trainer_rate: float, peak: float, skipped: b
     if not isinstance(scheduler, StepSchedule):
         return {"optim/lr": trainer_rate, "optim/lrm": trainer_rate / peak if peak else 0.0}
     # The schedule counts updates: fewer than steps once the fp16 scaler has skipped some.
-    multiplier = scheduler.multiplier(scheduler.next_step - (0 if skipped else 1))
-    rates = {f"optim/lr/{g['name']}": g["initial_lr"] * multiplier for g in scheduler.optimizer.param_groups}
-    return {"optim/lr": next(iter(rates.values())), "optim/lrm": multiplier, **rates}
+    step = scheduler.next_step - (0 if skipped else 1)
+    rates = {
+        f"optim/lr/{group['name']}": group["initial_lr"]
+        * scheduler.multiplier(step, fraction=group.get("decay_fraction"))
+        for group in scheduler.optimizer.param_groups
+    }
+    return {"optim/lr": next(iter(rates.values())), "optim/lrm": scheduler.multiplier(step), **rates}

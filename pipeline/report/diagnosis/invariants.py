@@ -221,7 +221,7 @@ def _position(audit: Audit, figures: Figures) -> None:
 @rule(
     "every rate is its peak times the schedule",
     needs="optim/lr/<group> with optimizer.groups in the recipe, or optim/lr with train.learning_rate, and optim/lrm",
-    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm; of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
+    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm (left out: a group with a decay_fraction of its own); of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
     reason="the logged rate is what the optimizer used: another one than the recipe's is another experiment",
     advice="Look for a callback or an optimizer of one's own that sets rates, and for a recipe.yaml that was changed after the run.",
 )
@@ -235,9 +235,10 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
     if kind in MATRIX_GROUP:
         scale, groups = figures.recipe("optimizer.rate_scale"), figures.recipe("optimizer.groups") or {}
         for name, group in groups.items():
-            peak = (group or {}).get("learning_rate")
+            group = group or {}
+            peak = group.get("learning_rate")
             steps, rate, multiplier = both(figures, f"optim/lr/{name}", "optim/lrm")
-            if peak is not None:
+            if peak is not None and group.get("decay_fraction") is None:
                 wanted = peak * (1.0 if scale is None else scale) * multiplier
                 audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
         rates = [figures.series(f"optim/lr/{name}") for name in groups]
