@@ -110,6 +110,7 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
 }
+MUON_FLOORS = ("update_floor", "row_floor")  # settings of Muon's matrices that are off where they are not given
 
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
 Fill = Callable[..., None]
@@ -174,7 +175,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    return {*(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]), "decay_fraction"}
+    table = MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]
+    floors = MUON_FLOORS if (optimizer_type, group) == ("muon_adamw", "matrices") else ()
+    return {*table, *floors, "decay_fraction"}
 
 
 def _scaling(recipe: Recipe) -> int:

@@ -207,6 +207,8 @@ class Group(Section):
     eps: float | None = key(None, "Adam's epsilon.", minimum=0, maximum=1e6, must_match=True)
     weight_decay: float | None = key(None, "Decoupled decay.", minimum=0, maximum=1e6, must_match=True)
     momentum: float | None = key(None, "Muon's momentum at its peak.", minimum=0, maximum=1, must_match=True)
+    update_floor: float | None = key(None, "Of Muon: an update whose norm at a rate of 1 is a smaller share of its matrix's norm is scaled up to this share, so that a step turns a grown matrix by rate x update_floor at least. modded-nanogpt (Skylight-001): 0.35 beside a rate of 0.0375.", above=0, maximum=1e6, must_match=True)
+    row_floor: float | None = key(None, "Of Muon: the same for each output's row and the norm of that row. modded-nanogpt (RowFloor): 0.38.", above=0, maximum=1e6, must_match=True)
     decay_fraction: float | None = key(None, "Share of the run, at its end, over which this group's rate falls; default optimizer.schedule.decay_fraction. modded-nanogpt's split cool-down has 0.8 for matrices and 0.4 for all others.", minimum=0, maximum=1, must_match=True)
 
 

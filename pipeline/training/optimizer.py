@@ -20,6 +20,7 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
+from pipeline.recipe.resolve import MUON_FLOORS
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.muon import local, muon_step
@@ -31,7 +32,8 @@ CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
 
 class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum, weight_decay,
-    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's).
+    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's; and
+    where they are given update_floor and row_floor).
 
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
@@ -214,7 +216,9 @@ def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
 
 
 def muon_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    floors = {name: value for name in MUON_FLOORS if (value := getattr(settings, name)) is not None}
     return {
+        **floors,
         "kind": "muon",
         **rates(settings, recipe),
         "momentum": settings.momentum,
