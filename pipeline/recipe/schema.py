@@ -245,6 +245,9 @@ class Optimizer(Section):
     rate_scale: float | None = key(None, "Multiplies every group's rate (0.8 for SFT after pretraining): the key for what train.learning_rate is with optimizer.type trainer, since groups have rates of their own; default 1; the depth dial sets sqrt(batch_tokens / 2^19).", above=0, maximum=1e6, must_match=True)
     average_steps: int | None = key(None, "After the last step the weights become (1 - average_weight) of themselves and average_weight of their exponential moving average over about so many steps; null: they stay. Takes one more copy of the weights, in checkpoints too.", minimum=2, must_match=True)
     average_weight: float = key(0.6, "Share of the moving average (average_steps) in the finished model; 1: the average alone.", above=0, maximum=1, must_match=True)
+    ema_nesterov: float | None = key(None, "EMA-Nesterov around the update rule: gradients are taken ahead of the weights, by this times the moving average of their change in a step, times lrm. 0.6 around Muon in its source, 0.3 around stronger rules; null: off. Takes one more copy of the weights, in checkpoints too.", above=0, below=1, must_match=True)
+    ema_nesterov_steps: int = key(100, "Steps of that moving average.", minimum=2, must_match=True)
+    ema_nesterov_span: list[float] = key([0.15, 0.75], "Shares of the run between which the gradients are taken ahead; after it the weights are those of the update rule.", must_match=True)
     groups: Groups = field(default_factory=Groups, metadata={"doc": "Rates, betas and decay per parameter group."})
     schedule: Schedule = field(default_factory=Schedule, metadata={"doc": "Rates over the run."})
 

@@ -55,11 +55,20 @@ def weight_decay_multiplier(schedule: Schedule, step: int, max_steps: int) -> fl
     return 0.5 * (1 + math.cos(math.pi * min(1.0, step / max_steps)))
 
 
+def lookahead(group: dict[str, Any], schedule: Schedule, step: int, max_steps: int) -> float:
+    """Return EMA-Nesterov's factor: in the group's span of the run peak_lookahead, falling with its rate, outside of it 0."""
+    first, end = (round(share * max_steps) for share in group["lookahead_span"])
+    if not first <= step < end:
+        return 0.0
+    lrm = learning_rate_multiplier(schedule, step, max_steps, fraction=group.get("decay_fraction"))
+    return group["peak_lookahead"] * lrm
+
+
 def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int) -> None:
     """Set lr, and for Muon's groups momentum and weight_decay, to what the update of `step` (zero-based) uses.
 
-    Reads only what no schedule changes: initial_lr and decay_fraction of every group, peak_momentum and initial_weight_decay of
-    Muon's.
+    Reads only what no schedule changes: initial_lr, decay_fraction and peak_lookahead of every group, peak_momentum and
+    initial_weight_decay of Muon's.
     """
     for group in optimizer.param_groups:
         fraction = group.get("decay_fraction")
@@ -69,6 +78,9 @@ def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int
             group["momentum"] = muon_momentum(schedule, step, max_steps, peak=peak, fraction=fraction)
             decay = weight_decay_multiplier(schedule, step, max_steps)
             group["weight_decay"] = group["initial_weight_decay"] * decay
+        if "lookahead" in group:
+            group["lookahead"] = lookahead(group, schedule, step, max_steps)
+            group["next_lookahead"] = lookahead(group, schedule, step + 1, max_steps)
 
 
 class StepSchedule:
