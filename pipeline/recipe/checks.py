@@ -76,6 +76,14 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
+    if data.batch_tokens and (halved := 2**recipe.optimizer.schedule.batch_halvings):
+        rows = data.batch_tokens // data.row_tokens
+        if recipe.optimizer.schedule.batch_warmup_steps and rows % halved:
+            problems.add(
+                recipe.where("optimizer.schedule.batch_halvings"),
+                f"is {recipe.optimizer.schedule.batch_halvings}, and {rows} rows of a step cannot be halved that often. "
+                f"Make data.batch_tokens a multiple of {halved * data.row_tokens}, or halve it less often.",
+            )
     if recipe.train.get("max_steps", 0) > MOST_STEPS:
         named = horizons(recipe)[0]
         problems.add(
@@ -246,7 +254,15 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         unused = [
             n
             for n in recipe.places
-            if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale", "optimizer.average_", "optimizer.ema_"))
+            if n.startswith(
+                (
+                    "optimizer.groups.",
+                    "optimizer.schedule.",
+                    "optimizer.rate_scale",
+                    "optimizer.average_",
+                    "optimizer.ema_",
+                )
+            )
         ]
         for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(

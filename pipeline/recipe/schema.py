@@ -233,6 +233,8 @@ class Schedule(Section):
     decay_fraction: float = key(0.65, "Share of the run, at its end, over which the rates fall.", minimum=0, maximum=1, must_match=True)
     decay: Literal["linear", "cosine", "1-sqrt"] = key("linear", "Shape of the fall.", must_match=True)
     final_fraction: float = key(0.05, "lrm that the fall ends at.", minimum=0, maximum=1, must_match=True)
+    batch_warmup_steps: int = key(0, "Steps at the run's beginning with smaller batches: data.batch_tokens halved batch_halvings times, then doubled in equal parts of these steps. Rates are multiplied by the square root of the batch's share. A horizon in tokens or FLOPs then has more steps.", minimum=0, maximum=10**9, must_match=True)
+    batch_halvings: int = key(2, "How often the first batch of batch_warmup_steps is halved.", minimum=1, maximum=16, must_match=True)
     momentum_warmup_steps: int = key(400, "Steps over which Muon's momentum rises from 0.85 to its peak.", minimum=0, must_match=True)
     weight_decay: Literal["constant", "cosine"] = key("cosine", "Muon's weight decay over the run: constant, or cosine to 0.", must_match=True)
 

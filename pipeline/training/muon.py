@@ -200,11 +200,9 @@ class _Stack:
         Matrices and rows of zeros, as an output begins, have no floor.
         """
         factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
-        squares = [x_MRC.square().sum(dim, keepdim=True)]
-        squares.append(torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members]))
-        if -2 in dim:
-            squares = self._of_all_rows(torch.stack(squares)).unbind()
-        of_updates, of_weights = squares
+        of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
+        squares = torch.stack([x_MRC.square().sum(dim, keepdim=True), of_weights])
+        of_updates, of_weights = self._of_all_rows(squares) if -2 in dim else squares
         x_MRC.mul_((of_weights / of_updates.clamp_min(TINY)).sqrt().mul_(floor / factor).clamp_min_(1))
 
     def _of_all_rows(self, sums: Tensor) -> Tensor:

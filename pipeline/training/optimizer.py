@@ -228,7 +228,7 @@ def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
-    group = {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
+    group: dict[str, Any] = {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
     if settings.decay_fraction is not None:
         group["decay_fraction"] = settings.decay_fraction
     if recipe.optimizer.ema_nesterov is not None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from pipeline.recipe.resolve import halvings_at
 from pipeline.recipe.schema import Schedule
 
 # nanochat's, tuned with its rates: Muon's momentum starts here, and falls to here while the rates fall.
@@ -21,10 +22,9 @@ def decay_progress(schedule: Schedule, step: int, max_steps: int, *, fraction: f
     return min(1.0, max(0.0, (step - (max_steps - decay_steps)) / decay_steps))
 
 
-def learning_rate_multiplier(
-    schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None
-) -> float:
-    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap.
+def learning_rate_multiplier(schedule: Schedule, step: int, max_steps: int, *, fraction: float | None = None) -> float:
+    """Return lrm(step): linear warm-up, 1, then the fall to final_fraction; the lower of the two where they overlap. Smaller batches
+    at the beginning make it smaller.
 
     fraction: as of decay_progress.
     """
@@ -33,6 +33,9 @@ def learning_rate_multiplier(
     multiplier = falling + (1 - falling) * schedule.final_fraction
     if step < schedule.warmup_steps:
         multiplier = min(multiplier, (step + 1) / schedule.warmup_steps)
+    warmup = schedule.batch_warmup_steps
+    if halvings := halvings_at(step, warmup_steps=warmup, halvings=schedule.batch_halvings):
+        multiplier *= 0.5 ** (halvings / 2)  # the rates follow the root of the batch, as those of the depth dial do
     return multiplier
 
 

@@ -23,6 +23,8 @@ CANDIDATES = [
     "optimizer.groups.matrices.update_floor=0.6",
     "optimizer.groups.matrices.row_floor=0.7",
     "optimizer.groups.embeddings.decay_fraction=0.4",
+    "optimizer.schedule.batch_warmup_steps=14",
+    "optimizer.schedule.batch_halvings=2",
 ]
 
 

@@ -134,6 +134,13 @@ def test_a_group_with_a_decay_fraction_of_its_own_falls_later_and_no_other_group
     assert logged["optim/lrm"] == learning_rate_multiplier(NANOCHAT, 800, 1000)
 
 
+def test_smaller_batches_at_the_beginning_have_the_rates_of_their_root():
+    small = {"batch_warmup_steps": 30, "batch_halvings": 2, "warmup_steps": 0}
+    assert [lrm(step, **small) for step in (0, 14, 15, 29, 30)] == pytest.approx([0.5, 0.5, 0.5**0.5, 0.5**0.5, 1])
+    assert lrm(4, **small | {"warmup_steps": 10}) == pytest.approx(0.25)
+    assert lrm(700, **small) == lrm(700, warmup_steps=0)
+
+
 def test_applying_a_step_gives_the_same_settings_whatever_was_applied_before():
     walked, jumped = optimizer(), optimizer()
     for step in range(701):
