@@ -236,14 +236,14 @@ class Samples(TrainerCallback):
         every_steps: int | None,
         chat: bool,
         attempt: int,
-        batch_tokens: int,
+        tokens_at: Callable[[int], int],
         meter: StepMeter,
         writers: list[Any],
         all_ranks: bool = False,
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
         self.all_ranks = all_ranks
-        self.attempt, self.batch_tokens, self.meter, self.writers = attempt, batch_tokens, meter, writers
+        self.attempt, self.tokens_at, self.meter, self.writers = attempt, batch_tokens, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
@@ -295,7 +295,7 @@ class Samples(TrainerCallback):
                     "step": state.global_step,
                     "attempt": self.attempt,
                     "time": time.time(),
-                    "tokens": state.global_step * self.batch_tokens,
+                    "tokens": self.tokens_at(state.global_step),
                     "prompt": prompt,
                     "text": text,
                     "chat": self.chat,

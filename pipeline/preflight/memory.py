@@ -116,8 +116,8 @@ def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
     of_updates = _update_rule_bytes(recipe, sizes)
-    averages = weight_bytes(recipe, sizes) if recipe.optimizer.average_steps else 0
-    return None if of_updates is None else of_updates + averages
+    copies = bool(recipe.optimizer.average_steps) + (recipe.optimizer.ema_nesterov is not None)
+    return None if of_updates is None else of_updates + copies * weight_bytes(recipe, sizes)
 
 
 def _update_rule_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:

@@ -29,7 +29,16 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.resolve import (
+    horizon_steps,
+    is_auto,
+    micro_batch,
+    micro_steps,
+    rows_per_step,
+    step_rows,
+    tokens_at,
+    with_batch_tokens,
+)
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
@@ -126,7 +135,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
     """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
     near = _nearest(plan)
     step, source = _step(plan, near)
-    if plan.steps is None or step is None:
+    if plan.steps is None or plan.tokens is None or step is None:
         return None
     train, forward = plan.recipe.train, Span(*FORWARD)
     if near is not None and near.scored_token_share:
@@ -145,7 +154,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
     return Duration(
         step=step,
         start=rest,
-        steps=step * plan.steps,
+        steps=step * (plan.tokens / plan.batch_tokens),
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
         benchmarks=_benchmarks(plan, a_token * forward, plan.steps),
         saves=save * saved,
@@ -329,7 +338,7 @@ class Plan:
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.batch_tokens
+        return None if self.steps is None else tokens_at(self.recipe, self.steps)
 
     @property
     def flops(self) -> float | None:
@@ -414,7 +423,7 @@ def make_plan(
     compute = _compute_format(recipe, device)
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
-    rows = None if steps is None else steps * rows_per_step(recipe)
+    rows = None if steps is None else step_rows(recipe).before(steps)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
     if is_auto(recipe):
         rows_planned = planned_micro_batch(recipe, sizes, device, processes=processes, half=half, compiled=compiled)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pipeline.preflight.memory import FP32
 from pipeline.preflight.plan import Plan, Span, gibibytes, gigabytes
-from pipeline.recipe.resolve import is_auto, micro_batch
+from pipeline.recipe.resolve import is_auto, micro_batch, step_rows
 from pipeline.report.fit import FARTHEST
 
 UNKNOWN = "n/a"
@@ -101,7 +101,11 @@ def _flops(convention: str) -> Callable[[Plan], str | None]:
 
 def _horizon(plan: Plan) -> str | None:
     about = "about " * plan.steps_are_estimated
-    return None if plan.steps is None else f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens"
+    if plan.steps is None:
+        return None
+    warmup = step_rows(plan.recipe).warmup_steps
+    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
+    return f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens{fewer}"
 
 
 def _tokens(plan: Plan) -> str | None:

@@ -18,6 +18,7 @@ from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
+from pipeline.recipe.resolve import step_rows
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.sweep.runs import Job, Runs, figure_of, is_final
@@ -148,14 +149,18 @@ class Sweep:
             raise RecipeError(
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give train.max_steps=N or run.tokens=N."
             )
-        if step_s is not None:
-            return int(base.steps * self.record["baseline"]["step_s"] / step_s)
+        rows = step_rows(plan.recipe)
+        if step_s is not None:  # of a whole batch
+            batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
+            return rows.steps(int(batches) * rows.full)
         if equal == "tokens":
-            return base.tokens // plan.batch_tokens
+            return rows.steps(base.tokens // plan.recipe.data.row_tokens)
         each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
         if each is None or base.flops is None:
             raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
-        return int(base.flops / (each * plan.batch_tokens))
+        return rows.steps(
+            int(base.flops / (each * plan.recipe.data.row_tokens) + 1e-3)
+        )  # rounded down but for rounding
 
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""

@@ -289,7 +289,7 @@ class TandemTrainer(Trainer):
             def write_small(folder: Path) -> dict:
                 return write_state(self, folder, weights=weights, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
 
-            facts = {"tokens": step * self.meter.batch_tokens, "world_size": self.args.world_size}
+            facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
             on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended

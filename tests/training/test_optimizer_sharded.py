@@ -11,11 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.process.errors import DataError
-from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
+from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.schedules import apply_schedule
 from pipeline.training.sharding import shard_model, whole_on_rank_0
 
 FIELDS = {
@@ -25,18 +26,21 @@ FIELDS = {
 }  # fmt: skip
 
 
-def recipe():
+AHEAD = {"ema_nesterov": 0.5, "ema_nesterov_steps": 4, "ema_nesterov_span": [0.1, 1.0]}
+
+
+def recipe(**more):
     adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=1e-8, weight_decay=0.01)
     names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas", "gates")
     groups = Groups(matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=0.2), **dict.fromkeys(names, adamw))
-    return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups))
+    return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups, **more))
 
 
-def model_and_optimizer(*, sharded=False):
+def model_and_optimizer(*, sharded=False, **more):
     model = build_model("tandem", FIELDS, seed=0)
     if sharded:
         shard_model(model)
-    return model, build_optimizer(model, recipe())
+    return model, build_optimizer(model, recipe(**more))
 
 
 def train(model, optimizer, steps):
@@ -44,6 +48,7 @@ def train(model, optimizer, steps):
         input_ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         model(input_ids=input_ids, labels=input_ids).loss.backward()
+        apply_schedule(optimizer, Schedule(warmup_steps=1), step, 8)
         optimizer.step()
 
 
@@ -79,8 +84,19 @@ def assert_the_head_of_a_foreign_model_is_no_group_of_its_own():
 def rank_main(rank, rendezvous):
     torch.set_num_threads(1)
     init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    model, optimizer = model_and_optimizer()
-    sharded, sharded_optimizer = model_and_optimizer(sharded=True)
+    assert_sharded_moves_as_whole(rank, **AHEAD)
+    sharded = assert_sharded_moves_as_whole(rank)
+    assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
+    assert_what_one_rank_alone_sees_is_refused(sharded, rank)
+    destroy_process_group()
+    # Not through the interpreter's end, where a thread of gloo that wants the interpreter's lock makes the process abort; every
+    # entry of the pipeline leaves like this too.
+    os._exit(0)
+
+
+def assert_sharded_moves_as_whole(rank, **more):
+    model, optimizer = model_and_optimizer(**more)
+    sharded, sharded_optimizer = model_and_optimizer(sharded=True, **more)
     assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
     train(model, optimizer, range(4))
     train(sharded, sharded_optimizer, range(4))
@@ -96,7 +112,7 @@ def rank_main(rank, rendezvous):
     assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
     assert of_rank_0.keys() == (tensors.keys() if rank == 0 else set())
     assert all(torch.equal(value, tensors[key]) for key, value in of_rank_0.items())
-    fresh = build_optimizer(sharded, recipe())
+    fresh = build_optimizer(sharded, recipe(**more))
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
     train(sharded, sharded_optimizer, [4])
@@ -107,12 +123,7 @@ def rank_main(rank, rendezvous):
     train(sharded, fresh, [4])
     for p, expected in zip(sharded.parameters(), uncut, strict=True):
         assert torch.equal(whole(p.detach()), expected)
-    assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
-    assert_what_one_rank_alone_sees_is_refused(sharded, rank)
-    destroy_process_group()
-    # Not through the interpreter's end, where a thread of gloo that wants the interpreter's lock makes the process abort; every
-    # entry of the pipeline leaves like this too.
-    os._exit(0)
+    return sharded
 
 
 def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path):
