@@ -18,7 +18,7 @@ from pipeline.process.progress import progress, write
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import on_rank_0
+from pipeline.training.distributed import on_every_rank, on_rank_0
 from pipeline.training.metrics import StepMeter
 from pipeline.training.rng import preserved_rng
 from pipeline.training.sharding import forward_only
@@ -106,7 +106,7 @@ class Benchmarks(StepCallback):
         due = self.due(step, last=step >= state.max_steps)
         if not due:
             return
-        trainer.log_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+        trainer.log_written(on_every_rank(trainer.saver.wait)[0])  # the checkpoint is on the disk, whatever comes now
         with trainer.meter.pause():
             findings = self._findings()
         for benchmark in due:

@@ -217,6 +217,11 @@ def shards_model() -> bool:
     return os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
+def model_replicas() -> int:
+    """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP (accelerate_configs/hsdp.yaml)."""
+    return int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", 1)) if shards_model() else 1
+
+
 def leave_accelerators() -> None:
     """Train on the CPU, in this process: as the launcher's config file says it, before anything asks for the device."""
     os.environ["ACCELERATE_USE_CPU"] = "true"

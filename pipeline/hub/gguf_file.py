@@ -250,11 +250,11 @@ def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: An
 
 def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
-    from pipeline.model.export import read_weights
+    from pipeline.model.export import read_tensors
 
     sizes, names = _sizes(config), _names(config)
     architecture = ARCHITECTURES[config["model_type"]]
-    for name, tensor in read_weights(model).items():
+    for name, tensor in read_tensors(model).items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # GPT-2's causal mask, in files of old versions
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -331,13 +331,13 @@ def weights_of_gguf(path: Path, model: Path) -> dict[str, Any]:
     import torch
     from gguf import GGUFReader, quants
 
-    from pipeline.model.export import read_weights
+    from pipeline.model.export import read_tensors
 
     config = read_json(model / "config.json")
     sizes, named, architecture = _sizes(config), _names(config), ARCHITECTURES[config["model_type"]]
     written = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     weights = {}
-    for name, own in read_weights(model).items():
+    for name, own in read_tensors(model).items():
         if (tensor := written.get(named(name))) is None:
             continue  # a tied head
         value = torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy())

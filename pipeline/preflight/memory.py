@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo, shards_model
+from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
@@ -80,18 +80,20 @@ def memory_of(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
     )
     saves = on_cpu and recipe.train["save_strategy"] != "no"
+    saved = (checkpoint_bytes(recipe, sizes) or 0) if saves else 0
     gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
     if shards_model() if sharded is None else sharded:
-        gathered = _gathered_bytes(sizes)
-        weights, gradients = weights // processes + gathered, weights // processes + gathered
-        optimizer = None if optimizer is None else optimizer // processes
+        gathered, parts = _gathered_bytes(sizes), processes // model_replicas()
+        weights, gradients = weights // parts + gathered, weights // parts + gathered
+        optimizer = None if optimizer is None else optimizer // parts
+        saved //= processes  # each writes a part
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=round(KEPT_FREED * activations) if on_cpu else activations,
         process=PROCESS_BYTES + compiled * COMPILER_BYTES if on_cpu else 0,
-        saved=(checkpoint_bytes(recipe, sizes) or 0) if saves else 0,
+        saved=saved,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.model.export import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 
 # GPT-2's own dropout: the random state must survive too.
@@ -40,8 +41,8 @@ def assert_same_end(cut, uncut):
 
 def assert_ends_as_its_average(run):
     """The last checkpoint and the finished model hold the moving average, which a run without average_weight 1 mixes in."""
-    files = [run.directory / "checkpoints" / "checkpoint-20" / f"{name}.safetensors" for name in ("model", "optimizer")]
-    checkpoint, states = map(load_file, files)
+    last = run.directory / "checkpoints" / "checkpoint-20"
+    checkpoint, states = (read_tensors(last, f"{name}.safetensors") for name in ("model", "optimizer"))
     averages = {name.removesuffix("/average"): value for name, value in states.items() if name.endswith("/average")}
     finished = load_file(run.directory / "model" / "model.safetensors")
     assert averages.keys() == finished.keys() == checkpoint.keys()
