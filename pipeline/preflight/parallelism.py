@@ -123,3 +123,14 @@ def _exchanged(stacks: dict[Shape, int], ranks: int) -> list[int]:
             sent[rank] += count * height * columns + own * (rows * columns + ranks * max(rows, columns))
         first += count
     return sent
+
+
+def muon_flops(stacks: dict[Shape, int], ranks: int) -> int:
+    """Return the FLOPs of the rank that orthogonalises most: five products of a matrix with its gram matrix, twice, and of that with itself."""
+    done, first = [0] * ranks, 0
+    for (rows, columns), count in stacks.items():
+        short, long = sorted((rows, columns))
+        for n in range(first, first + count):
+            done[n % ranks] += 5 * (4 * short**2 * long + 2 * short**3)
+        first += count
+    return max(done)

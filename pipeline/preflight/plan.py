@@ -18,9 +18,11 @@ from pipeline.hardware.device import DeviceInfo, shards_model
 from pipeline.hardware.products import bfloat16_is_faster, product_rates
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
+    FP32,
     Memory,
     checkpoint_bytes,
     checkpoints_on_disk,
+    fsdp_units,
     memory_of,
     model_bytes,
     planned_micro_batch,
@@ -62,7 +64,7 @@ PROBED = 1.15  # a run's mean step against the median of a probe of the same ste
 OTHER_MODEL, A_DOUBLING = 1.25, 1.15
 FARTHEST_DOUBLINGS = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
-SAVE_BYTES_S = (5e9, 1e9, 2e8)
+SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
 # Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
 # and the study of one thread before it); processes of a host where data.num_proc does not say.
 ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
@@ -147,10 +149,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
     train, forward = plan.recipe.train, Span(*FORWARD)
     if near is not None and near.scored_token_share:
         forward = Span.around(near.scored_token_share, OTHER_MODEL)
-    if near is not None and near.save_s is not None:
-        save = Span.around(near.save_s, 2)
-    else:
-        save = Span(*(1 / rate for rate in SAVE_BYTES_S)) * (plan.checkpoint_bytes or 0)
+    save = plan.save if near is None or near.save_s is None else Span.around(near.save_s, 2)
     rest = Span(*START_S["cpu" if plan.device.kind == "cpu" else "other"])
     if near is not None:
         rest = Span.around(near.rest_s, 1.5)
@@ -158,12 +157,13 @@ def expected_duration(plan: "Plan") -> Duration | None:
         rest += Span.around(plan.probe.first_step_s, PROBED)
     saved = 0 if train["save_strategy"] == "no" else max(1, plan.steps // train["save_steps"])
     a_token = step * (1 / plan.batch_tokens)  # of all processes, which share the scoring too
+    sharers = plan.processes if plan.shards == 1 else 1  # of benchmarks: a forward of a shared model needs all ranks
     return Duration(
         step=step,
         start=rest,
         steps=step * plan.steps,
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
-        benchmarks=_benchmarks(plan, a_token * forward, plan.steps),
+        benchmarks=_benchmarks(plan, a_token * forward * (plan.processes / sharers), plan.steps, sharers=sharers),
         saves=save * saved,
         source=source,
     )
@@ -175,8 +175,9 @@ def evaluations_of(recipe: Recipe, steps: int) -> int:
     return int(recipe.evals.bpb.at_start) + math.ceil(steps / every)
 
 
-def _benchmarks(plan: "Plan", scored_token: Span, steps: int) -> Span:
-    """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes."""
+def _benchmarks(plan: "Plan", scored_token: Span, steps: int, *, sharers: int) -> Span:
+    """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes that
+    share them."""
     core, chat, seconds = plan.recipe.evals.core, plan.recipe.evals.chat, Span(0, 0, 0)
     if core.every_steps is not None:
         of_core = min(CORE_TASKS * (core.max_per_task or CORE_ITEMS), CORE_ITEMS)
@@ -186,7 +187,7 @@ def _benchmarks(plan: "Plan", scored_token: Span, steps: int) -> Span:
         items = Span(*CHAT_ITEMS) if chat.max_per_task is None else Span.around(chat.max_per_task, 1)
         generated = len(chat.own) + len(set(chat.tasks) - LETTERS)
         blocks = plan.sizes.n_layer if plan.sizes is not None else UNKNOWN_BLOCKS
-        answer = Span(*BLOCK_S) * Span(*ANSWER_SHARE) * (blocks * chat.max_new_tokens / ANSWER_BATCH / plan.processes)
+        answer = Span(*BLOCK_S) * Span(*ANSWER_SHARE) * (blocks * chat.max_new_tokens / ANSWER_BATCH / sharers)
         once = (
             items * Span(*QUESTION_TOKENS) * scored_token * (len(chat.tasks) + len(chat.own))
             + items * answer * generated
@@ -426,6 +427,15 @@ class Plan:
     def duration(self) -> Duration | None:
         """Return that of the whole run but the preparation of its data."""
         return expected_duration(self)
+
+    @property
+    def save(self) -> Span:
+        """Return the seconds that the writing of a checkpoint takes: by one process, or in parts by those that share a model, whole tensors each."""
+        whole = part = self.checkpoint_bytes or 0
+        if self.shards > 1 and self.sizes is not None:
+            tensors = [FP32 * rows * columns for unit in fsdp_units(self.sizes) for rows, columns in unit]
+            part = max(whole // self.processes, min(whole, max(tensors)))
+        return Span(*(max(part / rate, whole / disk) for rate, disk in zip(SAVE_BYTES_S, DISK_BYTES_S, strict=True)))
 
     def preparation(self, hosts: int) -> Span | None:
         """Return the seconds that so many hosts need to read, encode and pack the text of the run."""

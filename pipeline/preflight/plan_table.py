@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from pipeline.preflight.memory import DEVICE_SHARE, FP32
-from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_stacks
+from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
+    DISK_BYTES_S,
     HOST_PROCESSES,
     PACK_TOKENS_S,
     SAVE_BYTES_S,
@@ -162,8 +163,10 @@ def layout_table(plans: list[Plan]) -> str:
         lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
         lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
     if plan.checkpoint_bytes and device.kind != "cpu":
-        seconds = Span(*(plan.checkpoint_bytes / rate for rate in SAVE_BYTES_S))
-        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written by one process in {duration_range(seconds)}, beside the training")  # fmt: skip
+        one, parts = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {one} by one process (DDP), in {parts} by all (FSDP, HSDP)")  # fmt: skip
+        one, disk = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
+        lines.append(f"assumed: a process writes {one} a second, all together {disk}; each tensor is written by one process")  # fmt: skip
     return "\n".join(lines)
 
 
@@ -185,12 +188,21 @@ def _compute(plan: Plan) -> str | None:
 
 
 def _owned(plan: Plan) -> str:
-    """Return the matrices of the rank that makes most of them, of how many, and the ranks without any."""
-    count = sum(muon_stacks(plan.recipe, plan.sizes).values()) if plan.sizes else 0
-    if not count or plan.shards == 1:
+    """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    if not (count := sum(stacks.values())) or plan.processes == 1:
         return "-"
-    idle = max(0, plan.shards - count)
-    return f"{-(-count // plan.shards)} of {count}" + f", {idle} ranks none" * bool(idle)
+    ranks = plan.processes if plan.shards == 1 else plan.shards
+    idle = max(0, ranks - count)
+    return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
+
+
+def _orthogonalisation(plan: Plan) -> str | None:
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+    if not stacks or not peak:
+        return None if stacks else "-"
+    return f"{muon_flops(stacks, plan.processes if plan.shards == 1 else plan.shards) / peak:.3f} s"
 
 
 def _device_memory(plan: Plan) -> str | None:
@@ -319,4 +331,5 @@ LAYOUT_LINES: Lines = [
     ("links a step", _links),
     ("compute a step", _compute),
     ("Muon's matrices of a rank, at most", _owned),
+    ("  their products at the peak rate", _orthogonalisation),
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from pipeline.model.build import build_model
 from pipeline.preflight.__main__ import main
 from pipeline.preflight.checks import find_notes
 from pipeline.preflight.memory import FP32, fsdp_units, gathered_bytes, memory_of
-from pipeline.preflight.parallelism import MUON_SHARED_FROM, Collective, collectives
+from pipeline.preflight.parallelism import MUON_SHARED_FROM, Collective, collectives, muon_flops, muon_stacks
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import model_fields, sizes_of
@@ -161,6 +161,12 @@ def test_seven_billion_parameters_fit_a_host_of_gpus_and_no_single_one():
     for name, plan in plans.items():
         for depth, fits in ((plan.deepest, True), (plan.deepest + 1, False)):
             assert layouts_of(f"model.depth={depth}")[name].row_fits is fits
+    # A host's GPUs repeat what those of other hosts orthogonalise; a checkpoint is written in parts as large as the largest tensor.
+    stacks = muon_stacks(plans["FSDP"].recipe, plans["FSDP"].sizes)
+    assert sum(stacks.values()) == 6 * 52 + 26
+    assert muon_flops(stacks, 8) > 20 * muon_flops(stacks, 512) == 20 * 5 * (4 * 3328**2 * 13312 + 2 * 3328**3)
+    assert plans["DDP"].save.high == pytest.approx(plans["DDP"].checkpoint_bytes / 2e8)
+    assert plans["FSDP"].save.high == pytest.approx(plans["FSDP"].checkpoint_bytes / 2e9)
     # Only the rest of HSDP's gradients leaves a host: an eighth of them, twice round 64 hosts.
     between = [one.sent()[1] for one in plans["HSDP"].collectives]
     assert sum(between) == pytest.approx(FP32 * plans["HSDP"].sizes.parameters()["total"] / 8 * 2 * 63 / 64, rel=0.01)
@@ -177,6 +183,12 @@ def test_a_ring_over_hosts_sends_every_device_s_part_once_and_crosses_between_ho
     assert Collective("all-gather", 1000, 0, 512, 64).seconds(links) == pytest.approx(
         2.41, rel=0.01
     )  # 63 hosts and 448 devices on
+
+
+def test_benchmarks_of_a_shared_model_are_made_by_all_devices_alike():
+    plans = layouts_of("evals.core.every_steps=1000")
+    one, shared = (plans[name].duration.benchmarks.value / plans[name].duration.step.value for name in ("DDP", "HSDP"))
+    assert shared == pytest.approx(512 * one)
 
 
 def test_widths_that_ranks_cannot_share_evenly_and_links_that_a_step_waits_for_are_noted():
