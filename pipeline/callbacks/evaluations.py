@@ -243,7 +243,7 @@ class Samples(TrainerCallback):
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
         self.all_ranks = all_ranks
-        self.attempt, self.tokens_at, self.meter, self.writers = attempt, batch_tokens, meter, writers
+        self.attempt, self.tokens_at, self.meter, self.writers = attempt, tokens_at, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step

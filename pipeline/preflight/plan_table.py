@@ -2,8 +2,19 @@
 
 from collections.abc import Callable
 
-from pipeline.preflight.memory import FP32
-from pipeline.preflight.plan import Plan, Span, gibibytes, gigabytes
+from pipeline.preflight.memory import DEVICE_SHARE, FP32
+from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
+from pipeline.preflight.plan import (  # fmt: skip
+    DISK_BYTES_S,
+    HOST_PROCESSES,
+    PACK_TOKENS_S,
+    SAVE_BYTES_S,
+    Plan,
+    Span,
+    compute_of_step,
+    gibibytes,
+    gigabytes,
+)
 from pipeline.recipe.resolve import is_auto, micro_batch, step_rows
 from pipeline.report.fit import FARTHEST
 
@@ -11,19 +22,22 @@ UNKNOWN = "n/a"
 BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
 
 
-def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
+Lines = list[tuple[str, Callable[[Plan], str | None]]]
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None, lines: Lines | None = None) -> str:
     """Return the plans side by side; headings stand above the columns."""
     rows = [("", headings)] if headings else []
-    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in lines or LINES]
     label_width = max(len(label) for label, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
-    lines = []
+    printed = []
     for label, cells in rows:
         if label and all(cell == "" for cell in cells):
             continue
         padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
-        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
-    return "\n".join(lines)
+        printed.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(printed)
 
 
 def why_unknown(plan: Plan) -> list[str]:
@@ -132,8 +146,67 @@ def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
     return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
 
 
-def _sharded_memory(plan: Plan) -> str:
-    return "" if plan.sharded_memory is None or not plan.sharded_memory.total else gibibytes(plan.sharded_memory.total)
+def layout_table(plans: list[Plan]) -> str:
+    """Return what a device holds and sends in each layout of the same run, side by side, and under it what was assumed."""
+    plan, device = plans[-1], plans[-1].device
+    hosts = f"{device.hosts} host{'s' * (device.hosts > 1)}"
+    where = f"{hosts} of {plan.processes // device.hosts} {device.name}"
+    lines = [f"layouts on {where}", plan_table(plans, [one.layout for one in plans], LAYOUT_LINES)]
+    if device.links:
+        lines.append(f"assumed: links of {device.links.source}; {LINK_SHARE:.0%} of these rates; NCCL's latencies; compute hides the links at best")  # fmt: skip
+    elif device.kind != "cpu":
+        lines.append(
+            f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
+        )
+    here, parts = plan.preparation(1), plan.preparation(device.hosts)
+    if here and parts and device.kind != "cpu":
+        among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
+            device.hosts > 1
+        )
+        processes = plan.recipe.data.num_proc or HOST_PROCESSES
+        lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
+        lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
+    if plan.checkpoint_bytes and device.kind != "cpu":
+        one, parts = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {one} by one process (DDP), in {parts} by all (FSDP, HSDP)")  # fmt: skip
+        one, disk = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
+        lines.append(f"assumed: a process writes {one} a second, all together {disk}; each tensor is written by one process")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _sent(kind: Kind) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        count = sum(sum(one.sent()) for one in plan.collectives if one.kind == kind)
+        return gigabytes(count) if count else "-"
+
+    return text
+
+
+def _links(plan: Plan) -> str | None:
+    return None if plan.links_s is None else f"{plan.links_s:.2f} s"
+
+
+def _compute(plan: Plan) -> str | None:
+    seconds, _ = compute_of_step(plan)
+    return None if seconds is None else f"{seconds.low:.2f} to {seconds.high:.2f} s"
+
+
+def _owned(plan: Plan) -> str:
+    """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    if not (count := sum(stacks.values())) or plan.processes == 1:
+        return "-"
+    ranks = plan.processes if plan.shards == 1 else plan.shards
+    idle = max(0, ranks - count)
+    return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
+
+
+def _orthogonalisation(plan: Plan) -> str | None:
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+    if not stacks or not peak:
+        return None if stacks else "-"
+    return f"{muon_flops(stacks, plan.processes if plan.shards == 1 else plan.shards) / peak:.3f} s"
 
 
 def _device_memory(plan: Plan) -> str | None:
@@ -204,7 +277,7 @@ def _expected(plan: Plan) -> str:
 
 
 # A number that can be unknown is None, and printed as n/a.
-LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
+LINES: Lines = [
     ("hardware", _device),
     ("compute format", lambda plan: plan.compute_format),
     ("model", _model),
@@ -230,7 +303,6 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  activations", _memory("activations")),
     ("  copy of a checkpoint being written", _of_the_cpu("saved")),
     ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
-    ("memory a process, sharded by FSDP2", _sharded_memory),
     ("memory a process, as probed", _probed_memory),
     ("memory of the device", _device_memory),
     ("checkpoint", _checkpoint),
@@ -248,3 +320,20 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("final val/bpb, by fitted runs", _expected),
     ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
 ]
+
+LAYOUT_LINES: Lines = [
+    ("ranks that share a model", lambda plan: str(plan.shards)),
+    ("memory a device (estimate)", _memory("total")),
+    ("  weights, with what is gathered", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    ("largest model.depth that fits", lambda plan: None if plan.deepest is None else str(plan.deepest)),
+    *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
+    ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
+    ("links a step", _links),
+    ("compute a step", _compute),
+    ("Muon's matrices of a rank, at most", _owned),
+    ("  their products at the peak rate", _orthogonalisation),
+]  # fmt: skip
