@@ -169,8 +169,8 @@ def layout_table(plans: list[Plan]) -> str:
         lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
         lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
     if plan.checkpoint_bytes and device.kind != "cpu":
-        one, parts = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
-        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {one} by one process (DDP), in {parts} by all (FSDP, HSDP)")  # fmt: skip
+        by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
         alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
         lines.append(f"assumed: a process writes {alone} a second, all together {together}; each tensor is written by one process")  # fmt: skip
     return "\n".join(lines)
