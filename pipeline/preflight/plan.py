@@ -6,7 +6,6 @@ is None, and printed as n/a.
 
 import math
 import time
-from bisect import bisect
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -40,7 +39,6 @@ from pipeline.recipe.resolve import (
     micro_batch,
     micro_steps,
     rows_per_step,
-    sizes_at_depth,
     step_rows,
     tokens_at,
     with_batch_tokens,
@@ -66,10 +64,6 @@ OTHER_MODEL, A_DOUBLING = 1.25, 1.15
 FARTHEST_DOUBLINGS = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
 SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
-# Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
-# and the study of one thread before it); processes of a host where data.num_proc does not say.
-ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
-DEPTHS = range(1, 200)  # among which the largest model that fits is looked for
 # Imports, model, compilation; report and model at the end.
 START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
 # CORE: its tasks, their items in all, and tokens that are scored for an item. Of a chat task: its items where no limit is given, and
@@ -390,20 +384,6 @@ class Plan:
         limit = self.device.memory_gib
         return None if least is None or limit is None else least <= DEVICE_SHARE * limit * 2**30
 
-    @cached_property
-    def deepest(self) -> int | None:
-        """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not arithmetic."""
-        limit = self.device.memory_gib
-        if self.recipe.model.depth is None or limit is None or not isinstance(self.sizes, Sizes):
-            return None
-        kinds: dict[str, Any] = {"half": self.compute_format in ("bfloat16", "float16"), "compiled": self.compiled, "on_cpu": self.device.kind == "cpu"}  # fmt: skip
-        of_one_row = partial(memory_of, self.recipe, processes=self.processes, shards=self.shards, rows=1, **kinds)
-
-        def needed(depth: int) -> int:
-            return of_one_row(sizes=sizes_at_depth(self.recipe, depth)).total or 0
-
-        return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
-
     @property
     def layout(self) -> str:
         """Return how the model lies on the devices, in PyTorch's words."""
@@ -437,13 +417,6 @@ class Plan:
             tensors = [FP32 * rows * columns for unit in fsdp_units(self.sizes) for rows, columns in unit]
             part = max(whole // self.processes, min(whole, max(tensors)))
         return Span(*(max(part / rate, whole / disk) for rate, disk in zip(SAVE_BYTES_S, DISK_BYTES_S, strict=True)))
-
-    def preparation(self, hosts: int) -> Span | None:
-        """Return the seconds that so many hosts need to read, encode and pack the text of the run."""
-        if self.tokens is None:
-            return None
-        processes = hosts * (self.recipe.data.num_proc or HOST_PROCESSES)
-        return Span(*(self.tokens / min(processes * rate, PACK_TOKENS_S) for rate in ENCODE_TOKENS_S))
 
     @property
     def training_s(self) -> float | None:

@@ -1,13 +1,14 @@
 """Plans as a table: a line for each number, a column for each plan."""
 
+from bisect import bisect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from pipeline.preflight.memory import DEVICE_SHARE, FP32
+from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of
 from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
     DISK_BYTES_S,
-    HOST_PROCESSES,
-    PACK_TOKENS_S,
     SAVE_BYTES_S,
     Plan,
     Span,
@@ -15,9 +16,14 @@ from pipeline.preflight.plan import (  # fmt: skip
     gibibytes,
     gigabytes,
 )
-from pipeline.recipe.resolve import is_auto, micro_batch, step_rows
+from pipeline.recipe.resolve import is_auto, micro_batch, sizes_at_depth, step_rows
+from pipeline.recipe.sizes import Sizes
 from pipeline.report.fit import FARTHEST
 
+# Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
+# and the study of one thread before it); processes of a host where data.num_proc does not say.
+ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
+DEPTHS = range(1, 200)  # among which the largest model that fits is looked for
 UNKNOWN = "n/a"
 BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
 
@@ -158,7 +164,7 @@ def layout_table(plans: list[Plan]) -> str:
         lines.append(
             f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
         )
-    here, parts = plan.preparation(1), plan.preparation(device.hosts)
+    here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
     if here and parts and device.kind != "cpu":
         among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
             device.hosts > 1
@@ -167,11 +173,33 @@ def layout_table(plans: list[Plan]) -> str:
         lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
         lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
     if plan.checkpoint_bytes and device.kind != "cpu":
-        one, parts = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
-        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {one} by one process (DDP), in {parts} by all (FSDP, HSDP)")  # fmt: skip
-        one, disk = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
-        lines.append(f"assumed: a process writes {one} a second, all together {disk}; each tensor is written by one process")  # fmt: skip
+        by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
+        alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
+        lines.append(f"assumed: a process writes {alone} a second, all together {together}; each tensor is written by one process")  # fmt: skip
     return "\n".join(lines)
+
+
+def _preparation(plan: Plan, *, hosts: int) -> Span | None:
+    """Return the seconds that so many hosts need to read, encode and pack the text of the run."""
+    if plan.tokens is None:
+        return None
+    processes = hosts * (plan.recipe.data.num_proc or HOST_PROCESSES)
+    return Span(*(plan.tokens / min(processes * rate, PACK_TOKENS_S) for rate in ENCODE_TOKENS_S))
+
+
+def deepest(plan: Plan) -> int | None:
+    """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not arithmetic."""
+    limit = plan.device.memory_gib
+    if plan.recipe.model.depth is None or limit is None or not isinstance(plan.sizes, Sizes):
+        return None
+    kinds: dict[str, Any] = {"half": plan.compute_format in ("bfloat16", "float16"), "compiled": plan.compiled, "on_cpu": plan.device.kind == "cpu"}  # fmt: skip
+    of_one_row = partial(memory_of, plan.recipe, processes=plan.processes, shards=plan.shards, rows=1, **kinds)
+
+    def needed(depth: int) -> int:
+        return of_one_row(sizes=sizes_at_depth(plan.recipe, depth)).total or 0
+
+    return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
 
 
 def _sent(kind: Kind) -> Callable[[Plan], str | None]:
@@ -329,7 +357,7 @@ LAYOUT_LINES: Lines = [
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
     (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
-    ("largest model.depth that fits", lambda plan: None if plan.deepest is None else str(plan.deepest)),
+    ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
     *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
     ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
     ("links a step", _links),

@@ -20,6 +20,7 @@ from pipeline.preflight.checks import find_notes
 from pipeline.preflight.memory import FP32, fsdp_units, gathered_bytes, memory_of
 from pipeline.preflight.parallelism import MUON_SHARED_FROM, Collective, collectives, muon_flops, muon_stacks
 from pipeline.preflight.plan import make_plan
+from pipeline.preflight.plan_table import deepest
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import model_fields, sizes_of
 from pipeline.training import muon
@@ -159,7 +160,7 @@ def test_seven_billion_parameters_fit_a_host_of_gpus_and_no_single_one():
     plans = layouts_of()
     assert {name: plan.row_fits for name, plan in plans.items()} == {"DDP": False, "HSDP": True, "FSDP": True}
     for name, plan in plans.items():
-        for depth, fits in ((plan.deepest, True), (plan.deepest + 1, False)):
+        for depth, fits in ((deepest(plan), True), (deepest(plan) + 1, False)):
             assert layouts_of(f"model.depth={depth}")[name].row_fits is fits
     # A host's GPUs repeat what those of other hosts orthogonalise; a checkpoint is written in parts as large as the largest tensor.
     stacks = muon_stacks(plans["FSDP"].recipe, plans["FSDP"].sizes)
