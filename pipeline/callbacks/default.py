@@ -8,12 +8,11 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.callbacks.alarms import Spikes, Stragglers
-from pipeline.callbacks.benchmarks import Benchmarks
+from pipeline.callbacks.evaluations import Benchmarks, Samples
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
-from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.trackers import trackers_of
 from pipeline.evals.tasks import benchmarks_of
@@ -28,8 +27,8 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens = trainer.meter.batch_tokens
-    trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, batch_tokens=batch_tokens)
+    tokens_at = trainer.meter.tokens_at
+    trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=tokens_at)
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
@@ -41,7 +40,7 @@ def add_callbacks(
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
         *([ProfileSteps(run, *profile, meter=trainer.meter)] if profile else []),
-        MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
+        MetricsFile(run, attempt=attempt, tokens_at=tokens_at),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
@@ -63,7 +62,7 @@ def add_callbacks(
             every_steps=samples.every_steps,
             chat=recipe.stage == "sft",
             attempt=attempt,
-            batch_tokens=batch_tokens,
+            tokens_at=tokens_at,
             meter=trainer.meter,
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),

@@ -9,9 +9,15 @@ from typing import Any
 
 import yaml
 
-from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
+from pipeline.hardware.cpu import (
+    bfloat16_is_faster,
+    cpu_name,
+    decide_for_all_ranks,
+    keep_freed_memory,
+    set_threads,
+    use_deterministic_kernels,
+)
 from pipeline.hardware.device import device_info, leave_accelerators
-from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe, dump_recipe

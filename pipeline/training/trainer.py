@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.evals.together import EvaluationInterrupted
+from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -285,7 +285,7 @@ class TandemTrainer(Trainer):
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
             model = self.accelerator.unwrap_model(self.model)
-            facts = {"tokens": step * self.meter.batch_tokens, "world_size": self.args.world_size}
+            facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
             write_small = partial(write_state, self, ranks=ranks)
             if self.is_sharded:
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)

@@ -8,7 +8,13 @@ from pipeline.model.export import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.training.checkpoint import layout_of, part_file
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
-from tests.contracts.test_exact_resume import ONLY_AVERAGE, assert_ends_as_its_average, assert_same_end, positions
+from tests.contracts.test_exact_resume import (
+    CANDIDATES,
+    ONLY_AVERAGE,
+    assert_ends_as_its_average,
+    assert_same_end,
+    positions,
+)
 from tests.contracts.test_one_step_any_shape import TOLERANCE
 
 SHARDED = {"ranks": 2, "sharded": True}
@@ -72,7 +78,7 @@ def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", ONLY_AVERAGE)])
+@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", [*ONLY_AVERAGE, *CANDIDATES])])
 def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, more):
     recipe = runner.recipe("resume", model)
     uncut = runner.train(recipe, "run.name=uncut", FP32, *more, **SHARDED)

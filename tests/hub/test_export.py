@@ -53,12 +53,25 @@ def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
     assert (theirs - mine).abs().max() <= tolerance * mine.abs().max()
 
 
+LLAMA = {
+    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
+}
+GEMMA3 = LLAMA | {"kind": "gemma3_text", "pattern": "qwen2", "head_dim": 16, "query_pre_attn_scalar": 16}
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"kind": "tandem", "normalization": "rms_norm"}, "written as tandem"),
         ({"activation_function": "relu"}, "activation_function is relu"),
         ({"pattern": "nanochat"}, "a pattern that llama.cpp has not"),
+        (GEMMA3 | {"query_pre_attn_scalar": 32}, "query_pre_attn_scalar is not head_dim"),
+        (GEMMA3 | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (
+            GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}},
+            "rope_theta of its windowed layers",
+        ),
     ],
 )
 def test_what_llama_cpp_cannot_run_is_refused_with_the_reason(tmp_path, fields, said):
@@ -115,19 +128,16 @@ def test_the_command_writes_beside_the_run_under_its_name(model, tmp_path):
     assert (run / "export" / "small-q8_0.gguf").stat().st_size > 0
 
 
-LLAMA = {
-    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
-}
-
-
-@pytest.mark.parametrize(("kind", "pattern"), [("gpt2", "gpt2"), ("llama", "llama3"), ("qwen3", "qwen2")])
+@pytest.mark.parametrize(
+    ("kind", "pattern"), [("gpt2", "gpt2"), ("llama", "llama3"), ("qwen3", "qwen2"), ("gemma3_text", "qwen2")]
+)
 def test_the_weights_of_a_gguf_are_read_back_as_they_were(tmp_path, kind, pattern):
     pytest.importorskip("gguf")
-    folder = write_model(tmp_path / "m", kind=kind, pattern=pattern, **(LLAMA if kind != "gpt2" else {}))
+    fields = {"gpt2": {}, "gemma3_text": GEMMA3}.get(kind, LLAMA)
+    folder = write_model(tmp_path / "m", **fields | {"kind": kind, "pattern": pattern})
     path = export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
     back, mine = weights_of_gguf(path, folder), read_tensors(folder)
-    assert back.keys() == mine.keys() - ({"lm_head.weight"} if kind == "gpt2" else set())
+    assert back.keys() == mine.keys() - ({"lm_head.weight"} if kind in ("gpt2", "gemma3_text") else set())
     assert all(torch.equal(value, mine[name]) for name, value in back.items())
 
 
