@@ -66,7 +66,11 @@ def cut_after_its_push(runner, recipe, hub, home, *overrides, **how):
 
 @pytest.mark.parametrize(
     ("model", "how"),
-    [pytest.param("gpt2", {}, marks=pytest.mark.slow), ("modern", {}), pytest.param("modern", SHARDED, marks=pytest.mark.slow)],
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        ("modern", {}),
+        pytest.param("modern", SHARDED, marks=pytest.mark.slow),
+    ],
     ids=["gpt2", "modern", "modern-sharded"],
 )
 def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, another_machine, tmp_path, model, how):
@@ -168,7 +172,11 @@ save_file(logits, "logits.safetensors")
 
 @pytest.mark.parametrize(
     ("model", "how"),
-    [pytest.param("gpt2", {}, marks=pytest.mark.slow), ("modern", {}), pytest.param("modern", SHARDED, marks=pytest.mark.slow)],
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        ("modern", {}),
+        pytest.param("modern", SHARDED, marks=pytest.mark.slow),
+    ],
     ids=["gpt2", "modern", "modern-sharded"],
 )
 def test_every_revision_that_training_pushed_loads_without_our_package_with_the_checkpoints_logits(
