@@ -25,6 +25,7 @@ CANDIDATES = [
     "optimizer.groups.embeddings.decay_fraction=0.4",
     "optimizer.schedule.batch_warmup_steps=14",
     "optimizer.schedule.batch_halvings=2",
+    "model.options.bigram_embeddings=2560",
 ]
 
 
