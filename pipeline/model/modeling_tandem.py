@@ -660,8 +660,8 @@ class TandemModel(TandemPreTrainedModel):
             self.ln_embedding = make_norm(config, config.n_embd)
         if config.bigram_embeddings:
             # Drawn from no generator: all other initial weights are those of the model without it.
-            table = nn.Embedding.from_pretrained(torch.zeros(config.bigram_embeddings, config.n_embd), freeze=False)
-            self.bigram_embedding = with_role(table, "bigram_embedding")
+            sizes = config.bigram_embeddings, config.n_embd
+            self.bigram_embedding = with_role(nn.Embedding(*sizes, _weight=torch.zeros(sizes)), "bigram_embedding")
             self.bigram_lambdas = nn.Parameter(torch.empty(config.n_layer))
         if config.smear:
             self.smear_gate = with_role(nn.Linear(SMEAR_CHANNELS, 1, bias=False), "gate")
