@@ -8,12 +8,11 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.callbacks.alarms import Spikes, Stragglers
-from pipeline.callbacks.benchmarks import Benchmarks
+from pipeline.callbacks.evaluations import Benchmarks, Samples
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.profiler import ProfileSteps
-from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.callbacks.trackers import trackers_of
 from pipeline.evals.tasks import benchmarks_of

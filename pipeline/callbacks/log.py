@@ -87,7 +87,7 @@ class Compiling(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.began and self.kept:
-            with suppress(OSError):  # of a full or foreign disk: then the next start does not know
+            with suppress(OSError):  # a full or read-only disk: then the next start does not know
                 self.kept.parent.mkdir(parents=True, exist_ok=True)
                 self.kept.write_text(f"{time.monotonic() - self.began:.0f}")
             self.kept = None

@@ -62,7 +62,7 @@ class TensorBoard(TrainerCallback):
         return metric and create_summary_metadata(display_name="", description=metric.description)
 
     def add_samples(self, step: int, prompts: list[str], texts: list[str]) -> None:
-        """As a table of texts, shown as they are: Markdown and HTML that a model wrote do nothing."""
+        """Add them as a table of texts, shown as they are: Markdown and HTML that a model wrote do nothing."""
         if self.writer is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.compat.proto.tensor_pb2 import TensorProto

@@ -90,7 +90,7 @@ class Speaker:
     @property
     def positions(self) -> int | None:
         """Return the longest sequence that the model takes, None where its config does not say."""
-        from pipeline.generation.stream import positions
+        from pipeline.generation.texts import positions
 
         return positions(self.model)
 
@@ -177,7 +177,7 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
 
 
 def _value(record: Any, *keys: str) -> Any:
-    """Return what stands there in a record that somebody else may have written, else None."""
+    """Return what is there in a record that somebody else may have written, else None."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record
@@ -227,9 +227,9 @@ class Conversation:
 
         Raises DataError when the chat template refuses the messages; the conversation is then as it was.
         """
-        from pipeline.generation.stream import stream
+        from pipeline.generation.texts import stream
         from pipeline.tokenizer.chat import answer_messages
-        from pipeline.tokenizer.specials import tool_marks
+        from pipeline.tokenizer.encode import tool_marks
 
         speaker = self.speaker
         signs = dict(zip(tool_marks(speaker.tokenizer) or (), TOOL_SIGNS, strict=False))
@@ -262,8 +262,7 @@ class Conversation:
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
         """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
-        from pipeline.generation.stream import positions
-        from pipeline.generation.texts import document_ids
+        from pipeline.generation.texts import document_ids, positions
 
         limit = positions(self.speaker.model) or sys.maxsize
         room = limit - min(max_new_tokens, limit // 4)

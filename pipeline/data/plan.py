@@ -15,8 +15,7 @@ from pipeline.process.storage import cache_dir
 from pipeline.recipe.resolve import StepRows, horizon_steps, isolates_documents, step_rows, with_batch_tokens
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
-from pipeline.tokenizer.encode import is_byte_level
-from pipeline.tokenizer.specials import document_start
+from pipeline.tokenizer.encode import document_start, is_byte_level
 
 VALIDATION_BUFFER = 1000  # documents; part of the protocol, so no key of the recipe
 # Validation first: it is small, and the first thing that a run does is to score it.

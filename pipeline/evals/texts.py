@@ -26,8 +26,7 @@ from pipeline.sources.recognition import looked_at_rows, recognise
 from pipeline.sources.verify import verify
 from pipeline.tokenizer.chat import render, render_batch
 from pipeline.tokenizer.coverage import coverage, require_coverage
-from pipeline.tokenizer.encode import byte_lengths, encode_documents, is_byte_level, span_byte_lengths
-from pipeline.tokenizer.specials import document_start
+from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level, span_byte_lengths
 
 # Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 

@@ -51,10 +51,10 @@ def main(argv: list[str]) -> int:
     beside_arguments.add_argument("--trainer", type=int, required=True, help="process id of the run's first rank")
     arguments = parser.parse_args(argv)
     if arguments.command == "beside":
-        from pipeline.hub.publisher import publish_beside
+        from pipeline.hub.push import publish_while_training
         from pipeline.run_dir.run_directory import RunDirectory
 
-        publish_beside(RunDirectory(arguments.run), trainer=arguments.trainer)
+        publish_while_training(RunDirectory(arguments.run), trainer=arguments.trainer)
         return 0
     if arguments.command == "pull":
         from pipeline.hub.pull import pull, what_it_can

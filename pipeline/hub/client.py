@@ -88,7 +88,7 @@ def _transport_errors() -> tuple[type[BaseException], ...]:
 
 
 def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
-    """Return status (None when nobody answered) and text of the failed request, also when it stands behind a RuntimeError.
+    """Return status (None when nobody answered) and text of the failed request, also when it is behind a RuntimeError.
 
     None for an error that is none of the Hub's.
     """
@@ -138,4 +138,6 @@ def _look_at(response: Any) -> None:
         raise HTTPError(f"{response.url}: a web page came instead of an answer; a proxy or a login page stands between")
     if response.status_code in (429, 503) and "Retry-After" in response.headers:
         response.read()
-        hf_raise_for_status(response)  # else the library sleeps for as long as it was told, however long that is
+        hf_raise_for_status(
+            response
+        )  # else the library sleeps for as long as the answer asks for, however long that is

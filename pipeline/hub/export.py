@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
 
 def write_space(runs: list[RunDirectory], *, output: Path) -> None:
-    """Write the folder, whole or not at all; several runs stand side by side on the page.
+    """Write the folder, whole or not at all; several runs are side by side on the page.
 
     Raises InputMissingError when a run was not pushed, CannotWriteError when the folder is there already.
     """

@@ -40,13 +40,13 @@ def verify(
             if not (model / name).exists():
                 path.unlink()  # of large ones only those that are loaded stay
         _refuse(wrong, repo_id, commit)
-        if not trust_code and (foreign := foreign_code(model)):
-            return f"downloaded again and equal; not loaded, since {', '.join(foreign)} is not this program's code"
+        if not trust_code and (unknown := unknown_code(model)):
+            return f"downloaded again and equal; not loaded, since {', '.join(unknown)} is not this program's code"
         _load_in_isolation(Path(folder), model=model, published=f"{repo_id}@{commit}")
     return "downloaded again, equal and loaded"
 
 
-def foreign_code(model: Path) -> list[str]:
+def unknown_code(model: Path) -> list[str]:
     """Return the names of the Python files of a model folder that are not those which this program writes, and of the classes that
     its JSON files take from another repository."""
     from pipeline.model.export import CODE_FILES
@@ -101,7 +101,7 @@ def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
     from pipeline.tokenizer.load import open_tokenizer
 
     output = folder / ".isolated.safetensors"
-    # -P: the script's folder, which lies in this package, is not searched for imports.
+    # -P: the script's folder, which is in this package, is not searched for imports.
     command = [sys.executable, "-P", str(isolated_load_test.__file__), str(folder), str(output)]
     done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:

@@ -1,6 +1,6 @@
 """Progress of what takes long: a bar on a terminal, elsewhere plain lines at intervals; on the first rank alone.
 
-Bars stand on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
+Bars are on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
 """
 
 import os

@@ -236,7 +236,7 @@ def _scaling(recipe: Recipe) -> int:
 
 
 def _reference_scaling(recipe: Recipe) -> int:
-    return _known_scaling(_at_depth(recipe, REFERENCE_DEPTH))
+    return _known_scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
 
 
 def _known_scaling(sizes: Sizes | CountedSizes) -> int:
@@ -245,7 +245,7 @@ def _known_scaling(sizes: Sizes | CountedSizes) -> int:
     return sizes.scaling
 
 
-def _at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
+def sizes_at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
     width = width_of(recipe, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)

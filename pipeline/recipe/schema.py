@@ -137,7 +137,7 @@ class Run(Section):
     code_folder: str | None = key(None, "Folder whose modules `module:attr` strings name; default the recipe's folder. One outside it is given on the command line.")
     trust_code: bool = key(False, "Also run installed modules that `module:attr` names, and the code files of a model from a folder or the Hub. Counts on the command line only (run.trust_code=true): a recipe that came from elsewhere cannot give it to itself.")
     callbacks: list[str] = key(list, "Further transformers.TrainerCallback classes as module:attr, made without arguments.")
-    hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100; default this machine.")
+    hardware: str | None = key(None, "What the plan is made for, e.g. 8xH100, or 64x8xH100 for 64 hosts of 8; default this machine.")
     gpu_hour_cost: float | None = key(None, "Price of one accelerator for an hour, in the currency of your choice; the plan multiplies it.", minimum=0, maximum=1e9)
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.fit import fit_runs
-from pipeline.report.imported_logs import read_runs
-from pipeline.report.imported_run import is_imported, lost_lines
+from pipeline.report.imported_logs import is_imported, lost_lines, read_runs
 from pipeline.report.run_data import write_csv
 from pipeline.report.single import report, write_report
 from pipeline.run_dir.failures import exit_with_status
@@ -17,7 +16,7 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     options = _options(argv)
     if options.serve:
-        from pipeline.report.live import serve
+        from pipeline.report.single import serve
 
         serve(options.runs[0], port=options.port)
         return 0

@@ -1,7 +1,7 @@
 """`python -m pipeline.report --fit RUN RUN RUN`: what runs of one family reached over their FLOPs, and what the next one will.
 
 Only from the user's own finished runs that differ in size and seed alone: constants of others hold for their data, tokenizer
-and recipe. What was found lies as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
+and recipe. What was found is kept as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class PowerLaw:
         return float(self.floors[int((self.weights.sum(axis=1).cumsum() < 0.975).sum())])
 
     def _further_run(self, x: float) -> "tuple[np.ndarray, np.ndarray]":
-        """(F, 1) ln y at x, and (F, N) its standard deviation."""
+        """Return (F, 1) ln y at x, and (F, N) its standard deviation."""
         import numpy as np
 
         away = math.log(x) - self.middle
@@ -153,7 +153,7 @@ class Expected:
     beyond: float  # FLOPs of the run over those of the largest that was fitted
 
     def facts(self) -> dict[str, Any]:
-        """As run_manifest.json holds it."""
+        """Return it as run_manifest.json holds it."""
         return {"value": self.value, "low": self.low, "high": self.high, "fit": self.fit}
 
 
@@ -212,7 +212,7 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
 
 
 def family_of(keys: dict[str, Any]) -> str:
-    """6 hex digits of the keys of a run that its family shares."""
+    """Return 6 hex digits of the keys of a run that its family shares."""
     return hashlib.sha256(json.dumps(_shared(keys), sort_keys=True).encode()).hexdigest()[:6]
 
 

@@ -15,8 +15,7 @@ from pipeline.report.aligned import trained_on
 from pipeline.report.curves import finite
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
-from pipeline.report.imported_run import is_imported
-from pipeline.report.outcome import wall_s
+from pipeline.report.imported_logs import is_imported
 from pipeline.report.run_data import (
     MEANS,
     Benchmark,
@@ -30,7 +29,7 @@ from pipeline.report.run_data import (
     suite_of,
     table,
 )
-from pipeline.report.sections import paid, texts_of
+from pipeline.report.sections import paid, texts_of, wall_s
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
 SHOWN_SAMPLES = 2
@@ -40,7 +39,7 @@ Level = Literal["good", "note", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence in Markdown on how the run stands."""
+    """A sentence in Markdown on the state of the run."""
 
     level: Level
     text: str
@@ -48,7 +47,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number; against: what it is compared with; detail: what it stands on."""
+    """One number; against: what it is compared with; detail: what it depends on."""
 
     label: str
     value: str
@@ -91,7 +90,7 @@ def summary_of(data: RunData) -> Summary:
 
 
 def summary_text(summary: Summary, *, picture: str = "") -> str:
-    """Return the same in Markdown. picture: what stands where the page has the loss curve."""
+    """Return the same in Markdown. picture: what is put where the page has the loss curve."""
     rows = [[figure.label, figure.value, figure.against or None, figure.detail or None] for figure in summary.figures]
     names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
     samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
@@ -107,7 +106,7 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
     return "\n".join(part for part in parts if part)
 
 
-# What it is and how it stands.
+# What it is, and its state.
 
 
 def _about(data: RunData) -> str:

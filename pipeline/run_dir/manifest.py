@@ -105,6 +105,7 @@ KEYS = (
     Key("shape.micro_batch", "integer", "rows", SHAPE, "run/finish.py", "of one forward pass"),
     Key("shape.micro_steps", "integer", "forward passes", SHAPE, "run/finish.py", "of an optimizer step, of each process"),
     Key("shape.sharded", "flag", "", SHAPE, "run/finish.py", "FSDP2: each process holds a part of the model"),
+    Key("shape.replicas", "integer", "copies", SHAPE, "run/finish.py", "of the sharded model: more than 1 under HSDP"),
     Key("shape.threads", "integer", "threads", SHAPE, "run/finish.py", "torch's, on the CPU"),
     Key("shape.dtype", "text", "", SHAPE, "run/finish.py", "format of the matrix products"),
     Key("shape.compiled", "flag", "", SHAPE, "run/finish.py", "torch.compile"),

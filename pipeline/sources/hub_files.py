@@ -22,7 +22,16 @@ from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.process.stores import is_network
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import Ends, SourceFile, bases_of, local_dataset, refuse_unreadable
+from pipeline.sources.files import (
+    Ends,
+    SourceFile,
+    bases_of,
+    leads_outside,
+    local_dataset,
+    named_files,
+    refuse_unreadable,
+    split_files,
+)
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
     BOM,
@@ -34,9 +43,8 @@ from pipeline.sources.raw_rows import (
     csv_header,
     kind_of,
     parse_json_line,
+    wrong_beginning,
 )
-from pipeline.sources.signatures import wrong_beginning
-from pipeline.sources.splits import leads_outside, named_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
 # The HTTP client of huggingface_hub with an end to every wait for a silent Hub, and to what one says: by itself it
@@ -150,7 +158,7 @@ def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str 
 
 
 def both_ends(repo: str, revision: str, path: str) -> Ends | None:
-    """(first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
+    """Return (first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
     then the file is looked at when it is fetched."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
@@ -173,7 +181,7 @@ def both_ends(repo: str, revision: str, path: str) -> Ends | None:
 
 
 def _first(answer: Any, size: int) -> bytes:
-    """As many bytes of the answer, whatever more the server would send."""
+    """Return so many bytes of the answer, whatever more the server would send."""
     found = b""
     for piece in answer.iter_bytes():
         found += piece
@@ -232,9 +240,9 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
 
 
 def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFile]]:
-    """(commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place already.
+    """Return (commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place already.
 
-    Without the Hub the list of an earlier start is used, which is said. Raises ServiceError when there is none,
+    Without the Hub the list of an earlier start is used, with a warning. Raises ServiceError when there is none,
     InputMissingError for a dataset, revision or file that does not exist for this user, RecipeError for a wrong choice.
     """
 
@@ -412,7 +420,7 @@ def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = N
 
 
 def retried(call, *, what: str, where: str):
-    """The call's result, tried again while the Hub is away or overloaded.
+    """Return the call's result, tried again while the Hub is away or overloaded.
 
     Raises InputMissingError when the Hub says no, ServiceError when it does not answer in ATTEMPTS attempts. A missing
     revision passes through: who asked knows its name.

@@ -13,8 +13,7 @@ from pipeline.hardware.device import device_without_torch, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.preflight.plan import Plan, make_plan
 from pipeline.preflight.probe import NotMeasured, measure
-from pipeline.process.commands import program
-from pipeline.process.environment import whole_number
+from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
@@ -23,8 +22,7 @@ from pipeline.recipe.resolve import step_rows
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.sweep.runs import Job, Runs, figure_of, is_final
-from pipeline.sweep.search import search
-from pipeline.sweep.space import Axis, grid, read_space
+from pipeline.sweep.search import Axis, grid, read_space, search
 from pipeline.sweep.verdict import (
     EQUAL,
     Figure,
@@ -167,8 +165,12 @@ class Sweep:
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
-        budget = overrides and overrides[-1].startswith("train.max_steps=")  # in place of the baseline's horizon
-        fixed = [word for word in self.fixed if not (budget and word.partition("=")[0] in EXCLUSIVE[0])]
+        budget = overrides and overrides[-1].startswith("train.max_steps=")
+        replaced = (
+            "train.seed",
+            *(EXCLUSIVE[0] if budget else ()),
+        )  # by the run's own seed, and in place of the baseline's horizon
+        fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
         name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))

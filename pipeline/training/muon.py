@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
@@ -227,7 +227,7 @@ class _Stack:
 
 
 class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2). Each is made whole by one rank alone, its owner, which sends the others
+    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same. Each is made whole by one rank alone, its owner, which sends the others
     their rows of the direction: a rank holds its share of the stack whole, and never the stack.
 
     first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
@@ -239,9 +239,10 @@ class _SharedStack(_Stack):
 
     def _begin(self, x_MRC: Tensor) -> None:
         mesh, placements = self.members[0].device_mesh, self.members[0].placements
-        if placements != (Shard(0),):
-            raise NotImplementedError(f"Muon's matrices are cut by rows over one dimension of ranks, not {placements}")
-        self.process_group, rank, ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        dim = len(placements) - 1
+        if placements not in ((Shard(0),), (Replicate(), Shard(0))):
+            raise NotImplementedError(f"Muon's matrices are cut by rows, in HSDP's copies or in one, not {placements}")
+        self.process_group, rank, ranks = mesh.get_group(dim), mesh.get_local_rank(dim), mesh.size(dim)
         rows, columns = self.members[0].shape
         most = -(-rows // ranks)
         self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2

@@ -62,7 +62,7 @@ def cut_after_its_push(runner, recipe, hub, home, *overrides):
     )
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "modern"])
 def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, another_machine, tmp_path, model):
     recipe = runner.recipe("hub", model, hub={"id": REPO, "strategy": "checkpoint"})
     uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
@@ -160,7 +160,7 @@ save_file(logits, "logits.safetensors")
 """
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "modern"])
 def test_every_revision_that_training_pushed_loads_without_our_package_with_the_checkpoints_logits(
     runner, tmp_path, model
 ):

@@ -98,7 +98,7 @@ def test_the_norm_of_mixed_gradients_has_the_bits_of_float32():
     assert torch.equal(total_norm(gradients[1:]), torch.nn.utils.get_total_norm(gradients[1:]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_load_in_float32(runner, ranks):
     short = {"max_steps": 8, "save_steps": 2, "bf16": True, "max_grad_norm": 0.5}
     recipe = runner.recipe("narrow", "modern", train=short)

@@ -16,7 +16,7 @@ from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, format_of
-from pipeline.sources.quickstart.spelling import LETTERS, NUMBERS, is_held_out, word_conversation
+from pipeline.sources.quickstart import SPELLED_LETTERS, SPELLED_NUMBERS, is_held_out, word_conversation
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import FactsOfFiles, row_name, verified
 
@@ -41,7 +41,11 @@ class ChatItem:
 # Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
 
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)} | {"once": "1", "twice": "2", "zero": "0"}
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)} | {
+    "once": "1",
+    "twice": "2",
+    "zero": "0",
+}
 
 
 def number_after_marks(text: str) -> str | None:
@@ -62,7 +66,7 @@ def gsm8k_correct(item: ChatItem, text: str) -> bool:
 
 
 def spelling_correct(item: ChatItem, text: str) -> bool:
-    """Return a count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    """Check a count: the number in the answer. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
@@ -125,7 +129,7 @@ ReadRow = Callable[[Any], ChatItem]
 
 
 def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
-    """Return the user's message. No space before a letter: the answer's token is then the one that stands here."""
+    """Return the user's message. No space before a letter: the answer's token is then the one that follows."""
     options = "".join(f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True))
     return f"Multiple Choice question: {question}\n{options}\nRespond only with the letter of the correct answer."
 
@@ -461,7 +465,7 @@ def _files_of(
     if spec.id is None:
         return None, local_files(spec.files or [], where=where, folder=folder)
     if spec.id.startswith("tandem:"):
-        from pipeline.sources.quickstart.built_in import built_in_files
+        from pipeline.sources.quickstart import built_in_files
 
         return None, built_in_files(spec, kind="chat", where=where, cache=cache)
     from pipeline.sources.hub_files import dataset_files
@@ -549,7 +553,7 @@ def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     held_out = {
         w
         for w in words
-        if re.fullmatch(f"[a-z]{{{LETTERS[0]},{LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
+        if re.fullmatch(f"[a-z]{{{SPELLED_LETTERS[0]},{SPELLED_LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
     }
     order = np.random.default_rng(42).permutation(len(held_out))
     chosen = sorted(held_out)

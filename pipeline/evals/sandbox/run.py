@@ -146,7 +146,7 @@ assert set(os.environ) <= {environment!r}, "the environment is seen"
 
 @cache
 def available_isolation() -> Isolation:
-    """Return the walls that stand here, each tried in a process of its own, and all together by acts that they must refuse."""
+    """Return the walls that are here, each tried in a process of its own, and all together by acts that they must refuse."""
     isolation = granted_isolation()
     if not isolation.safe:
         return isolation

@@ -89,7 +89,7 @@ def _shown(value: float) -> str:
 
 
 def both(figures: Figures, first: str, second: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps, values, values) of the steps that have both metrics."""
+    """Return (steps, values, values) of the steps that have both metrics."""
     a, b = figures.series(first), figures.series(second)
     steps, of_a, of_b = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
     return steps, a.values[of_a], b.values[of_b]
@@ -201,7 +201,7 @@ def data_moves(figures: Figures) -> Verdict | None:
 
 
 def _position(audit: Audit, figures: Figures) -> None:
-    """The place (epoch, file, row group) of a step's last row; of a mixture that of whichever source gave it."""
+    """Return the place (epoch, file, row group) of a step's last row; of a mixture that of whichever source gave it."""
     parts = [figures.series(f"data/{name}") for name in ("epoch", "pq", "rg")]
     steps = parts[0].steps
     if len(steps) < 3 or not all(np.array_equal(part.steps, steps) for part in parts):
@@ -379,7 +379,7 @@ def times_add_up(figures: Figures) -> Verdict | None:
 
 
 def _intervals(audit: Audit, figures: Figures) -> None:
-    """perf/total_s from row to row. Left out: the first row of a start, and one before which rows are missing."""
+    """Compare perf/total_s from row to row. Left out: the first row of a start, and one before which rows are missing."""
     steps, total, step_s = both(figures, "perf/total_s", "perf/step_s")
     if len(steps) < 3:
         return
