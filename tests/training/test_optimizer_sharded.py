@@ -21,7 +21,7 @@ from pipeline.training.sharding import own_part, shard_model, whole_on_rank_0
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
-    "normalization": "rms_norm", "position_embedding": "rope", "value_embeddings": True, "residual_lambdas": True,
+    "normalization": "rms_norm", "position_embedding": "rope", "value_embeddings": True, "residual_lambdas": True, "bigram_embeddings": 70,
     "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 
