@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.process.errors import DataError, InputMissingError, TandemError
+from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
 from pipeline.process.storage import read_json, refuse_endless_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
@@ -117,14 +117,14 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
-        from pipeline.process.stores import limit_silence
+        from pipeline.process.network import limit_silence
 
         limit_silence()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:
         model = open_model(subject.path, code=subject.code, dtype=torch.float32, revision=revision)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise InputMissingError(
             f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
         ) from None
@@ -163,7 +163,7 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     except ModelOptionsError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # its files are somebody else's, and may hold anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise DataError(f"{at}: no model can be made of its files ({reason}). Take another one.") from error
 
 

@@ -14,12 +14,19 @@ from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import (
+    DamagedFileError,
+    DataError,
+    InputMissingError,
+    RecipeError,
+    ServiceError,
+    first_line,
+)
+from pipeline.process.network import is_network, limit_silence
 from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.retries import note_retry
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
-from pipeline.process.stores import is_network, limit_silence
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.sources.files import (
     Ends,
@@ -434,4 +441,4 @@ def retried(call, *, what: str, where: str):
 
 
 def _first_line(error: Exception) -> str:
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:200]
+    return redacted(first_line(error))[:200]

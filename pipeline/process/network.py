@@ -1,10 +1,4 @@
-"""The network: object stores by address, and the HTTP client of the Hub with an end to every wait.
-
-The stores: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface.
-
-Each finds its credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's
-application default credentials, HF_TOKEN.
-"""
+"""The network: object stores by address, the HTTP client of the Hub with an end to every wait, and this machine's own names."""
 
 import os
 import re
@@ -12,6 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
+
+# Object stores: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface. Each finds its
+# credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's application default
+# credentials, HF_TOKEN.
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
@@ -130,3 +129,17 @@ def limit_silence() -> None:
     from huggingface_hub import set_client_factory
 
     set_client_factory(client_that_gives_up)
+
+
+# Addresses of this machine, by which the pages that it serves to itself know their own visitors.
+
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def host_of(value: str) -> str | None:
+    """Return the name in a Host or Origin header, without scheme and port; None where it is none."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname
+    except ValueError:
+        return None
