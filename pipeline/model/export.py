@@ -48,6 +48,7 @@ NANOCHAT_OPTIONS: dict[str, Any] = {
     "residual_lambdas": False,
     "backout": False,
     "smear": False,
+    "bigram_embeddings": None,
     "resid_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "scale_attn_weights": True,

@@ -259,6 +259,7 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
                     "optimizer.groups.",
                     "optimizer.schedule.",
                     "optimizer.rate_scale",
+                    "optimizer.decay_scale",
                     "optimizer.average_",
                     "optimizer.ema_",
                 )

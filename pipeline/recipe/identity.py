@@ -21,6 +21,7 @@ LATER: dict[str, Any] = {
     "optimizer.average_weight": 0.6,
 }
 LATER |= {
+    "optimizer.decay_scale": None,
     "optimizer.ema_nesterov": None,
     "optimizer.ema_nesterov_steps": 100,
     "optimizer.ema_nesterov_span": [0.15, 0.75],

@@ -85,7 +85,7 @@ KEYS = (
     Key("inputs.batch_tokens", "integer?", "row positions", INPUTS, "run/data.py", "of an optimizer step over all processes"),
     Key("inputs.batch_warmup", "object", "", INPUTS, "run/data.py", "smaller batches at the beginning (optimizer.schedule)"),
     Key("inputs.batch_warmup.warmup_steps", "integer", "optimizer steps", INPUTS, "run/data.py", "that have them"),
-    Key("inputs.batch_warmup.halvings", "integer", "", INPUTS, "run/data.py", "of the first step's batch"),
+    Key("inputs.batch_warmup.halvings", "integer", "halvings", INPUTS, "run/data.py", "of the first step's batch"),
     Key("inputs.max_steps", "integer", "optimizer steps", INPUTS, "run/data.py", "of the whole run"),
     Key("inputs.start_from", "object?", "", INPUTS, "run/data.py", "model.start_from, resolved"),
     Key("inputs.start_from.<file>", "text", "sha256", INPUTS, "run/data.py", "of each file of weights; `from`: the folder, or a Hub id, and then its `commit` instead"),

@@ -228,7 +228,10 @@ def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
-    group: dict[str, Any] = {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
+    assert settings.weight_decay is not None
+    decay_scale = recipe.optimizer.decay_scale
+    decay = settings.weight_decay if decay_scale is None else settings.weight_decay * decay_scale
+    group: dict[str, Any] = {"lr": rate, "initial_lr": rate, "weight_decay": decay}
     if settings.decay_fraction is not None:
         group["decay_fraction"] = settings.decay_fraction
     if recipe.optimizer.ema_nesterov is not None:
@@ -244,15 +247,16 @@ def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
 
 
 def muon_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    common = rates(settings, recipe)
     floors = {name: value for name in MUON_FLOORS if (value := getattr(settings, name)) is not None}
     return {
         **floors,
         "kind": "muon",
-        **rates(settings, recipe),
+        **common,
         "momentum": settings.momentum,
         # What the schedule scales and never changes, beside initial_lr.
         "peak_momentum": settings.momentum,
-        "initial_weight_decay": settings.weight_decay,
+        "initial_weight_decay": common["weight_decay"],
         "product_dtype": product_dtype(recipe),
     }
 

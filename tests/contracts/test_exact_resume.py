@@ -26,6 +26,9 @@ CANDIDATES = [
     "optimizer.groups.embeddings.decay_fraction=0.4",
     "optimizer.schedule.batch_warmup_steps=14",
     "optimizer.schedule.batch_halvings=2",
+    "model.options.bigram_embeddings=2560",
+    "model.options.resid_pdrop=0.1",
+    "optimizer.decay_scale=10",
 ]
 
 
