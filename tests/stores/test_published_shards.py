@@ -16,11 +16,23 @@ from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sha256_file, write_sealed_json
 from pipeline.recipe import read_recipe
-from tests.data.conftest import bench, tokenizer  # noqa: F401 - fixtures
+from pipeline.tokenizer.load import train_bpe
+from tests.data.conftest import Bench
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text_files):
+    texts = [json.loads(line)["text"] for line in text_files[0].read_text().splitlines()]
+    return train_bpe(texts[:400], vocab_size=600, split_pattern="nanochat")
+
+
+@pytest.fixture
+def bench(tmp_path, text_files, chat_files, tokenizer):
+    return Bench(tmp_path, text_files, chat_files, tokenizer)
 
 
 @pytest.fixture
@@ -40,7 +52,7 @@ def shards_in(cache):
 
 
 @pytest.fixture
-def published(bench, bucket, address):  # noqa: F811
+def published(bench, bucket, address):
     """A preparation of 30 steps, whose shards are in the store."""
     made = bench.prepared(bench.recipe())
     publish(made.plan, address)
@@ -53,17 +65,17 @@ def no_writer(monkeypatch):
 
 
 @pytest.fixture
-def taken(bench, address):  # noqa: F811
+def taken(bench, address):
     return lambda **changes: bench.prepared(bench.recipe(cache="other", shards_from=address, **changes))
 
 
-def test_published_shards_are_taken_as_they_are_and_none_is_made(bench, published, no_writer, capsys, address, taken):  # noqa: F811
+def test_published_shards_are_taken_as_they_are_and_none_is_made(bench, published, no_writer, capsys, address, taken):
     assert files_of(taken()) == files_of(published)
     assert f"taken from {address}" in capsys.readouterr().out
     assert publish(published.plan, address) == (0, 0)
 
 
-def test_a_longer_run_goes_on_behind_the_published_shards_with_the_same_bytes(bench, published, address, taken):  # noqa: F811
+def test_a_longer_run_goes_on_behind_the_published_shards_with_the_same_bytes(bench, published, address, taken):
     train = {"max_steps": 60, "seed": 7}
     longer = taken(train=train)
     assert files_of(longer) == files_of(bench.prepared(bench.recipe(cache="whole", train=train)))
@@ -74,7 +86,7 @@ def test_a_longer_run_goes_on_behind_the_published_shards_with_the_same_bytes(be
 @pytest.mark.parametrize("what", ["shard", "seal", "state", "list", "foreign list", "foreign shard", "gone"])
 def test_what_is_damaged_or_foreign_is_refused_with_a_sentence_and_made_here(
     bench, published, bucket, capsys, what, address, taken
-):  # noqa: F811
+):
     key = published.plan["train"]["sequences"][0]["key"]
     other = published.plan["validation"]["sequences"][0]["key"]
     at = f"{address.removeprefix('s3://')}/{key}"
@@ -109,7 +121,7 @@ def test_what_is_damaged_or_foreign_is_refused_with_a_sentence_and_made_here(
 
 def test_a_store_that_is_away_costs_nothing_but_the_preparation(
     bench, published, bucket, monkeypatch, capsys, address, taken
-):  # noqa: F811
+):
     def away(*_, **__):
         raise OSError("no route to host")
 
@@ -120,12 +132,12 @@ def test_a_store_that_is_away_costs_nothing_but_the_preparation(
         publish(published.plan, address)
 
 
-def test_an_address_without_these_shards_says_nothing_and_takes_nothing(bench, bucket, capsys, address, taken):  # noqa: F811
+def test_an_address_without_these_shards_says_nothing_and_takes_nothing(bench, bucket, capsys, address, taken):
     assert files_of(taken()) == files_of(bench.prepared(bench.recipe()))
     assert address not in "".join(capsys.readouterr())
 
 
-def test_the_preparation_beside_a_training_takes_them_too(bench, s3, address):  # noqa: F811
+def test_the_preparation_beside_a_training_takes_them_too(bench, s3, address):
     made = bench.prepared(bench.recipe())
     publish(made.plan, address)
     recipe = bench.recipe(cache="other", shards_from=address)
