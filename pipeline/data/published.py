@@ -18,6 +18,7 @@ from pipeline.data.plan import folders_of
 from pipeline.data.preparation import locks
 from pipeline.data.shards import (
     FORMAT,
+    Shard,
     end_path,
     is_damaged,
     map_tensors,
@@ -209,10 +210,13 @@ def _belongs(folder: Path, number: int, settings: dict[str, Any], *, is_end: boo
     seal, width = read_seal(folder, number), settings["row_tokens"]
     if is_damaged(folder, number, verify=True):
         return False
-    ids = map_tensors(shard_path(folder, number))["input_ids"]
-    told = (seal.get("format"), seal.get("shard"), seal["positions"])
+    try:
+        shard = Shard(**map_tensors(shard_path(folder, number)))
+    except (ValueError, LookupError, TypeError, RecursionError):  # whole, and no shard
+        return False
+    found = (seal.get("format"), seal.get("shard"), seal["positions"], len(shard.targets), len(shard.used))
     return (
-        told == (FORMAT, number, seal["rows"] * width)
+        found == (FORMAT, number, seal["rows"] * width, seal["rows"], seal["rows"])
         and 0 < seal["rows"] <= settings["shard_rows"]
-        and (ids.shape, ids.dtype.name) == ((seal["rows"], width + 1), settings["dtype"])
+        and (shard.input_ids.shape, shard.input_ids.dtype.name) == ((seal["rows"], width + 1), settings["dtype"])
     )
