@@ -23,7 +23,7 @@ from pathlib import Path
 from common import ROOT, arguments, compared, show
 
 from pipeline.data.prepare import prepare_now
-from pipeline.evals.decontamination import Seen, Watchlist
+from pipeline.evals.decontamination import Matches, Watchlist
 from pipeline.recipe import read_recipe
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -109,7 +109,7 @@ def main() -> None:
             times.append((looking, alone))
             print(f"pair {pair}: cpu {looking[0] / alone[0]:.4f}, wall {looking[1] / alone[1]:.4f}", file=sys.stderr)
         prepare(path)
-        seen = Seen.by_run(plans[path], watchlist.id)
+        seen = Matches.by_run(plans[path], watchlist.id)
     rows = [
         {"clock": clock, **compared([(looking[i], alone[i]) for looking, alone in times[1:]])}
         for i, clock in enumerate(("cpu", "wall"))

@@ -13,7 +13,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import WATCHED
 from pipeline.training.recent import RecentValues
 
-# A loss or a gradient norm far outside its recent values: said, recorded, and by recipe the end of the run.
+# A loss or a gradient norm far outside its recent values: printed, recorded, and by recipe the end of the run.
 
 
 class Spikes(TrainerCallback):
@@ -60,7 +60,7 @@ class Spikes(TrainerCallback):
             raise error
 
 
-# A rank that keeps all others waiting: said and recorded once for each time that it lasts.
+# A rank that keeps all others waiting: printed and recorded once for each time that it lasts.
 
 RATIO = 1.5  # times the mean of the other ranks
 INTERVALS = 3  # logged in a row; a single one is noise of the machine

@@ -8,17 +8,14 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.callbacks.alarms import Spikes, Stragglers
-from pipeline.callbacks.benchmarks import Benchmarks
+from pipeline.callbacks.evaluations import Benchmarks, Samples
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.profiler import ProfileSteps
-from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.callbacks.trackers import trackers_of
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
-from pipeline.process.user_code import guarded, import_attribute
+from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
@@ -28,8 +25,9 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens = trainer.meter.batch_tokens
-    trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, batch_tokens=batch_tokens)
+    tokens_at = trainer.meter.tokens_at
+    known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
+    trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
@@ -40,8 +38,8 @@ def add_callbacks(
     for callback in (
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
-        *([ProfileSteps(run, *profile, meter=trainer.meter)] if profile else []),
-        MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
+        *([import_built_in("callbacks.ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
+        MetricsFile(run, attempt=attempt, tokens_at=tokens_at),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
@@ -63,7 +61,7 @@ def add_callbacks(
             every_steps=samples.every_steps,
             chat=recipe.stage == "sft",
             attempt=attempt,
-            batch_tokens=batch_tokens,
+            tokens_at=tokens_at,
             meter=trainer.meter,
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),

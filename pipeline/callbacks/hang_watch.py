@@ -33,7 +33,7 @@ class Stacks:
         return self.folder / f"rank-{rank}.txt"
 
     def open(self) -> IO[str]:
-        """This rank's empty file for stacks: opened in advance, since a process that hangs may not be able to."""
+        """Open this rank's empty file for stacks, in advance, since a process that hangs may not be able to."""
         for left in self.folder.parent.glob(f"attempt-*/rank-{self.rank}.txt"):
             if left.stat().st_size == 0:  # of an attempt that was killed
                 _remove(left)
@@ -50,12 +50,12 @@ class Stacks:
         os.utime(self._text(self.rank))
 
     def touched(self) -> dict[int, float]:
-        """By other rank that trains, when it last said so; by the clock of the file system, to be compared with itself only."""
+        """Return by other rank that trains when it last touched its file; by the clock of the file system, to be compared with itself only."""
         texts = {int(text.stem.partition("-")[2]): text for text in self.folder.glob("rank-*.txt")}
         return {rank: text.stat().st_mtime for rank, text in texts.items() if rank != self.rank}
 
     def publish(self, place: dict[str, Any]) -> None:
-        """Write where this rank stands: from now on every rank knows that the run is at an end."""
+        """Write where this rank is: from now on every rank knows that the run is at an end."""
         write_json(self.folder / f"rank-{self.rank}.json", place)
 
     def places(self) -> dict[int, dict[str, Any]]:
@@ -66,7 +66,7 @@ class Stacks:
         return {place["rank"]: place for place in places}
 
     def clear(self) -> None:
-        """This rank has come to the end of its training: it leaves no empty file."""
+        """Remove this rank's empty file at the end of its training."""
         _remove(self._text(self.rank))
         with suppress(OSError):  # not empty: stacks of an earlier attempt
             self.folder.parent.rmdir()
@@ -79,7 +79,7 @@ def _remove(text: Path) -> None:
 
 
 TICK_S = 1.0
-ANSWER_S = 10.0  # in which the other ranks tell where they stand
+ANSWER_S = 10.0  # in which the other ranks report where they are
 LOST_S = 5.0  # in which a rank's own error in a collective comes first: it says more
 # Times the timeout for the first step and the first evaluation under torch.compile, which beat only when they are compiled.
 COMPILING = 10
@@ -157,7 +157,7 @@ class HangWatch(TrainerCallback):
                 leave(self._verdict(silent_s=now - since, gone=gone))
 
     def _others_work(self, now: float, *, within_s: float) -> bool:
-        """Return whether another rank has said lately that it works: who waits for its save or samples makes no progress itself."""
+        """Return whether another rank has touched its file lately: who waits for its save or samples makes no progress itself."""
         with suppress(OSError):
             if (touched := self.stacks.touched()) != self.touched:
                 self.touched, self.touched_at = touched, now
@@ -171,7 +171,7 @@ class HangWatch(TrainerCallback):
         return place
 
     def _verdict(self, *, silent_s: float, gone: list[int]) -> HangError:
-        """Tell the others where this rank stands, hear where they do, and say who is behind."""
+        """Share where every rank is, and return who is behind."""
         place = self._place()
         about = {"rank": self.ranks.own, "host": socket.gethostname(), "process": os.getpid()}
         about |= {"step": self.trainer.state.global_step, **place, "silent_s": round(silent_s, 1), "gone": gone}

@@ -54,7 +54,7 @@ class Machine(TrainerCallback):
     """Samples on the first rank of every host; its numbers join the row that the trainer logs.
 
     gpu/* are means over this host's GPUs of the run and all samples since the last row that has them, so a row logged sooner
-    than the next sample has none. perf/energy_* stand in runs on one host only: rank 0 knows no other host's.
+    than the next sample has none. perf/energy_* are in runs on one host only: rank 0 knows no other host's.
     """
 
     def __init__(self, trainer: TandemTrainer, run: RunDirectory, *, attempt: int, gpu_hz: float):
@@ -84,7 +84,7 @@ class Machine(TrainerCallback):
             self.gpus.stop()
 
     def numbers(self) -> dict[str, float]:
-        """By the names of docs/metrics.md; asked for once a logged step, after the meter was read."""
+        """Return them by the names of docs/metrics.md; called once a logged step, after the meter was read."""
         row: dict[str, float] = {}
         if (now := time.monotonic()) >= self.host_due_s:
             self.host_due_s = now + HOST_EVERY_S
@@ -102,8 +102,8 @@ class Machine(TrainerCallback):
         found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
         if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
             # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
-            step_s = (self.meter_before[0] - before[0]) / (self.meter_before[1] - before[1])
-            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * step_s / meter.batch_tokens
+            tokens = meter.tokens_at(self.meter_before[1]) - meter.tokens_at(before[1])
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter_before[0] - before[0]) / tokens
         return found
 
 

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.evals.together import EvaluationInterrupted
+from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.run_dir.signals import Signals
 
 Item = TypeVar("Item")
@@ -41,7 +41,7 @@ class StopSignals(TrainerCallback):
             self._stop(control)
 
     def give_up(self, control) -> None:
-        """After EvaluationInterrupted on every rank: the step is saved, and the run ends here."""
+        """Save the step and end the run, after EvaluationInterrupted on every rank."""
         self.agreed()  # on which signal it was
         self._stop(control)
 
@@ -62,8 +62,8 @@ class StopSignals(TrainerCallback):
         return bool(self.signals.received)
 
     def on_every_rank(self, items: Iterable[Item], *, lockstep: bool = False) -> Iterator[Item]:
-        """The items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
-        unequal numbers of them, and each gives up where it stands. In lockstep they have equally many and agree before
+        """Yield the items of all ranks until one is signalled. The ranks agree once, after the last item of each: they may have
+        unequal numbers of them, and each gives up where it is. In lockstep they have equally many and agree before
         each: the others would wait in their forward for the one that gives up."""
         for item in items:
             if self.agreed() if lockstep else self.signals.received:

@@ -70,7 +70,7 @@ class TrackioTable:
             raise OSError("its database keeps what an earlier attempt wrote")
 
     def add(self, rows: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        """Rows of metrics or samples as they stand in their file, each with the values that Trackio is to have."""
+        """Add rows of metrics or samples as their file has them, each with the values that Trackio is to have."""
         remaining = iter(rows)
         while batch := list(islice(remaining, BATCH_ROWS)):
             self.storage.bulk_log(
@@ -85,7 +85,7 @@ class TrackioTable:
 
 
 def copy(run: RunDirectory, *, ended: Callable[[], bool]) -> None:
-    """Everything that counts, and then what is added to the files until `ended`."""
+    """Copy everything that counts, and then what is added to the files until `ended`."""
     attempts = [row for row in GrowingFile(run.metrics).new_rows() if row.get("event") == "attempt"]
     table, metrics, samples = TrackioTable(run), GrowingFile(run.metrics), GrowingFile(run.samples)
     waiting: list[dict[str, Any]] = []

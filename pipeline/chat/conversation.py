@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import readable
+from pipeline.process.progress import short_count
 
 # Ids to text while they arrive: a character of several tokens is shown when its last byte is there.
 
@@ -90,14 +91,14 @@ class Speaker:
     @property
     def positions(self) -> int | None:
         """Return the longest sequence that the model takes, None where its config does not say."""
-        from pipeline.generation.stream import positions
+        from pipeline.generation.texts import positions
 
         return positions(self.model)
 
     @property
     def sizes(self) -> str:
         """Return the model's type, parameters and positions in a line."""
-        parameters = si(self.model.num_parameters())
+        parameters = short_count(self.model.num_parameters())
         read = [f"{self.positions:,} positions"] if self.positions else []
         return ", ".join([self.model_type, f"{parameters} parameters", *read])
 
@@ -113,14 +114,6 @@ class Speaker:
             return self.chats and ids != prompt_ids(self.tokenizer, [question])
         except DataError:
             return False
-
-
-def si(number: float) -> str:
-    """Return a count in three digits: 1.16M."""
-    for exponent, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
-        if number >= 10**exponent:
-            return f"{number / 10**exponent:.3g}{letter}"
-    return f"{number:.3g}"
 
 
 def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
@@ -170,13 +163,14 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
         return None
     steps, batch_tokens = step or _value(manifest, "results", "step"), _value(manifest, "inputs", "batch_tokens")
     known = isinstance(steps, int) and isinstance(batch_tokens, int)
+    known &= _value(manifest, "inputs", "batch_warmup") is None  # else the first steps had fewer
     start = _value(manifest, "inputs", "start_from", "from")
-    amount = f" ({si(steps * batch_tokens)} tokens)" if known else ""
+    amount = f" ({short_count(steps * batch_tokens)} tokens)" if known else ""
     return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")
 
 
 def _value(record: Any, *keys: str) -> Any:
-    """Return what stands there in a record that somebody else may have written, else None."""
+    """Return what is there in a record that somebody else may have written, else None."""
     for key in keys:
         record = record.get(key) if isinstance(record, dict) else None
     return record
@@ -226,9 +220,9 @@ class Conversation:
 
         Raises DataError when the chat template refuses the messages; the conversation is then as it was.
         """
-        from pipeline.generation.stream import stream
+        from pipeline.generation.texts import stream
         from pipeline.tokenizer.chat import answer_messages
-        from pipeline.tokenizer.specials import tool_marks
+        from pipeline.tokenizer.encode import tool_marks
 
         speaker = self.speaker
         signs = dict(zip(tool_marks(speaker.tokenizer) or (), TOOL_SIGNS, strict=False))
@@ -261,8 +255,7 @@ class Conversation:
 
     def _ids(self, text: str, max_new_tokens: int) -> list[int]:
         """Return what the model reads: the conversation, its oldest turns left out when there is no room for an answer."""
-        from pipeline.generation.stream import positions
-        from pipeline.generation.texts import document_ids
+        from pipeline.generation.texts import document_ids, positions
 
         limit = positions(self.speaker.model) or sys.maxsize
         room = limit - min(max_new_tokens, limit // 4)

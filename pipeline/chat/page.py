@@ -7,17 +7,243 @@ browser the rest.
 import importlib.util
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import closing
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cache, lru_cache
+from html import escape
 from typing import Any
 
-from pipeline.chat.conversation import Sampling, Speaker
-from pipeline.chat.rendering import card_of
-from pipeline.chat.visit import Visit
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+
+from pipeline.chat.conversation import Conversation, Sampling, Speaker
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
-from pipeline.process.loopback import LOOPBACK, host_of
+from pipeline.process.network import LOOPBACK, host_of
+
+# Messages and models as HTML: neither a model nor a user can write HTML.
+
+# Gradio copies the text of this button's parent, and shows the second picture for two seconds.
+COPY = (
+    '<button type="button" title="{title}" class="copy_code_button"><span class="copy-text">'
+    '<svg viewBox="0 0 15 15" width="15" height="15"><path fill="currentColor" d="M12.7 4.5v8.2H4.5V4.5zm0-.9H4.5a.9.9 0 0 0-.9.9v8.2a.9.9 0 0 0 '
+    '.9.9h8.2a.9.9 0 0 0 .9-.9V4.5a.9.9 0 0 0-.9-.9"/><path fill="currentColor" d="M1.8 8.2H.9V1.8a.9.9 0 0 1 .9-.9h6.4v.9H1.8Z"/></svg></span>'
+    '<span class="check"><svg viewBox="0 0 17 17" width="17" height="17" fill="none" stroke="currentColor"><path d="m13.8 4.8-7.4 7.4-3.2-3.2"/>'
+    "</svg></span></button>"
+)
+LINKS = ("http://", "https://", "mailto:")
+
+
+class SafeMarkdown(MarkdownIt):
+    """CommonMark with tables, in which HTML is text, pictures are links, and a link leads to a website or an address."""
+
+    def __init__(self) -> None:
+        super().__init__("commonmark", {"html": False, "breaks": True})
+        self.enable(["table", "strikethrough"]).disable("image")
+        for kind in ("fence", "code_block"):
+            self.add_render_rule(kind, _code)
+
+    def validateLink(self, url: str) -> bool:
+        return url.lower().startswith(LINKS)
+
+
+def _code(self: RendererHTML, tokens: Sequence[Token], place: int, options: OptionsDict, env: EnvType) -> str:
+    copy = COPY.format(title="Copy the code")
+    return f'<div class="code_wrap">{copy}<pre><code>{escape(tokens[place].content)}</code></pre></div>'
+
+
+@cache
+def _markdown() -> SafeMarkdown:
+    return SafeMarkdown()
+
+
+@lru_cache(maxsize=512)  # A conversation is rendered again with every piece of its last answer.
+def html_of(text: str, *, markdown: bool, done: bool = True) -> str:
+    """Return a message with its copy button, in one line: Gradio would dedent several. `text` is what the button copies."""
+    if not text.strip():
+        shown = f'<div class="plain empty">{"(an empty answer)" if done else "..."}</div>'
+    elif markdown:
+        shown = f'<div class="prose">{_markdown().render(text)}</div>'
+    else:
+        shown = f'<div class="plain">{escape(text)}</div>'
+    source = f'<span class="source">{escape(text)}</span>'
+    copied = f'<div class="copy">{COPY.format(title="Copy the message")}{source}</div>' if done else ""
+    return re.sub(r"[\n\t]", lambda found: f"&#{ord(found[0])};", shown + copied)
+
+
+def card_of(speaker: Speaker) -> str:
+    """Return what the model is: name, kind, sizes, data, place."""
+    lines = [speaker.sizes]
+    if speaker.trained_on:
+        lines.append(f"trained on {speaker.trained_on}")
+    facts = "".join(f"<p>{escape(line)}</p>" for line in [*lines, speaker.path])
+    return f'<div class="model"><h2>{escape(speaker.name)} <span>{speaker.kind}</span></h2>{facts}</div>'
+
+
+# A visitor's conversation with every model of the page, and its copy in the browser, which a reload begins with.
+
+
+MOST_STORED_CHARS = 200_000  # of the copy; a browser keeps some 5 MB for a site, and a request holds 1 MiB
+SHOWN_S = 0.1  # between two pictures of a growing answer: a small model writes hundreds of tokens a second, too many for a browser
+
+
+class Visit:
+    """One browser tab. turns: questions, each with the answer of every speaker; settings: the page's, as they were last used."""
+
+    def __init__(self, speakers: list[Speaker], *, notify: Callable[[str], Any] = print):
+        self.speakers, self.notify = speakers, notify
+        self.conversations = [Conversation(speaker, notify=notify) for speaker in speakers]
+        self.turns: list[dict[str, Any]] = []
+        # Each conversation's messages before the last turn; None where that turn cannot be taken back.
+        self.before: list[list[dict]] | None = None
+        self.settings: list[Any] = []
+
+    def __deepcopy__(self, memo: dict) -> "Visit":
+        """Return an empty visit: Gradio begins each tab with a copy of the first one, and the models are the same for all."""
+        return Visit(self.speakers, notify=self.notify)
+
+    def answer(self, text: str, *, system: str | None, sampling: Sampling) -> Generator[None, None, None]:
+        """Let the last turn grow by pieces of every speaker's answer.
+
+        Raises DataError when a chat template refuses the messages; the conversations are then as they were.
+        """
+        earlier, self.before = self.before, [list(conversation.messages) for conversation in self.conversations]
+        for conversation in self.conversations:
+            conversation.system = system
+        answers = ["" for _ in self.conversations]
+        self.turns.append({"question": text, "answers": answers})
+        try:
+            yield
+            yield from self._grow(answers, text, sampling)
+        except TandemError:
+            self.take_back()
+            self.before = earlier
+            raise
+
+    def _grow(self, answers: list[str], text: str, sampling: Sampling) -> Generator[None, None, None]:
+        with ExitStack() as left:
+            growing = {
+                place: left.enter_context(closing(conversation.answer(text, sampling)))
+                for place, conversation in enumerate(self.conversations)
+            }
+            shown = time.monotonic()
+            while growing:
+                for place, pieces in list(growing.items()):
+                    piece = next(pieces, None)
+                    if piece is None:
+                        del growing[place]
+                    else:
+                        answers[place] += piece
+                if time.monotonic() - shown > SHOWN_S:
+                    yield
+                    shown = time.monotonic()
+
+    def take_back(self) -> str | None:
+        """Take the last turn out of the conversations and return its question; None where that is not possible."""
+        if not self.turns or self.before is None:
+            return None
+        for conversation, messages in zip(self.conversations, self.before, strict=True):
+            conversation.messages = messages
+        self.before = None
+        return self.turns.pop()["question"]
+
+    def shown(self, *, growing: bool = False) -> list[list[dict[str, Any]]]:
+        """Return the value of each speaker's Chatbot. growing: the last answers are not at their end."""
+        return [
+            self._shown(place, conversation.speaker, growing=growing)
+            for place, conversation in enumerate(self.conversations)
+        ]
+
+    def _shown(self, place: int, speaker: Speaker, *, growing: bool) -> list[dict[str, Any]]:
+        messages = []
+        for turn in self.turns:
+            done = not (growing and turn is self.turns[-1])
+            answer = html_of(turn["answers"][place], markdown=speaker.chats, done=done)
+            messages += [
+                {"role": "user", "content": html_of(turn["question"], markdown=False)},
+                {"role": "assistant", "content": answer},
+            ]
+        return messages
+
+    # What a reload begins with.
+
+    def stored(self) -> str:
+        """Return the visit as JSON of at most MOST_STORED_CHARS, without its oldest turns where it is longer."""
+        kept: dict[str, Any] = {
+            "turns": self.turns,
+            "messages": [conversation.messages for conversation in self.conversations],
+            "before": self.before,
+            "answers": [conversation.answers for conversation in self.conversations],
+            "settings": self.settings,
+        }
+        while len(text := json.dumps(kept)) > MOST_STORED_CHARS and kept["turns"]:
+            kept["turns"] = kept["turns"][1 + len(kept["turns"]) // 10 :]
+        return text if len(text) <= MOST_STORED_CHARS else ""
+
+    def restore(self, text: str | None) -> None:
+        """Take over what `stored` gave. What a browser sends may be anything: all else leaves the visit empty."""
+        try:
+            kept = json.loads(text or "")
+        except (ValueError, RecursionError):
+            return
+        num = len(self.conversations)
+        if not (
+            isinstance(kept, dict)
+            and _all(kept.get("turns"), lambda turn: _is_turn(turn, num))
+            and _are_messages(kept.get("messages"), num)
+            and (kept.get("before") is None or _are_messages(kept["before"], num))
+            and _all(kept.get("answers"), lambda number: isinstance(number, int) and 0 <= number < 2**31, num)
+            and isinstance(kept.get("settings"), list)
+        ):
+            return
+        self.turns, self.before, self.settings = kept["turns"], kept.get("before"), kept["settings"]
+        for conversation, messages, answers in zip(self.conversations, kept["messages"], kept["answers"], strict=True):
+            conversation.messages, conversation.answers = messages, answers
+
+
+def _all(values: Any, is_right: Any, num: int | None = None) -> bool:
+    return isinstance(values, list) and num in (None, len(values)) and all(map(is_right, values))
+
+
+def _is_turn(turn: Any, num: int) -> bool:
+    return (
+        isinstance(turn, dict)
+        and turn.keys() == {"question", "answers"}
+        and isinstance(turn["question"], str)
+        and _all(turn["answers"], lambda answer: isinstance(answer, str), num)
+    )
+
+
+def _are_messages(of_all: Any, num: int) -> bool:
+    return _all(of_all, lambda of_one: _all(of_one, _is_message), num)
+
+
+def _is_message(message: Any) -> bool:
+    """Return whether it is a message as `answer_messages` makes them."""
+    if not (isinstance(message, dict) and message.keys() <= {"role", "content", "tool_calls"}):
+        return False
+    calls = message.get("tool_calls", [])
+    return (
+        message.get("role") in ("user", "assistant", "tool")
+        and isinstance(message.get("content"), str)
+        and _all(
+            calls, lambda call: isinstance(call, dict) and call.keys() == {"function"} and _is_call(call["function"])
+        )
+    )
+
+
+def _is_call(function: Any) -> bool:
+    return (
+        isinstance(function, dict)
+        and function.keys() == {"name", "arguments"}
+        and all(isinstance(value, str) for value in function.values())
+    )
+
 
 # The page, its scripts and its event stream come from the address it was opened at, and from nowhere else.
 POLICY = (
@@ -61,7 +287,7 @@ footer { display: none !important; }
 
 
 def require_gradio() -> None:
-    """Raises InputMissingError when Gradio is not installed; imports nothing."""
+    """Raise InputMissingError when Gradio is not installed; imports nothing."""
     if importlib.util.find_spec("gradio") is None:
         raise InputMissingError(
             'command line: --web needs the package gradio, which is not installed. Run pip install "tandem-llm[web]", '
@@ -229,7 +455,7 @@ def _longest(speakers: list[Speaker], sampling: Sampling) -> int:
 
 
 def _controls(sampling: Sampling, *, longest: int) -> list[Any]:
-    """In the order of `Sampling`'s fields."""
+    """Return the controls in the order of `Sampling`'s fields."""
     import gradio
 
     look = {"min_width": 180, "buttons": []}
@@ -314,7 +540,7 @@ def _connect(blocks, visit, stored, chatbots, box, settings, again, new, speaker
     box.stop(rest, visit, outputs, cancels=running, **quiet)
     new.click(start_over, None, [visit, *outputs], cancels=running, **quiet)
     key = json.dumps("tandem " + " ".join(speaker.path for speaker in speakers))
-    # The tab's own storage: other tabs have conversations of their own, and what was said is gone with the tab.
+    # The tab's own storage: other tabs have conversations of their own, and its own is gone with it.
     stored.change(None, stored, None, js=f"text => {{ sessionStorage.setItem({key}, text) }}", **quiet)
     blocks.load(
         load,

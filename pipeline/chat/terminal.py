@@ -168,7 +168,7 @@ def open_history() -> Callable[[], None]:
     try:
         path = cache_dir() / "chat_history"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # what was said is nobody else's
+        path.touch(mode=0o600)  # the conversation is nobody else's
         readline.set_history_length(MOST_HISTORY)
         readline.read_history_file(path)
     except (OSError, TandemError):

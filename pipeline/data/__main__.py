@@ -7,10 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from pipeline.process.commands import program
-from pipeline.process.environment import whole_number
+from pipeline.process.commands import program, whole_number
+from pipeline.process.network import takes_shards
 from pipeline.process.progress import Bar
-from pipeline.process.stores import takes_shards
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 

@@ -29,8 +29,8 @@ from pipeline.data.shards import (
     state_path,
 )
 from pipeline.process.errors import DamagedFileError, ServiceError
+from pipeline.process.network import HUB_DATASET, as_os_error, opened
 from pipeline.process.storage import read_sealed_json, sha256_file, write_bytes, write_sealed_json
-from pipeline.process.stores import HUB_DATASET, as_os_error, opened
 
 LIST = "published.json"
 FILES_A_COMMIT = 100  # of the Hub, which advises no more
@@ -61,7 +61,7 @@ class Dataset:
     """A folder of a dataset repository on the Hub; a new one is private."""
 
     def __init__(self, address: str):
-        from pipeline.sources.hub_files import limit_silence
+        from pipeline.process.network import limit_silence
 
         limit_silence()
         found = HUB_DATASET.fullmatch(address)

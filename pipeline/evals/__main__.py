@@ -17,11 +17,11 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     arguments = read_arguments(argv)
     subject = find_subject(arguments.model, trust_code=arguments.trust_code)
-    asked = Asked(arguments, subject)
-    asked.open_inputs()  # before the model: what is wrong with them is reported at once
+    command = EvalsCommand(arguments, subject)
+    command.open_inputs()  # before the model: what is wrong with them is reported at once
 
-    from pipeline.evals.results import entry_of
     from pipeline.evals.subject import load
+    from pipeline.evals.tasks import entry_of
     from pipeline.hardware.cpu import settle_vector_functions
     from pipeline.hardware.device import device_info
 
@@ -33,19 +33,19 @@ def main(argv: list[str]) -> int:
     where = join_ranks(on_cpu=device.kind == "cpu")
     model, tokenizer = load(subject, device=where["device"], revision=arguments.revision)
     try:
-        asked.score(model, tokenizer, where)
-        asked.refuse_nonfinite()
+        command.score(model, tokenizer, where)
+        command.refuse_nonfinite()
     finally:  # what was scored before an error is not lost
-        if where["rank"] == 0 and (asked.results or asked.samples):
+        if where["rank"] == 0 and (command.results or command.samples):
             entry = entry_of(
                 subject=subject.name,
                 step=subject.step,
                 device=device.name,
-                results=asked.results,
-                samples=asked.samples,
+                results=command.results,
+                samples=command.samples,
                 command=["python", "-m", "pipeline.evals", *argv],
             )
-            asked.record(entry)
+            command.record(entry)
     return 0
 
 
@@ -63,7 +63,7 @@ def join_ranks(*, on_cpu: bool) -> dict[str, Any]:
     return {"device": str(state.device), "rank": state.process_index, "world_size": state.num_processes}
 
 
-class Asked:
+class EvalsCommand:
     """Options of the command line, with the run's own recipe for what they leave open."""
 
     def __init__(self, arguments: argparse.Namespace, subject: Subject):
@@ -76,7 +76,7 @@ class Asked:
         self.samples: list[dict[str, Any]] = []
 
     def open_inputs(self) -> None:
-        """Return everything but the model; raise what is wrong with it."""
+        """Open everything but the model; raise what is wrong with it."""
         if self.subject.run is not None:
             self.subject.run.refuse_links(self.subject.run.report)  # where the scores are recorded
         if "bpb" in self.tasks:
@@ -135,7 +135,7 @@ class Asked:
 
     def score(self, model: Any, tokenizer: Any, where: dict[str, Any]) -> None:
         """Fill results and samples, and print them as they come."""
-        from pipeline.evals.results import in_precision
+        from pipeline.evals.tasks import in_precision
 
         if "chat" in self.tasks:
             self.chat.require_ready(tokenizer)
@@ -146,11 +146,11 @@ class Asked:
             print_figures(figures)
             self.results += figures
         if "core" in self.tasks:
-            self.results += self._say_contamination(in_precision(self._core(model, tokenizer, where), "float32"))
+            self.results += self._print_contamination(in_precision(self._core(model, tokenizer, where), "float32"))
         if "chat" in self.tasks:
             ranks = {"rank": where["rank"], "world_size": where["world_size"]}
             scored = self.chat.score(model, tokenizer, findings=self._findings(), **ranks)
-            self.results += self._say_contamination(in_precision(scored, "float32"))
+            self.results += self._print_contamination(in_precision(scored, "float32"))
         if "lm_eval" in self.tasks:
             self.results += self._harness(model, tokenizer)
         if "samples" in self.tasks and where["rank"] == 0:
@@ -173,7 +173,7 @@ class Asked:
 
     def record(self, entry: dict[str, Any]) -> None:
         """Keep the entry in the run's evals.json, and where --output says."""
-        from pipeline.evals.results import append_entry
+        from pipeline.evals.tasks import append_entry
         from pipeline.process.storage import write_json
 
         if self.subject.run is not None:
@@ -206,7 +206,7 @@ class Asked:
 
         return findings_of(self.subject.run)
 
-    def _say_contamination(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _print_contamination(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         from pipeline.evals.contamination import contamination_line
 
         if self.subject.run is not None:

@@ -21,7 +21,7 @@ from pipeline.monitor.heartbeat import beat
 from pipeline.process.progress import progress
 
 IGNORED = -100
-# Logits of a foreign model that are held at once, in elements of (rows, T, V): 1 GiB in fp32.
+# Logits of another model that are held at once, in elements of (rows, T, V): 1 GiB in fp32.
 LOGITS_AT_ONCE = 2**28
 # Targets whose logits are turned to fp32 together, so that bf16 logits are never copied whole.
 TARGETS_AT_ONCE = 2048

@@ -1,4 +1,4 @@
-"""Contamination of benchmarks: which items stand in what was trained on."""
+"""Contamination of benchmarks: which items are in what was trained on."""
 
 import sys
 import time
@@ -10,7 +10,7 @@ import pipeline.model.build  # noqa: F401 - transformers warns of a tokenizer be
 from pipeline.data.prepare import prepare_now
 from pipeline.evals.chat.tasks import ChatItem, LoadedTask
 from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask
-from pipeline.evals.decontamination import Seen, Watchlist, flags_of, id_of_file, without_contaminated
+from pipeline.evals.decontamination import Matches, Watchlist, flags_of, id_of_file, without_contaminated
 from pipeline.evals.subject import find_subject
 from pipeline.process.errors import DataError, InputMissingError, TandemError
 from pipeline.process.storage import cache_dir, cache_of_run, file_lock, read_json, write_json
@@ -94,32 +94,32 @@ def save_watchlist(benchmarks: list[Any], *, cache: Path) -> Path:
 
 def unchecked_text(plan: dict) -> tuple[int, int]:
     """Return (shards of the training text that nobody has searched, all of them)."""
-    seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
-    return seen.unchecked, seen.shards
+    matches = Matches.by_run(plan, id_of_file(plan["watchlist"]))
+    return matches.unchecked, matches.shards
 
 
-# report/contamination.json: which evaluation items stand in a run's training text; and the scores without them.
+# report/contamination.json: which evaluation items are in a run's training text; and the scores without them.
 
-Findings = dict[str, Any]  # as Seen.findings gives them
+Findings = dict[str, Any]  # as Matches.findings gives them
 
 
 def record_findings(run: RunDirectory, plan: dict, benchmarks: list[Any]) -> Findings | None:
     """Write down what the run's training text, as far as it is prepared, holds of the benchmarks' items; for one rank.
 
-    None when the text is not searched for them, and when that cannot be told: the reason is printed, the run goes on.
+    None when the text is not searched for them, and when that is unknown: the reason is printed, the run goes on.
     """
     if not plan["watchlist"]:
         return None
     try:
-        seen = Seen.by_run(plan, id_of_file(plan["watchlist"]))
+        matches = Matches.by_run(plan, id_of_file(plan["watchlist"]))
         parents, absent = parents_of(run)
         not_searched = [*(parent.name for parent in parents), *absent]  # its own text alone passes by here
         return keep_findings(
-            run, seen.findings(watched_tasks(benchmarks), text_of=[run.name], not_searched=not_searched)
+            run, matches.findings(watched_tasks(benchmarks), text_of=[run.name], not_searched=not_searched)
         )
     except Exception as error:  # whatever it is, it must not end a training
         print(
-            f"contamination: which items stand in the training text cannot be told ({type(error).__name__}: {error}); the training goes on",
+            f"contamination: which items are in the training text is unknown ({type(error).__name__}: {error}); the training goes on",
             file=sys.stderr,
             flush=True,
         )
@@ -236,7 +236,7 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: b
     Raises InputMissingError and DataError when the run's own text is not there or has changed.
     """
     watchlist = Watchlist.of(tasks)
-    seen, text_of = [_seen(run, watchlist, trust_code=trust_code)], {run.path.resolve(): run.name}
+    matches, text_of = [_seen(run, watchlist, trust_code=trust_code)], {run.path.resolve(): run.name}
     parents, not_searched = parents_of(run)
     while parents:
         parent = parents.pop(0)
@@ -246,16 +246,16 @@ def search_text(run: RunDirectory, tasks: dict[str, list[str]], *, trust_code: b
             further, absent = parents_of(parent)
             parents += further
             not_searched += absent
-            seen.append(_seen(parent, watchlist, trust_code=trust_code))
+            matches.append(_seen(parent, watchlist, trust_code=trust_code))
             text_of[parent.path.resolve()] = parent.name
         except TandemError as error:
             print(f"contamination: the text of {parent.name} is not searched. {error}", file=sys.stderr, flush=True)
             not_searched.append(parent.name)
-    found = Seen.together(seen).findings(tasks, text_of=list(text_of.values()), not_searched=not_searched)
+    found = Matches.together(matches).findings(tasks, text_of=list(text_of.values()), not_searched=not_searched)
     return keep_findings(run, found)
 
 
-def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
+def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Matches:
     """Return what the run's text holds, by its recipe and the inputs that its manifest names."""
     inputs = run.read_manifest().get("inputs") or {}
     if not (inputs and run.recipe.exists()):
@@ -268,7 +268,7 @@ def _seen(run: RunDirectory, watchlist: Watchlist, *, trust_code: bool) -> Seen:
     tokenizer = open_tokenizer(folder, revision=None, beside=None, where=folder)
     path = watchlist.save(cache_dir(recipe.data.cache_dir) / "watchlists")
     plan = prepare_now(recipe, tokenizer, sources=sources, watchlist=path, report=_lines(run.name)).plan
-    return Seen.by_run(plan, id_of_file(path))
+    return Matches.by_run(plan, id_of_file(path))
 
 
 def _refuse_changed(run: RunDirectory, sources: list[Any], recorded: list[dict[str, Any]]) -> None:

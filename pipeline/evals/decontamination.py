@@ -75,14 +75,14 @@ def _divide_at_signs(folded: np.ndarray) -> None:
 def ngram_hashes(words: Words, *, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (hashes, texts): the uint64 hash of each run of n words within a text, in order, and the number of that text.
 
-    It depends on the n words alone: not on case, on what divides them, nor on what stands around them.
+    It depends on the n words alone: not on case, on what divides them, nor on what surrounds them.
     """
     begins = words.runs_within_texts(n)
     return _hashes_of_runs(words.hashes, begins, begins + n), words.texts[begins]
 
 
 def _hashes_of_runs(values: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return a hash of each values[begin:end] (uint64), the same wherever the run stands."""
+    """Return a hash of each values[begin:end] (uint64), the same wherever the run occurs."""
     powers, inverses = (np.cumprod(np.full(len(values), base, np.uint64)) for base in (BASE, INVERSE))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values * powers)])
     return _mixed((sums[ends] - sums[begins]) * inverses[begins] + (ends - begins).astype(np.uint64))
@@ -250,9 +250,9 @@ class Watchlist:
         """Return `found` of documents or conversations."""
         return self.found(texts_of(items))
 
-    def lookout(self, folder: Path) -> "Lookout":
+    def lookout(self, folder: Path) -> "Scanner":
         """Return what looks at the blocks of a sequence while its shards are written into the folder."""
-        return Lookout(folder, self)
+        return Scanner(folder, self)
 
     def look_again(self, folder: Path, number: int, *, source: Any) -> None:
         """Look at the text of a sealed shard, read once more from its source; nothing is tokenized."""
@@ -311,7 +311,7 @@ def _differs(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]])
 
 
-# Looks for a watch-list in the text of a sequence of shards, while it is tokenized or afterwards.
+# Search the text of a sequence of shards, while it is tokenized or afterwards.
 
 
 def read_seen(folder: Path, number: int, watchlist_id: str) -> np.ndarray | None:
@@ -336,7 +336,7 @@ def texts_of(items: list) -> list[str]:
     ]
 
 
-class Lookout:
+class Scanner:
     """Beside a writer of shards, on a thread of its own: numpy and the tokenizer let each other work."""
 
     def __init__(self, folder: Path, watchlist: Watchlist):
@@ -359,11 +359,11 @@ class Lookout:
         self.found = self.found[-1:]
 
 
-# Which evaluation items stand in the text that a run trains on, and the score without them.
+# Which evaluation items are in the text that a run trains on, and the score without them.
 
 
 @dataclass(frozen=True)
-class Seen:
+class Matches:
     """Matches of a watch-list in the training text of a run. ngrams: sorted hashes. unchecked: shards of `shards` at which
     nobody looked with this list, as they were sealed before."""
 
@@ -373,7 +373,7 @@ class Seen:
     unchecked: int
 
     @classmethod
-    def by_run(cls, plan: dict, watchlist_id: str) -> "Seen":
+    def by_run(cls, plan: dict, watchlist_id: str) -> "Matches":
         """Return the matches in all shards that the run reads, as far as they are sealed."""
         stream = open_stream(plan, "train")
         assert stream is not None
@@ -396,7 +396,7 @@ class Seen:
         return flags
 
     @classmethod
-    def together(cls, parts: list["Seen"]) -> "Seen":
+    def together(cls, parts: list["Matches"]) -> "Matches":
         """Return the matches in several runs' text, searched for the same watch-list."""
         ngrams = sorted_once([seen.ngrams for seen in parts])
         return cls(parts[0].watchlist, ngrams, sum(s.shards for s in parts), sum(s.unchecked for s in parts))

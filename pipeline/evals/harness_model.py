@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 
-from pipeline.generation.stream import positions
+from pipeline.generation.texts import positions
 from pipeline.process.errors import DataError
 from pipeline.tokenizer.encode import encode_documents
 

@@ -1,6 +1,6 @@
 """Uncertainty of scores: 95 % intervals of shares and of means over tasks, and Student's t for few repeats.
 
-What they cover in simulation stands in docs/log.md; `python -m benchmarks.coverage` makes that table.
+What they cover in simulation is in docs/log.md; `python -m benchmarks.coverage` makes that table.
 """
 
 import math

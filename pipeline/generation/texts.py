@@ -1,12 +1,309 @@
-"""Texts that a model writes for a list of prompts."""
+"""Texts that a model writes: tokens drawn row by row, with a calculator where the model asks for it."""
 
-from collections.abc import Callable, Iterable, Sequence
+import ast
+import inspect
+import operator
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.generation.stream import stream_together
+import torch
+
+from pipeline.monitor.heartbeat import beat
+from pipeline.process.errors import DataError
 from pipeline.tokenizer.chat import prompt_ids
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.specials import document_start
+from pipeline.tokenizer.encode import document_start, encode_documents, tool_marks
+
+# The calculator that a chat model may call: arithmetic, and how often a text holds another.
+
+# Bounds the work, the depth of the tree and, without powers, every result: its digits are at most those written.
+LONGEST = 256  # characters
+
+# All that may be written: numbers, operators, parentheses, quoted texts without escapes, and the one method.
+WRITTEN = re.compile(r"""(?:[0-9.+\-*/% ()]|"[^"\\\n]*"|'[^'\\\n]*'|\.count\()+""")
+THOUSANDS_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+OPERATIONS: dict[type, Callable[..., int | float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def calculate(expression: str) -> str | None:
+    """Return the value of + - * / // % and parentheses over decimal numbers, and of "text".count("x"), as Python prints it.
+
+    1,234 is read as 1234. None for all else: other syntax, a power, division by zero, more than 256 characters. Nothing
+    is executed, and neither time nor memory depends on what is there.
+    """
+    expression = expression.strip()
+    if '"' not in expression and "'" not in expression:
+        expression = THOUSANDS_COMMA.sub("", expression)
+    if len(expression) > LONGEST or not WRITTEN.fullmatch(expression):
+        return None
+    try:
+        return str(_value(ast.parse(expression, mode="eval").body))
+    # ValueError: a NUL byte, before Python 3.12. The last two: a parser or a caller that is deep in calls already leaves no room for the tree.
+    except (SyntaxError, ValueError, _NotArithmetic, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+class _NotArithmetic(Exception):
+    pass
+
+
+def _value(node: ast.expr) -> int | float:
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATIONS:
+            return OPERATIONS[type(sign)](_value(operand))
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATIONS:
+            return OPERATIONS[type(sign)](_value(left), _value(right))
+        case ast.Call(
+            func=ast.Attribute(value=ast.Constant(value=str() as text), attr="count"),
+            args=[ast.Constant(value=str() as part)],
+            keywords=[],
+        ):
+            return text.count(part)
+    raise _NotArithmetic
+
+
+# Tool calls inside an answer: the model writes an expression, the calculator's result is put after it.
+
+
+class ToolCalls:
+    """Reads one answer token by token: `push(token)` gives the tokens that must follow it.
+
+    These are, after the end of a call that has a value, that value between the output marks, as the chat template
+    renders it; else none, and the model goes on by itself. Nothing ever follows where the tokenizer has no tool marks.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.marks = tool_marks(tokenizer)
+        self.call: list[int] | None = None  # The tokens of the call that is being written.
+
+    def push(self, token: int) -> list[int]:
+        if self.marks is None:
+            return []
+        start, end, output_start, output_end = self.marks
+        if token == start:
+            self.call = []
+        elif token == end and self.call is not None:
+            expression = self.tokenizer.decode(self.call, clean_up_tokenization_spaces=False)
+            self.call = None
+            if (value := calculate(expression)) is not None:
+                return [output_start, *encode_documents(self.tokenizer, [value])[0].tolist(), output_end]
+        elif self.call is not None:
+            self.call.append(token)
+        return []
+
+
+# From the logits of one position to a token.
+
+# Letters: B sequences, V vocabulary.
+
+
+def next_tokens(
+    logits_BV: torch.Tensor,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generators: Sequence[torch.Generator],
+) -> list[int]:
+    """Return each row's likeliest token at temperature 0, else one drawn after temperature, then top_k, then top_p, as `generate` does.
+
+    Drawn on the CPU in fp32 with the row's generator alone: the global random state stays where it is, and equal logits
+    and seed give the same token on any device. One wait for the device, however many rows. Raises DataError for logits that are no numbers.
+    """
+    if temperature == 0:
+        likeliest_B = logits_BV.argmax(-1)
+        finite_B = logits_BV.gather(-1, likeliest_B[:, None])[:, 0].isfinite()
+        ids, finite = torch.stack([likeliest_B, finite_B.to(likeliest_B.dtype)]).tolist()
+        _refuse_nonfinite(all(finite))
+        return ids
+    logits_BV = logits_BV.float().cpu() / temperature
+    _refuse_nonfinite(bool(logits_BV.amax(-1).isfinite().all()))
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p is not None and top_p < 1:
+        sorted_BV, order_BV = logits_BV.sort(descending=True)
+        share_BV = sorted_BV.softmax(-1)
+        # A token stays while those before it hold less than top_p, so the likeliest one always stays.
+        dropped_BV = share_BV.cumsum(-1) - share_BV >= top_p
+        dropped_BV[:, 0] = False
+        logits_BV = logits_BV.masked_fill(dropped_BV.gather(-1, order_BV.argsort(-1)), -torch.inf)
+    shares_BV = logits_BV.softmax(-1)
+    return [
+        int(torch.multinomial(share_V, 1, generator=generator))
+        for share_V, generator in zip(shares_BV, generators, strict=True)
+    ]
+
+
+def _refuse_nonfinite(finite: bool) -> None:
+    """Raise DataError unless each row's largest logit is finite: it is NaN where any is, and there is nothing to choose by."""
+    if not finite:
+        raise DataError(
+            "the model computes no numbers (its logits are NaN or infinite), so no token follows. Take another checkpoint, or compute in float32."
+        )
+
+
+def generator_of(seed: int) -> torch.Generator:
+    return torch.Generator(device="cpu").manual_seed(seed)
+
+
+# Continuations, token by token, from any causal LM of transformers.
+
+# Letters: B sequences, T positions, V vocabulary.
+
+
+def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
+    """Yield the tokens that follow `ids`, each as soon as it is there; the settings are those of `stream_together`."""
+    for step in stream_together(model, tokenizer, [ids], seeds=[seed], **settings):
+        for _, token in step:
+            yield token
+
+
+def stream_together(
+    model,
+    tokenizer,
+    prompts: Sequence[list[int]],
+    *,
+    seeds: Sequence[int],
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_ids: Collection[int] | None = None,
+    calculator: bool = False,
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield the tokens that follow several prompts in one batch: after each forward, those that are new as (prompt's place, token).
+
+    A row ends with a stop token that the model writes, which is not given, after max_new_tokens, or where the model has
+    no more positions; it leaves the batch at once. stop_ids: default those of `stop_ids_of`. calculator: tool calls are
+    answered, and the answer's tokens stand in the row and count as its own. seeds: one a prompt, which alone decides what
+    is drawn for it. Prompts of unequal length are padded on the left. The global random state does not move and the model
+    is left in the mode it was in. Raises ValueError when a prompt is empty or longer than the model's positions.
+    """
+    stops = set(stop_ids_of(model, tokenizer) if stop_ids is None else stop_ids)
+    limit = positions(model)
+    if not all(prompts):
+        raise ValueError("nothing to continue: a prompt has no ids; begin with the BOS id")
+    longest = max(map(len, prompts))
+    if limit is not None and longest > limit:
+        raise ValueError(f"{longest} ids are more than the model's {limit} positions")
+    rows = [
+        _Row(
+            place=place,
+            room=max_new_tokens if limit is None else min(max_new_tokens, limit - len(ids)),
+            generator=generator_of(seed),
+            calls=ToolCalls(tokenizer) if calculator else None,
+        )
+        for place, (ids, seed) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    pad = tokenizer.pad_token_id or 0
+    input_ids_BT = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in prompts], device=model.device)
+    aligned = _alignment([len(ids) for ids in prompts], model.device)
+    cache: Any = None
+    while rows:
+        logits_BV, cache = forward_last(model, input_ids_BT, past_key_values=cache, **aligned)
+        drawn = next_tokens(logits_BV, generators=[row.generator for row in rows], **sampling)
+        tokens = [row.take(token, stops) for row, token in zip(rows, drawn, strict=True)]
+        yield [(row.place, token) for row, token in zip(rows, tokens, strict=True) if token is not None]
+        kept = [n for n, row in enumerate(rows) if row.room > 0]
+        if 0 < len(kept) < len(rows):
+            kept_B = torch.tensor(kept, device=model.device)
+            # Not batch_select_indices: in transformers 5.23 it leaves the states of convolutions, `smear` here, as they were.
+            cache.reorder_cache(kept_B)
+            aligned = {name: tensor_BT[kept_B] for name, tensor_BT in aligned.items()}
+        rows = [rows[n] for n in kept]
+        input_ids_BT = torch.tensor([[tokens[n]] for n in kept], device=model.device)
+        aligned = _one_further(aligned)
+
+
+@dataclass
+class _Row:
+    place: int
+    room: int  # Tokens that it may still get.
+    generator: torch.Generator
+    calls: ToolCalls | None
+    due: deque[int] = field(default_factory=deque)  # A tool's answer, which comes before what the model writes.
+
+    def take(self, drawn: int, stops: Collection[int]) -> int | None:
+        """Return the row's next token, or None where it ends."""
+        if self.room == 0 or (not self.due and drawn in stops):
+            self.room = 0
+            return None
+        token = self.due.popleft() if self.due else drawn
+        self.room -= 1
+        if self.calls is not None:
+            self.due.extend(self.calls.push(token))
+        return token
+
+
+def _alignment(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor]:
+    """Return mask and positions of rows that are padded on the left; nothing for equal lengths, whose kernels need no mask."""
+    longest = max(lengths)
+    if min(lengths) == longest:
+        return {}
+    mask_BT = torch.tensor([[0] * (longest - length) + [1] * length for length in lengths], device=device)
+    return {"attention_mask": mask_BT, "position_ids": (mask_BT.cumsum(-1) - 1).clamp(min=0)}
+
+
+def _one_further(aligned: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if not aligned:
+        return aligned
+    mask_BT = aligned["attention_mask"]
+    mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(mask_BT), 1)], dim=-1)
+    return {"attention_mask": mask_BT, "position_ids": aligned["position_ids"][:, -1:] + 1}
+
+
+def forward_last(model, input_ids_BT: torch.Tensor, **inputs: Any) -> tuple[torch.Tensor, Any]:
+    """Return (B, V) logits of the last position, and the cache behind it; without gradient and in evaluation mode.
+
+    Written as one call and no context around the whole generation: a generator that is left half-way would leave the
+    caller without gradients.
+    """
+    beat()
+    known = inspect.signature(model.forward).parameters
+    if "logits_to_keep" in known:
+        inputs["logits_to_keep"] = 1  # The head for the prompt's other positions would cost T x V numbers.
+    if "position_ids" not in known:
+        inputs.pop("position_ids", None)
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            output = model(input_ids=input_ids_BT, use_cache=True, **inputs)
+    finally:
+        if training:
+            model.train()
+    return output.logits[:, -1], output.past_key_values
+
+
+def positions(model) -> int | None:
+    """Return the longest sequence that the model takes, or None when its config does not say."""
+    return getattr(model.config, "max_position_embeddings", None)
+
+
+def stop_ids_of(model, tokenizer) -> set[int]:
+    """Return what ends a text: the end token, a BOS (the next document begins), and what the model's generation config names."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    named = named if isinstance(named, list) else [named]
+    return {i for i in (*named, tokenizer.eos_token_id, tokenizer.bos_token_id) if i is not None}
+
+
+# Texts that a model writes for a list of prompts.
 
 
 def complete(

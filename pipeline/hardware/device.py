@@ -11,7 +11,7 @@ from glob import glob
 from pathlib import Path
 from typing import Literal
 
-from pipeline.hardware import cpu, products
+from pipeline.hardware import cpu
 
 # Accelerators we know: dense peak FLOP/s by number format, memory bandwidth, memory, power, each with its source.
 
@@ -44,7 +44,7 @@ def _peaks(
     float32: float,
     float8: float | None = None,
 ):
-    """FLOP/s by format from TFLOP/s; float16 runs at bfloat16's rate where both exist."""
+    """Return FLOP/s by format from TFLOP/s; float16 runs at bfloat16's rate where both exist."""
     rates = {"bfloat16": bfloat16, "float16": float16 or bfloat16, "tf32": tf32, "float32": float32, "float8": float8}
     return {name: rate * TERA for name, rate in rates.items() if rate is not None}
 
@@ -84,7 +84,7 @@ ACCELERATORS = (
 
 
 def find_by_device_name(device_name: str) -> Accelerator | None:
-    """The table's row for the whole name a driver gives; a laptop's or a cut-down variant's name is another name."""
+    """Return the table's row for the whole name a driver gives; a laptop's or a cut-down variant's name is another name."""
     return next((row for row in ACCELERATORS if re.fullmatch(row.device_name, device_name.strip())), None)
 
 
@@ -111,7 +111,7 @@ LINKS = {
 
 
 def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
-    """`64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
+    """Return `64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
     match = re.fullmatch(r"(?:(?:(\d+)\s*[xX*]\s*)?(\d+)\s*[xX*]\s*)?(.+)", text.strip())
     hosts, count = (int(match[part] or 1) if match else 1 for part in (1, 2))
     wanted = (match[3] if match else text).lower().replace(" ", "").replace("_", "-")
@@ -128,7 +128,7 @@ def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[tuple[str | None, float | None]]:
-    """Name and memory in GiB of each accelerator that CUDA_VISIBLE_DEVICES leaves; what the driver keeps to itself is None.
+    """Return name and memory in GiB of each accelerator that CUDA_VISIBLE_DEVICES leaves; what the driver keeps to itself is None.
 
     NVIDIA's, else AMD's; on a Mac the one it has.
     """
@@ -204,13 +204,13 @@ def device_info() -> DeviceInfo:
 
 
 def planned_device(hardware: str) -> DeviceInfo:
-    """`8xH100`, `64x8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
+    """Return `8xH100`, `64x8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
     hosts, count, row = parse_hardware(hardware)
     return replace(_device("cuda", row.name, count, row.memory_gib, row), hosts=hosts)
 
 
 def device_without_torch() -> DeviceInfo:
-    """As device_info, asked of the drivers alone: a plan starts at once, and holds no device."""
+    """Return the same as device_info, asked of the drivers alone: a plan starts at once, and holds no device."""
     gpus = [] if _cpu_was_asked_for() else visible_gpus(os.environ)
     memory_gib = cpu.memory_bytes() / 2**30
     if not gpus:
@@ -240,13 +240,18 @@ def shards_model() -> bool:
     return os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
+def model_replicas() -> int:
+    """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP (accelerate_configs/hsdp.yaml)."""
+    return int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", 1)) if shards_model() else 1
+
+
 def leave_accelerators() -> None:
     """Train on the CPU, in this process: as the launcher's config file says it, before anything asks for the device."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
 
 
 def _cpu_was_asked_for() -> bool:
-    """Return whether the launcher was told to leave the accelerators alone (`use_cpu: true` in its config file)."""
+    """Return whether the launcher is to leave the accelerators alone (`use_cpu: true` in its config file)."""
     return os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
 
 
@@ -257,7 +262,7 @@ def bf16_is_fast() -> bool:
     kind = device_info().kind
     if kind == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return kind == "cpu" and products.bfloat16_is_faster()
+    return kind == "cpu" and cpu.bfloat16_is_faster()
 
 
 def can_compile() -> bool:
@@ -271,14 +276,14 @@ def can_compile() -> bool:
 
 
 def decide_bf16(value: bool | str | None, *, fp16: bool = False) -> bool:
-    """train.bf16 as a fact: `auto` is yes where bf16 is fast and fp16 was not asked for."""
+    """Return train.bf16 resolved: `auto` is True where bf16 is fast and fp16 was not asked for."""
     if value == "auto":
         return not fp16 and bf16_is_fast()
     return bool(value)
 
 
 def decide_compile(value: bool | str | None) -> bool:
-    """train.torch_compile as a fact: `auto` is yes where a compiler is at hand and the model is not sharded."""
+    """Return train.torch_compile resolved: `auto` is True where a compiler is at hand and the model is not sharded."""
     return can_compile() and not shards_model() if value == "auto" else bool(value)
 
 

@@ -1,6 +1,6 @@
 """The model card, README.md of a published repository: every statement comes from the run's own files.
 
-`card.md.jinja` is the page; this module reads what stands on it, and writes the metadata as huggingface_hub's ModelCardData.
+`card.md.jinja` is the page; this module reads what is on it, and writes the metadata as huggingface_hub's ModelCardData.
 """
 
 import math

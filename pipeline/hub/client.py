@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
+from pipeline.process.network import client_that_gives_up
 from pipeline.process.secrets import redacted
-from pipeline.sources.hub_files import client_that_gives_up
 
 # Asking the Hub again when it is away, and not when it refuses.
 
@@ -71,7 +71,7 @@ def _is_of_library(error: BaseException) -> bool:
     """Return whether it was raised below a call of huggingface_hub: by its reading of an answer."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    # BoundedAnswer (sources/hub_files.py) is called by the library.
+    # BoundedAnswer (process/network.py) is called by the library.
     ours = [
         name.startswith("pipeline.") and "BoundedAnswer" not in frame.f_code.co_qualname
         for name, frame in zip(modules, frames, strict=True)
@@ -88,7 +88,7 @@ def _transport_errors() -> tuple[type[BaseException], ...]:
 
 
 def _answer_of(error: BaseException | None) -> tuple[int | None, str] | None:
-    """Return status (None when nobody answered) and text of the failed request, also when it stands behind a RuntimeError.
+    """Return status (None when nobody answered) and text of the failed request, also when it is behind a RuntimeError.
 
     None for an error that is none of the Hub's.
     """
@@ -138,4 +138,6 @@ def _look_at(response: Any) -> None:
         raise HTTPError(f"{response.url}: a web page came instead of an answer; a proxy or a login page stands between")
     if response.status_code in (429, 503) and "Retry-After" in response.headers:
         response.read()
-        hf_raise_for_status(response)  # else the library sleeps for as long as it was told, however long that is
+        hf_raise_for_status(
+            response
+        )  # else the library sleeps for as long as the answer asks for, however long that is

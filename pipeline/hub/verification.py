@@ -1,12 +1,12 @@
 """Verification that the Hub has what was sent: by the hashes that it states, or downloaded, loaded and run without this package."""
 
-import hashlib
 import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from pipeline.evals.core.bundle import git_blob
 from pipeline.hub.client import retried
 from pipeline.process.errors import ServiceError
 from pipeline.process.storage import read_json, sha256_file
@@ -40,13 +40,13 @@ def verify(
             if not (model / name).exists():
                 path.unlink()  # of large ones only those that are loaded stay
         _refuse(wrong, repo_id, commit)
-        if not trust_code and (foreign := foreign_code(model)):
-            return f"downloaded again and equal; not loaded, since {', '.join(foreign)} is not this program's code"
+        if not trust_code and (unknown := unknown_code(model)):
+            return f"downloaded again and equal; not loaded, since {', '.join(unknown)} is not this program's code"
         _load_in_isolation(Path(folder), model=model, published=f"{repo_id}@{commit}")
     return "downloaded again, equal and loaded"
 
 
-def foreign_code(model: Path) -> list[str]:
+def unknown_code(model: Path) -> list[str]:
     """Return the names of the Python files of a model folder that are not those which this program writes, and of the classes that
     its JSON files take from another repository."""
     from pipeline.model.export import CODE_FILES
@@ -74,14 +74,9 @@ def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
         url = hf_hub_url(repo_id, name, revision=commit)
         stated = retried(partial(get_hf_file_metadata, url), what=f"reading the hash of {name}").etag
         # Large files are stated by their sha256, small ones as git does.
-        if stated != (sha256_file(path) if len(stated or "") == 64 else _git_sum(path)):
+        if stated != (sha256_file(path) if len(stated or "") == 64 else git_blob(path.read_bytes())):
             wrong.append(name)
     _refuse(wrong, repo_id, commit)
-
-
-def _git_sum(path: Path) -> str:
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:
@@ -101,7 +96,7 @@ def _load_in_isolation(folder: Path, *, model: Path, published: str) -> None:
     from pipeline.tokenizer.load import open_tokenizer
 
     output = folder / ".isolated.safetensors"
-    # -P: the script's folder, which lies in this package, is not searched for imports.
+    # -P: the script's folder, which is in this package, is not searched for imports.
     command = [sys.executable, "-P", str(isolated_load_test.__file__), str(folder), str(output)]
     done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:

@@ -28,9 +28,9 @@ WRONG = 64  # of the command line, as RecipeError's: it is not imported, so that
 
 
 def usage() -> str:
-    said = {**STAGES, **{name: text for name, (_, text) in MODULES.items()}}
+    help_texts = {**STAGES, **{name: text for name, (_, text) in MODULES.items()}}
     lines = ["usage: tandem COMMAND ...", ""]
-    lines += [f"  {name:<10} {said[name]}" for name in ("init", *(name for name in said if name != "init"))]
+    lines += [f"  {name:<10} {help_texts[name]}" for name in ("init", *(name for name in help_texts if name != "init"))]
     lines += [
         "",
         "`tandem COMMAND --help` says more. A recipe is a path or the name of a shipped one:",

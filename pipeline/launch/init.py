@@ -48,7 +48,7 @@ def recipe_text(source: dict[str, Any], *, stage: str, path: Path, train: str) -
         f"# Look at the rows: {command('data', path)} --show 3\n"
         f"# Time and memory:  {command('plan', path)}\n"
         f"# Run:              {command(stage, path)}\n\n"
-        f"extends: {OWN_RECIPES[stage]}   # everything that is not said here: a small model, minutes on a CPU\n\n"
+        f"extends: {OWN_RECIPES[stage]}   # everything that is not set here: a small model, minutes on a CPU\n\n"
         f"{source_lines}{(CHAT if stage == 'sft' else TEXT).replace('TRAIN', train)}"
     )
 

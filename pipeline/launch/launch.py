@@ -33,7 +33,7 @@ if not __package__:  # started as a file
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
 from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
-from pipeline.process.environment import whole_number  # noqa: E402
+from pipeline.process.commands import whole_number  # noqa: E402
 from pipeline.process.errors import HangError, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402
 from pipeline.run_dir.checkpoint_writer import take_lock  # noqa: E402 - found only from the root
@@ -44,7 +44,7 @@ from pipeline.run_dir.run_directory import WRITER_WAIT_S, RunDirectory  # noqa: 
 FORWARDED = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 PORT = "--main_process_port"
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
-# What another start may mend: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
+# What another start may fix: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
 MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 
@@ -98,7 +98,7 @@ def hosts_of(environ: Mapping[str, str]) -> Hosts | None:
 
 
 def launch_command(config: str, processes: int, entry: str, arguments: list[str], *, hosts: Hosts | None) -> list[str]:
-    """processes: those of all machines."""
+    """Return the command of accelerate. processes: those of all machines."""
     nodes = []
     if hosts:
         nodes = ["--num_machines", str(hosts.nodes), "--machine_rank", str(hosts.node)]
@@ -163,7 +163,7 @@ LIBC: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _end_with_parent() -> None:
-    """SIGTERM for the launcher when this script is killed: its ranks then save and end, instead of training on unseen."""
+    """Let the launcher have SIGTERM when this script is killed: its ranks then save and end, instead of training on unseen."""
     pr_set_pdeathsig = 1  # linux/prctl.h
     LIBC.prctl(pr_set_pdeathsig, signal.SIGTERM)
 
@@ -197,7 +197,7 @@ def final_status(status_file: Path, launcher_status: int, signals: list[int]) ->
 
 
 def progress(status_file: Path) -> tuple[int, int] | None:
-    """(step at which the run began this time, step of its newest checkpoint), None when it never came to begin."""
+    """Return (step at which the run began this time, step of its newest checkpoint), None when it never came to begin."""
     named = Path(f"{status_file}.run")
     if not named.exists():
         return None

@@ -1,6 +1,6 @@
 """`accelerate launch` as launch.py starts it: says in $TANDEM_STATUS which rank was killed by which signal.
 
-Only the launcher sees how the ranks end. A rank that was killed has said nothing, and those that are left know at most
+Only the launcher sees how the ranks end. A rank that was killed has printed nothing, and those that are left know at most
 that it is gone. One process alone is started here, with the variables that accelerate would set: importing accelerate
 and torch for that takes more than a second of every start.
 """
@@ -62,7 +62,7 @@ def alone(config: dict[str, object], threads: str) -> dict[str, str] | None:
 
 
 def start(arguments: list[str]) -> dict[int, int]:
-    """Exit statuses by rank, -n after signal n: of one process, of those that failed of several, or none."""
+    """Return exit statuses by rank, -n after signal n: of one process, of those that failed of several, or none."""
     match arguments:
         case ["--config_file", file, "--num_processes", "1", "--num_cpu_threads_per_process", threads, *entry]:
             if variables := alone(yaml.safe_load(Path(file).read_text()), threads):
@@ -87,7 +87,7 @@ def main() -> int:
     if killed and "TANDEM_STATUS" in os.environ:
         report(*min(killed.items()))
         return LOST
-    return int(any(statuses.values()))  # the rank has said why: no traceback of the launcher
+    return int(any(statuses.values()))  # the rank has printed why: no traceback of the launcher
 
 
 if __name__ == "__main__":

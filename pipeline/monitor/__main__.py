@@ -9,8 +9,7 @@ from types import FrameType
 from typing import TextIO
 
 from pipeline.monitor.client import HostSampler
-from pipeline.monitor.gpu import GpuSampler
-from pipeline.monitor.sampler import HIGHEST_HZ, HostNow, Pace
+from pipeline.monitor.sampler import HIGHEST_HZ, GpuSampler, HostNow, Pace
 from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
 from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError

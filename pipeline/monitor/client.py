@@ -106,7 +106,7 @@ class TotalsReader:
         return numbers | {"gpus": now["gpus"]}
 
     def _whole(self) -> dict[str, float] | None:
-        """Return the totals after a sample that was not read yet. The sample's number stands at both ends: two different ones mean
+        """Return the totals after a sample that was not read yet. The sample's number is at both ends: two different ones mean
         that it was being written; the next reading then has it."""
         first, *values, last = TOTALS.unpack(self.memory[READING.size : SIZE])
         if first != last or last == self.samples:

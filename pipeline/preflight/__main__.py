@@ -13,8 +13,7 @@ from pipeline.preflight.checks import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan, scored_at_most
 from pipeline.preflight.plan_table import duration_range, layout_table, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
-from pipeline.process.commands import command, program
-from pipeline.process.environment import whole_number
+from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe

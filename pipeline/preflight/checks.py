@@ -361,6 +361,11 @@ def _devices(plan: Plan) -> list[TandemError]:
     ]
 
 
+def _asked_for(name: str) -> int:
+    """Return a size of accelerate's parallelism_config."""
+    return int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1))
+
+
 def _sharding(plan: Plan) -> list[TandemError]:
     """Return what FSDP2 is not tried with, where the launcher asks for it, and DeepSpeed, which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
@@ -372,7 +377,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
         "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
         "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
         "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        "parallelism_config": "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ,
+        **{f"{name}_size above 1": _asked_for(name) > 1 for name in ("tp", "cp", "sp")},
     }
     keys = {
         "train.fp8": train.get("fp8"),
@@ -387,6 +392,12 @@ def _sharding(plan: Plan) -> list[TandemError]:
         for setting, is_set in launcher.items()
         if is_set
     ]
+    replicas, parts = _asked_for("dp_replicate"), _asked_for("dp_shard")
+    if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
+        found.append(
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}. "
+            "Change --num_processes or one of the two."
+        )
     found += [
         f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."
         for key, is_set in keys.items()

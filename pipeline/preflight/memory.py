@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo, shards_model
+from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
@@ -82,26 +82,28 @@ def memory_of(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
     )
     saves = on_cpu and recipe.train["save_strategy"] != "no"
+    saved = (checkpoint_bytes(recipe, sizes) or 0) if saves else 0
     gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
     if shards is None:
-        shards = processes if shards_model() else 1
+        shards = processes // model_replicas() if shards_model() else 1
     if shards > 1:
         units = fsdp_units(sizes)
         own = sum(padded(unit, shards) for unit in units) // shards
         if recipe.optimizer.type == "muon_adamw":  # every rank keeps all variances
             matrices = sum(padded(block_matrices(sizes, n), shards) for n in range(sizes.n_layer)) // shards
-            states = sizes.variances + 2 * own - matrices + (own if recipe.optimizer.average_steps else 0)
+            states = sizes.variances + (2 + weight_copies(recipe)) * own - matrices
             optimizer = FP32 * states
         elif optimizer is not None:
             optimizer = optimizer * FP32 * own // weights
         weights = gradients = FP32 * own + gathered_bytes(units)
+        saved //= processes  # each writes a part
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=round(KEPT_FREED * activations) if on_cpu else activations,
         process=PROCESS_BYTES + compiled * COMPILER_BYTES if on_cpu else 0,
-        saved=(checkpoint_bytes(recipe, sizes) or 0) if saves else 0,
+        saved=saved,
     )
 
 
@@ -169,8 +171,12 @@ def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
     of_updates = _update_rule_bytes(recipe, sizes)
-    averages = weight_bytes(recipe, sizes) if recipe.optimizer.average_steps else 0
-    return None if of_updates is None else of_updates + averages
+    return None if of_updates is None else of_updates + weight_copies(recipe) * weight_bytes(recipe, sizes)
+
+
+def weight_copies(recipe: Recipe) -> int:
+    """Return how many more copies of the weights the optimizer keeps."""
+    return bool(recipe.optimizer.average_steps) + (recipe.optimizer.ema_nesterov is not None)
 
 
 def _update_rule_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:

@@ -12,9 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.hardware.cpu import can_compile, usable_cores
-from pipeline.hardware.device import DeviceInfo, shards_model
-from pipeline.hardware.products import bfloat16_is_faster, product_rates
+from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
+from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,
@@ -40,6 +39,8 @@ from pipeline.recipe.resolve import (
     micro_batch,
     micro_steps,
     rows_per_step,
+    step_rows,
+    tokens_at,
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
@@ -138,7 +139,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
     """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
     near = _nearest(plan)
     step, source = _step(plan, near)
-    if plan.steps is None or step is None:
+    if plan.steps is None or plan.tokens is None or step is None:
         return None
     train, forward = plan.recipe.train, Span(*FORWARD)
     if near is not None and near.scored_token_share:
@@ -155,7 +156,7 @@ def expected_duration(plan: "Plan") -> Duration | None:
     return Duration(
         step=step,
         start=rest,
-        steps=step * plan.steps,
+        steps=step * (plan.tokens / plan.batch_tokens),
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
         benchmarks=_benchmarks(plan, a_token * forward * (plan.processes / sharers), plan.steps, sharers=sharers),
         saves=save * saved,
@@ -353,7 +354,7 @@ class Plan:
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.batch_tokens
+        return None if self.steps is None else tokens_at(self.recipe, self.steps)
 
     @property
     def flops(self) -> float | None:
@@ -469,7 +470,7 @@ def make_plan(
     processes that share a model; None for what the launcher asks for.
     """
     if shards is None:
-        shards = processes if shards_model() else 1
+        shards = processes // model_replicas() if shards_model() else 1
     batch_tokens = with_batch_tokens(recipe, processes)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)
@@ -478,7 +479,7 @@ def make_plan(
     compute = _compute_format(recipe, device)
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
-    rows = None if steps is None else steps * rows_per_step(recipe)
+    rows = None if steps is None else step_rows(recipe).before(steps)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
     if is_auto(recipe):
         rows_planned = planned_micro_batch(

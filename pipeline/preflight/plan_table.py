@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of
+from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of, weight_bytes
 from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
     DISK_BYTES_S,
@@ -16,7 +16,7 @@ from pipeline.preflight.plan import (  # fmt: skip
     gibibytes,
     gigabytes,
 )
-from pipeline.recipe.resolve import is_auto, micro_batch, sizes_at_depth
+from pipeline.recipe.resolve import is_auto, micro_batch, sizes_at_depth, step_rows
 from pipeline.recipe.sizes import Sizes
 from pipeline.report.fit import FARTHEST
 
@@ -121,7 +121,11 @@ def _flops(convention: str) -> Callable[[Plan], str | None]:
 
 def _horizon(plan: Plan) -> str | None:
     about = "about " * plan.steps_are_estimated
-    return None if plan.steps is None else f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens"
+    if plan.steps is None:
+        return None
+    warmup = step_rows(plan.recipe).warmup_steps
+    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
+    return f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens{fewer}"
 
 
 def _tokens(plan: Plan) -> str | None:
@@ -196,6 +200,15 @@ def deepest(plan: Plan) -> int | None:
         return of_one_row(sizes=sizes_at_depth(plan.recipe, depth)).total or 0
 
     return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
+
+
+def _built(plan: Plan) -> str | None:
+    """Return what the processes of a host take that each build the whole model, before they share it."""
+    return (
+        None
+        if plan.sizes is None
+        else gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
+    )
 
 
 def _sent(kind: Kind) -> Callable[[Plan], str | None]:
@@ -353,6 +366,7 @@ LAYOUT_LINES: Lines = [
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
     (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    ("memory of a host at the start, a model a process", _built),
     ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
     *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
     ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),

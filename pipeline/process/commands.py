@@ -1,4 +1,5 @@
-"""The commands that a person types next, as they work where this process was started from; and its end with that one."""
+"""Commands: as a person types them where this process was started from, the numbers that their environment sets, and the end
+of a process with the one that started it."""
 
 import os
 import shlex
@@ -6,8 +7,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
@@ -75,3 +78,13 @@ def end_with(parent: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def whole_number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    """Return a whole number of the environment."""
+    text = environ.get(name, str(default))
+    if not (text.isdecimal() and int(text) >= least):
+        raise RecipeError(
+            f"{name} is {text!r}; it must be a whole number, {least} or more. Unset it or write a number."
+        )
+    return int(text)

@@ -1,6 +1,6 @@
 """Progress of what takes long: a bar on a terminal, elsewhere plain lines at intervals; on the first rank alone.
 
-Bars stand on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
+Bars are on stderr and vanish when they are done, so that what is printed meanwhile (`write`) and every log keep their lines.
 """
 
 import os
@@ -110,6 +110,14 @@ def count_text(count: float) -> str:
         if count >= 0.99995 * size:
             return f"{count / size:,.1f}{letter}"
     return f"{count:.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+
+
+def short_count(count: float) -> str:
+    """Return a count in three digits, as models and data are called: 1.16M, 10B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:.0f}"
 
 
 def seconds_text(seconds: float) -> str:

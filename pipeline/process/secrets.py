@@ -52,7 +52,7 @@ _INSIDE = (
 
 
 def kinds_in(block: bytes) -> set[str]:
-    """Whose tokens stand in these bytes."""
+    """Return whose tokens are in these bytes."""
     return {kind for kind, (begins, pattern) in _COMPILED.items() if any(_holds(block, b, pattern) for b in begins)}
 
 
@@ -73,7 +73,7 @@ def _holds(block: bytes, begin: bytes, pattern: re.Pattern[bytes]) -> bool:
 
 @cache
 def known_secrets() -> dict[str, bytes]:
-    """Secrets this machine holds, by where they stand: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
+    """Return secrets this machine holds, by where they are: environment, the Hugging Face login, ~/.netrc (W&B's login)."""
     found = {f"${k}": v for k, v in os.environ.items() if _ENVIRONMENT.search(k.upper()) and not _is_path(v)}
     for name, value in os.environ.items():
         inside = [secret for pattern in _INSIDE for secret in pattern.findall(value)]
@@ -89,14 +89,14 @@ def known_secrets() -> dict[str, bytes]:
 
 
 def _is_path(value: str) -> bool:
-    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what lies in it is no part of the environment."""
+    """Return whether it names a file, as $GOOGLE_APPLICATION_CREDENTIALS does; what is in it is no part of the environment."""
     with suppress(OSError, ValueError):
         return os.path.isabs(value) and os.path.exists(value)
     return False
 
 
 def _netrc_logins(file: str) -> dict[str, str]:
-    """Passwords of a netrc file by where they stand; also of one that the parser refuses, since W&B reads it."""
+    """Return passwords of a netrc file by where they are; also of one that the parser refuses, since W&B reads it."""
     try:
         path = Path(file).expanduser()
         hosts = netrc.netrc(str(path)).hosts  # named, else one that others may read is refused
@@ -195,7 +195,7 @@ def release_output() -> None:
 class _Tail(threading.local):
     """The end of what a thread has written, which may be the beginning of a secret.
 
-    shown: characters of it that are written already. start: 1 when the first one is only what stands before, 0 at the beginning.
+    shown: characters of it that are written already. start: 1 when the first one is only what comes before, 0 at the beginning.
     """
 
     text, shown, start = "", 0, 0

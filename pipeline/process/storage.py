@@ -64,7 +64,7 @@ def fsync_file(path: Path) -> None:
         _fsync(file.fileno(), path.parent)
 
 
-# Folders that must stay where they are while this process lives: absolute path -> a file that lies in it all the time.
+# Folders that must stay where they are while this process lives: absolute path -> a file that is in it all the time.
 _kept_in_place: dict[Path, Path] = {}
 
 
@@ -188,7 +188,7 @@ def read_bounded(path: str | Path) -> bytes:
 
 
 def read_sealed_json(path: str | Path) -> dict[str, Any]:
-    """As read_json; DamagedFileError also when the content is not that of its checksum. Files of old have none."""
+    """Read as read_json does; DamagedFileError also when the content is not that of its checksum. Files of old have none."""
     value = read_json(path)
     own_sum = value.pop(OWN_SUM, None)
     if own_sum is not None and own_sum != sum_of(value):
@@ -272,7 +272,7 @@ def publish_folder(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder that appears under its name only when the block has ended well; yields the temporary one, which is removed after an error."""
+    """Yield a folder that appears under its name only when the block has ended well; yields the temporary one, which is removed after an error."""
     temporary = temporary_folder(path)
     try:
         yield temporary

@@ -2,7 +2,7 @@
 
 Code runs unasked where the user named the place: a module beside the recipe of the command line, or in the working folder for a name
 on the command line itself. All other code (an installed module, a run's own recipe, a model's repository) runs only when the user
-trusts it. What runs is said before it does, and kept for the manifest.
+trusts it. What runs is printed before it does, and recorded in the manifest.
 """
 
 import hashlib
@@ -41,7 +41,11 @@ BUILT_IN = {
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
     "mirror.beside": "pipeline.run.mirror:Mirroring",
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
-    "sources.tandem": "pipeline.sources.quickstart.built_in:built_in_files",
+    "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
+    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "sources.hub": "pipeline.sources.hub_files:dataset_files",
+    "sources.head_findings": "pipeline.sources.hub_files:head_findings",
+    "sources.tandem": "pipeline.sources.quickstart:built_in_files",
     "report.fit": "pipeline.report.fit:expected_bpb",
 }
 
@@ -53,7 +57,7 @@ _files: dict[str, Path] = {}  # of the modules that were imported from a folder 
 class CodeFolder:
     """The folder that `module:attr` names may point into. path: the folder whose modules run unasked; None: no module does, for the reason `closed`.
 
-    trusted: the user runs installed modules and a run's own code too. trust_with: how that is said.
+    trusted: the user runs installed modules and a run's own code too. trust_with: how the user allows it.
     """
 
     path: str | None
@@ -67,7 +71,7 @@ class _TooLong(BaseException):
 
 
 def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str = "") -> Any:
-    """Return the object `module:attr`. folder: where it may lie; a path stands for CodeFolder(path).
+    """Return the object `module:attr`. folder: where it may be; a path stands for CodeFolder(path).
 
     Raises RecipeError for code that the user has not named or trusted, for a module that cannot be imported, ends the process or takes
     longer than IMPORT_LIMIT_S, and for an object that is another module's.
@@ -89,7 +93,7 @@ def import_attribute(name: str, folder: CodeFolder | str | None, *, where: str =
 
 
 def import_built_in(name: str) -> Any:
-    """Return the object of this program that stands under that name in BUILT_IN."""
+    """Return the object of this program that is under that name in BUILT_IN."""
     module_name, _, attribute = BUILT_IN[name].partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 
@@ -199,7 +203,7 @@ def _refusal(at: str, module_name: str, code: CodeFolder) -> str:
 
 
 def _refuse_taken_name(at: str, module_name: str, file: Path) -> None:
-    """A module is imported once by its name: another one that has it would be used instead of the file."""
+    """Refuse a name that is taken: a module is imported once by it, and the other one would be used instead of the file."""
     for name in dict.fromkeys((module_name.partition(".")[0], module_name)):
         loaded = sys.modules.get(name)
         if loaded is None or _holds(loaded, file):
@@ -222,7 +226,7 @@ def _origin(module: ModuleType) -> Path | None:
 
 
 def _installed(module_name: str) -> Path | None:
-    """Return where an installed module's top package lies; nothing of it is run for that."""
+    """Return where an installed module's top package is; nothing of it is run for that."""
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(module_name.partition(".")[0])
         if spec and spec.has_location and spec.origin:

@@ -7,8 +7,7 @@ from pathlib import Path
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
 from pipeline.report.fit import fit_runs
-from pipeline.report.imported_logs import read_runs
-from pipeline.report.imported_run import is_imported, lost_lines
+from pipeline.report.imported_logs import is_imported, lost_lines, read_runs
 from pipeline.report.run_data import write_csv
 from pipeline.report.single import report, write_report
 from pipeline.run_dir.failures import exit_with_status
@@ -17,7 +16,7 @@ from pipeline.run_dir.failures import exit_with_status
 def main(argv: list[str]) -> int:
     options = _options(argv)
     if options.serve:
-        from pipeline.report.live import serve
+        from pipeline.report.single import serve
 
         serve(options.runs[0], port=options.port)
         return 0
@@ -42,25 +41,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+# fmt: off
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("report"),
         description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, "
-        "a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other "
-        "by steps, tokens, time or FLOPs), as comparison.md and curves.png",
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or FLOPs), as comparison.md and curves.png")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
     parser.add_argument("--serve", action="store_true", help="of a run, also while it trains: show its page on this machine and follow the run; prints the address")  # fmt: skip
@@ -69,6 +57,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     if options.serve and (len(options.runs) > 1 or Path(options.runs[0]).is_file()):
         parser.error("--serve follows one run directory: name one")
     return options
+# fmt: on
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.report.imported_run import meaning_of
+from pipeline.report.imported_logs import meaning_of
 from pipeline.report.run_data import RunData, number, table
 
 POINTS = 8  # rows of a table
@@ -21,7 +21,7 @@ COMPARED_AXES = {
 def curves_of(
     runs: Sequence[RunData], x: str = "tokens", name: str | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{legend: (x, y)} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
+    """Return {legend: (x, y)} of the metric over one of AXES, ascending; a run that cannot tell both is left out.
 
     name: default the training loss under the name that each run has it by. The legend carries dtype and hardware.
     """
@@ -37,11 +37,11 @@ def curves_of(
 
 
 def positions(data: RunData, x: str) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, where each lies on the axis); both empty where the run does not tell it."""
+    """Return (steps, where each is on the axis); both empty where the run does not tell it."""
     if x == "step":
         steps, _ = data.curve("step")
         return steps, steps.astype(float)
-    if x == "time":  # without evaluations and saves; a row of an evaluation alone lies where its step ended
+    if x == "time":  # without evaluations and saves; a row of an evaluation alone is where its step ended
         steps, seconds = data.curve("perf/total_s")
         start = [0] if len(steps) and steps[0] > 0 else []
         return np.concatenate([start, steps]).astype(int), np.concatenate([start, seconds / 60])
@@ -61,7 +61,7 @@ def _in_both(at: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def flops_per_token(data: RunData) -> float | None:
-    """By our formula (exact matmuls, causal attention once) of a run of ours; as an imported log gives it."""
+    """Return a run's by our formula (exact matmuls, causal attention once); an imported log's as the log gives it."""
     if meaning_of(data, "perf/tflops_per_gpu") is None:
         (at, rates), (steps, tflops) = data.curve("perf/tok_per_s_per_gpu"), data.curve("perf/tflops_per_gpu")
         rated, measured = _in_both(at[rates != 0], steps)
@@ -74,12 +74,12 @@ def flops_per_token(data: RunData) -> float | None:
 
 
 def legends(runs: Sequence[RunData]) -> list[str]:
-    """Name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
+    """Return name, dtype and hardware of each run: curves were taken for another run's by their colour alone."""
     return [f"{data.name} ({trained})" if (trained := trained_on(data)) else data.name for data in runs]
 
 
 def trained_on(data: RunData) -> str | None:
-    """dtype and hardware, as far as they are known."""
+    """Return dtype and hardware, as far as they are known."""
     shape = data.manifest.get("shape") or {}
     count, device = shape.get("processes"), shape.get("device")
     facts = [shape.get("dtype"), f"{count} x {device}" if device and count else device]
@@ -87,7 +87,7 @@ def trained_on(data: RunData) -> str | None:
 
 
 def aligned_text(runs: Sequence[RunData]) -> str:
-    """Tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
+    """Return tables of the losses at common points of each axis, interpolated linearly, with differences from the first run."""
     parts = [table_of(runs, x, name) for name in _losses(runs) for x in COMPARED_AXES]
     parts += [table_of(runs, "tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
     tokenizers = {((data.manifest.get("inputs") or {}).get("tokenizer") or {}).get("identity") for data in runs}
@@ -105,7 +105,7 @@ def one_protocol(runs: Sequence[RunData], name: str) -> bool:
 
 
 def table_of(runs: Sequence[RunData], x: str, name: str) -> str:
-    """ "" when fewer than two of the runs have the metric on a common stretch of the axis."""
+    """Return the table; "" when fewer than two of the runs have the metric on a common stretch of the axis."""
     curves = {data.name: c for data in runs for c in curves_of([data], x, name).values() if len(c[0]) > 1}
     if len(curves) < 2:
         return ""

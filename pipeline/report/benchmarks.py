@@ -112,7 +112,7 @@ def _series(series: list[Benchmark]) -> str:
 
 
 def suite_name(benchmark: Benchmark) -> str:
-    """Return what is not CORE is not called so."""
+    """Return the suite's name for people: what is not CORE is not called so."""
     whole = any(mean["name"].startswith("core/") for mean in benchmark.means)
     names = {"core": "CORE" if whole else "core_partial", "chat": "Chat tasks", "lm_eval": "lm-evaluation-harness"}
     return names[benchmark.suite]

@@ -23,10 +23,9 @@ from pipeline.report.aligned import (
 )
 from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
-from pipeline.report.imported_run import is_imported, lost_lines, meaning_of
-from pipeline.report.outcome import wall_s
+from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
-from pipeline.report.sections import last_texts, paid
+from pipeline.report.sections import last_texts, leaves, paid, wall_s
 from pipeline.report.summary import duration, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
@@ -203,16 +202,8 @@ def group_of(name: str) -> str:
     return CODE if name.startswith(("git.", "version.")) else OTHER
 
 
-def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Dotted names and values of nested dicts."""
-    found: list[tuple[str, Any]] = []
-    for name, entry in value.items():
-        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
-    return found
-
-
 def warning(runs: Sequence[RunData]) -> str:
-    """For the top of the page: that more than one major variable differs; "" where at most one does."""
+    """Return the top of the page's warning that more than one major variable differs; "" where at most one does."""
     several = {name: majors for name, majors in _majors(runs).items() if len(majors) > 1}
     if not several:
         return ""
@@ -249,7 +240,7 @@ def _verdict(runs: Sequence[RunData]) -> list[str]:
         return []
     if not any(by_run.values()):
         return [
-            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are told.\n"
+            "No major variable differs: data, tokenizer, model shape, batch and horizon, optimizer and rates, precision and kernels, hardware and seed are the same, as far as they are known.\n"
         ]
     shown = {name: majors[0] for name, majors in by_run.items() if majors}
     shown = {name: major for name, major in shown.items() if major != "seed"} or shown
@@ -351,14 +342,14 @@ def seed_noise_text(runs: Sequence[RunData]) -> str:
         )
     if not judged and any(len(having) > 1 for having in figures.values()):
         text += (
-            "\nNone of these runs has a repeat, so whether a difference is more than seed noise cannot be told. "
+            "\nNone of these runs has a repeat, so whether a difference is more than seed noise is not known. "
             "Run each recipe at least three times with other seeds (train.seed=1, 2, 3) and name all of them here.\n"
         )
     return text
 
 
 def verdict(first: Sequence[float], other: Sequence[float], *, comparisons: int = 1) -> str:
-    """Return the difference of the means in words: more than seed noise, or what these repeats could have told.
+    """Return the difference of the means in words: more than seed noise, or what these repeats could have shown.
 
     By Welch's t test where both have repeats; with one value on one side by the spread of the other side's repeats, taken to be
     the same on both. comparisons: how many are made, by which the chance of a false call is divided (Bonferroni). The smallest
@@ -372,7 +363,7 @@ def judge(first: Sequence[float], other: Sequence[float], *, comparisons: int = 
     difference = mean(other) - mean(first)
     text = f"{difference:+.6f}"
     if len(first) < 2 and len(other) < 2:
-        return False, f"{text}; one run each: cannot be told from seed noise"
+        return False, f"{text}; one run each: cannot be distinguished from seed noise"
     if len(first) > 1 and len(other) > 1:
         parts = [stdev(values) ** 2 / len(values) for values in (first, other)]
         error = math.sqrt(sum(parts))
@@ -389,7 +380,7 @@ def judge(first: Sequence[float], other: Sequence[float], *, comparisons: int = 
     chance = two_sided(t, freedom)
     least = student_t(CHANCE / comparisons, freedom) * error
     shown = chance < CHANCE / comparisons
-    call = "more than seed noise" if shown else "cannot be told from seed noise"
+    call = "more than seed noise" if shown else "cannot be distinguished from seed noise"
     return shown, (
         f"{text}, {abs(t):.2f} standard errors ({test}, {freedom:.1f} degrees of freedom, p = {chance:.2g}): {call}; "
         f"so many repeats tell differences from {least:.2g} on"
@@ -421,11 +412,11 @@ METRICS = (
     ("Multiplier of all learning rates", "", "optim/lrm", False),
     ("Throughput", "tokens/s", "perf/tok_per_s", False),
 )
-Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each lies
+Places = dict[str, tuple[np.ndarray, np.ndarray]]  # by axis: steps, and where each is
 
 
 def drawn(runs: Sequence[RunData]) -> Sequence[RunData]:
-    """The runs whose curves can be told apart."""
+    """Return the runs whose curves can be distinguished."""
     return runs[:LOOKS]
 
 
@@ -433,9 +424,7 @@ def drawn_text(runs: Sequence[RunData]) -> str:
     """Return which runs have no curves; "" where all have."""
     if len(runs) <= LOOKS:
         return ""
-    return (
-        f"Drawn are the first {LOOKS} of the {len(runs)} runs, more could not be told apart; the tables hold all.\n\n"
-    )
+    return f"Drawn are the first {LOOKS} of the {len(runs)} runs, more could not be distinguished; the tables hold all.\n\n"
 
 
 def loss_of_all(runs: Sequence[RunData]) -> str | None:
@@ -446,7 +435,7 @@ def loss_of_all(runs: Sequence[RunData]) -> str | None:
 
 
 def comparison_panels(runs: Sequence[RunData]) -> tuple[list[Panel], dict[str, str]]:
-    """The panels of what at least two runs have, or any run of the training loss; and the labels of their x axes."""
+    """Return the panels of what at least two runs have, or any run of the training loss; and the labels of their x axes."""
     runs = drawn(runs)
     loss = loss_of_all(runs)
     title = METRICS[0][0] if loss == "train/loss_ema" else "Training loss"
@@ -477,7 +466,7 @@ def _name(data: RunData, name: str | None) -> str:
 
 
 def _curve(data: RunData, label: str, name: str, place: int, points: int, placed: Places) -> Curve:
-    """Between two steps that have a place on the axis a point lies between them; before the first and behind the last, nowhere."""
+    """Return the curve thinned. Between two steps that have a place on the axis a point is interpolated, outside of them it has none."""
     steps, values = thin(*finite(data, name), points)
     x = {
         axis: np.interp(steps, at, places, left=np.nan, right=np.nan)
@@ -494,7 +483,7 @@ def _thousands(most: float) -> int:
 
 
 def _note(runs: Sequence[RunData], name: str | None) -> str:
-    """Whose number is another one by that name, and who has none."""
+    """Return whose number is another one by that name, and who has none."""
     names = {data.name: _name(data, name) for data in runs}
     sentences = [f"{data.name}: {names[data.name]}." for data in runs] if name is None else []
     sentences += [f"{data.name}: {meaning}." for data in runs if (meaning := meaning_of(data, names[data.name]))]
@@ -510,7 +499,7 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
     from pipeline.report.page import page  # which a comparison that is only printed need not pay
-    from pipeline.report.picture import comparison_picture  # these two cost a second of imports,
+    from pipeline.report.plots import comparison_picture  # these two cost a second of imports,
 
     picture = comparison_picture(runs)
     if picture:
@@ -542,7 +531,7 @@ def comparison(runs: Sequence[RunData]) -> str:
 
 
 def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
-    """Title and Markdown of the sections that have something to say, below the results."""
+    """Return title and Markdown of the sections that have something to say, below the results."""
     texts = {
         SECTION: drawn_text(runs) + (aligned_text(runs) or NOTHING_ALIGNED),
         "What differs": differences_text(runs),
@@ -556,7 +545,7 @@ def sections_of(runs: Sequence[RunData]) -> dict[str, str]:
 
 
 def _markdown(runs: Sequence[RunData], sections: dict[str, str], head: str, *, picture: bool) -> str:
-    """Return results and sections under one title; picture: whether it stands beside the text."""
+    """Return results and sections under one title; picture: whether it is beside the text."""
     if picture:
         sections = sections | {SECTION: f"![{PICTURE}]({PICTURE})\n\n{sections[SECTION]}"}
     return "\n".join(
@@ -616,7 +605,7 @@ def _winner(key: Key, having: Groups, judged: int) -> str:
     elif all(shown for shown, _ in calls):
         line += "**Shown**: more than seed noise."
     else:
-        line += "**Not shown**: it cannot be told from seed noise."
+        line += "**Not shown**: it cannot be distinguished from seed noise."
     if len(having) > 2:
         line += (
             f" Judged is against {_called(first)}, the first."
@@ -729,7 +718,7 @@ def _evaluations(runs: Sequence[RunData]) -> str:
 
 
 def _imports(runs: Sequence[RunData]) -> str:
-    """Whose logs they are, which of their numbers are others than ours by that name, and lines that could not be read."""
+    """Return whose logs they are, which of their numbers are others than ours by that name, and lines that could not be read."""
     lines = []
     for data in runs:
         log = data.manifest.get("imported")

@@ -11,14 +11,14 @@ from pipeline.report.run_data import MEANS, RunData
 # How curves are distinguished: one colour and dash for each place in a legend, the same in every plot, picture and
 # page.
 
-# Colours that can be told apart by the colour-blind (Okabe and Ito 2008) and on white as on black.
+# Colours that the colour-blind can distinguish (Okabe and Ito 2008) and on white as on black.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("solid", "dashed", "dotted")  # as Bokeh, matplotlib and CSS call them
 LOOKS = len(COLOURS) * len(DASHES)  # of more curves two would look the same
 
 
 def look(place: int) -> tuple[str, str]:
-    """(colour, dash): the first curves are solid, which reads best, and differ by colour alone."""
+    """Return (colour, dash): the first curves are solid, which reads best, and differ by colour alone."""
     return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
@@ -113,7 +113,7 @@ def _names(data: RunData, kind: Kind) -> list[str]:
 
 
 def finite(data: RunData, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The curve of a metric without what is no number."""
+    """Return the curve of a metric without what is no number."""
     steps, values = data.curve(name)
     known = np.isfinite(values)
     return steps[known], values[known]
@@ -135,7 +135,7 @@ def _drawn(data: RunData, kind: Kind, names: list[str], axes: "_Axes", points: i
 
 
 def style_of(name: str, count: int) -> str:
-    """points where the metric is measured now and then and few of them are there, else line."""
+    """Return "points" where the metric is measured now and then and few of them are there, else line."""
     return "points" if count == 1 or (is_evaluation(name) and count <= SHOWN_POINTS) else "line"
 
 
@@ -145,7 +145,7 @@ def drawable(y: np.ndarray) -> np.ndarray:
 
 
 def thin(x: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and both ends."""
+    """Return at most `count` of the points: the lowest and the highest of each stretch, so that no spike is lost, and both ends."""
     if len(x) <= count:
         return x, y
     edges = np.linspace(0, len(x), max((count - 2) // 2, 1) + 1).astype(int)
@@ -166,7 +166,7 @@ def _marks(data: RunData) -> dict[str, np.ndarray]:
 
 
 class _Axes:
-    """Where a step lies by tokens and by time. An axis that the rows do not tell is left out."""
+    """Where a step is by tokens and by time. An axis that the rows do not tell is left out."""
 
     def __init__(self, data: RunData) -> None:
         self.known = {"tokens": data.curve("tokens"), "hours": _hours(data)}
@@ -180,7 +180,7 @@ class _Axes:
 
 
 def _hours(data: RunData) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, hours): time at work, waits between attempts left out. What an attempt lost has taken its time too."""
+    """Return (steps, hours): time at work, waits between attempts left out. What an attempt lost has taken its time too."""
     steps, times = data.curve("time")
     attempts = data.curve("attempt")
     if not len(steps) or not data.running:

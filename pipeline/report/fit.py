@@ -1,7 +1,7 @@
 """`python -m pipeline.report --fit RUN RUN RUN`: what runs of one family reached over their FLOPs, and what the next one will.
 
 Only from the user's own finished runs that differ in size and seed alone: constants of others hold for their data, tokenizer
-and recipe. What was found lies as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
+and recipe. What was found is kept as fit-<family>.json beside the runs, where preflight looks for the family of a recipe.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ class PowerLaw:
         return float(self.floors[int((self.weights.sum(axis=1).cumsum() < 0.975).sum())])
 
     def _further_run(self, x: float) -> "tuple[np.ndarray, np.ndarray]":
-        """(F, 1) ln y at x, and (F, N) its standard deviation."""
+        """Return (F, 1) ln y at x, and (F, N) its standard deviation."""
         import numpy as np
 
         away = math.log(x) - self.middle
@@ -124,13 +124,10 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
 
 
 def _normal_below(z: "np.ndarray") -> "np.ndarray":
-    """Return the normal distribution's chance below z, to 1e-7. Source: Abramowitz and Stegun, 7.1.26."""
+    """Return the normal distribution's chance below z."""
     import numpy as np
 
-    t = 1 / (1 + 0.3275911 * np.abs(z) / math.sqrt(2))
-    powers = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    beyond = powers * np.exp(-(z**2) / 2) / 2
-    return np.where(z < 0, beyond, 1 - beyond)
+    return np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2
 
 
 # Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by their rule.
@@ -153,7 +150,7 @@ class Expected:
     beyond: float  # FLOPs of the run over those of the largest that was fitted
 
     def facts(self) -> dict[str, Any]:
-        """As run_manifest.json holds it."""
+        """Return it as run_manifest.json holds it."""
         return {"value": self.value, "low": self.low, "high": self.high, "fit": self.fit}
 
 
@@ -212,7 +209,7 @@ def expected_bpb(recipe: Recipe, sizes: Sizes | CountedSizes | None, *, tokens: 
 
 
 def family_of(keys: dict[str, Any]) -> str:
-    """6 hex digits of the keys of a run that its family shares."""
+    """Return 6 hex digits of the keys of a run that its family shares."""
     return hashlib.sha256(json.dumps(_shared(keys), sort_keys=True).encode()).hexdigest()[:6]
 
 

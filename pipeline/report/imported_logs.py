@@ -1,4 +1,4 @@
-"""Logs of nanochat, picoLLM and NeMo read as runs."""
+"""Logs of nanochat, picoLLM and NeMo read as runs: rows with our names, and what a log does not know or means by one of them."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,78 @@ from pipeline.metrics import (
     is_evaluation,
 )
 from pipeline.process.errors import DataError
-from pipeline.report.imported_run import Log, imported_run, name_of
 from pipeline.report.run_data import RunData, read_run
+from pipeline.run_dir.rows import last_attempts
+from pipeline.run_dir.run_directory import RunDirectory
+
+
+@dataclass(kw_only=True)
+class Log:
+    """Result of an importer.
+
+    meanings: of our names whose number is another one, what it is. lost: line number and text of what looks like a
+    measured step and could not be read. shape, inputs: as the manifest of a run has them; flops_per_token: as the log gives them.
+    """
+
+    program: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    meanings: dict[str, str] = field(default_factory=dict)
+    lost: list[tuple[int, str]] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    flops_per_token: float | None = None
+    stage: str | None = None
+    finished: bool = False
+
+
+def imported_run(path: Path, log: Log, *, name: str | None = None) -> RunData:
+    """Return the log as a run. Its directory is the log's path, under which nothing else of a run lies."""
+    return RunData(
+        run=RunDirectory(path),
+        recipe=log.recipe,
+        manifest={
+            "name": name or name_of(path),
+            "stage": log.stage,
+            "shape": log.shape,
+            "inputs": log.inputs,
+            **({"status": "finished"} if log.finished else {}),
+            "imported": {
+                "program": log.program,
+                "meanings": log.meanings,
+                "lost": log.lost,
+                "flops_per_token": log.flops_per_token,
+            },
+        },
+        rows=last_attempts(log.rows),
+        all_rows=log.rows,
+        samples=[],
+        evals=[],
+        failure=None,
+        checkpoints=[],
+    )
+
+
+def name_of(path: Path) -> str:
+    """Return the file's name, or its folder's where every run has a file of that name."""
+    if path.name in ("metrics.jsonl", "console.log", "trainer_state.json"):
+        return path.resolve().parent.name
+    return re.sub(r"\.(log|txt|csv|jsonl?|out)$", "", path.name)
+
+
+def is_imported(data: RunData) -> bool:
+    return "imported" in data.manifest
+
+
+def meaning_of(data: RunData, name: str) -> str | None:
+    """Return what the run's number of that name is, where it is another one than ours."""
+    return (data.manifest.get("imported") or {}).get("meanings", {}).get(name)
+
+
+def lost_lines(data: RunData) -> list[tuple[int, str]]:
+    """Return number and text of the log's lines that look like a measured step and could not be read."""
+    return (data.manifest.get("imported") or {}).get("lost", [])
+
 
 # What a console log says before its first step, and the tokens of a step where it does not say them.
 
@@ -91,7 +161,7 @@ def read_head(lines: list[str], log: Log) -> Log:
 
 
 def batch_tokens_of(rows: list[dict[str, Any]]) -> int | None:
-    """Tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number possible."""
+    """Return tokens of a step, where times (rounded to 0.01 ms) and rates (cut to whole tokens/s) leave one number possible."""
     timed = [
         (row["perf/step_s"], row["perf/tok_per_s"]) for row in rows if {"perf/step_s", "perf/tok_per_s"} <= row.keys()
     ]
@@ -133,11 +203,11 @@ class Line:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made."""
+        """Return optimizer steps made."""
         return self.printed + 1 if self.is_train and self.planned else self.printed
 
     def numbers(self) -> dict[str, float]:
-        """By our names, in our units; a number that is not finite is left in."""
+        """Return them by our names, in our units; a number that is not finite is left in."""
         found = {}
         for name, text in self.fields.items():
             if text.lower() == "n/a" or (name in UNKNOWN_AT_ZERO and float(text) == 0):
@@ -288,7 +358,7 @@ Cells = dict[str, Any]
 
 
 def read_table(text: str, stem: str) -> dict[str, Log]:
-    """By run, what the table holds; {} when it is no table of metrics. stem: the file's name without its ending."""
+    """Return by run what the table holds; {} when it is no table of metrics. stem: the file's name without its ending."""
     table = _cells(text)
     tagged = TAG.fullmatch(stem)
     if tagged and table and {"step", "value"} <= {name.lower() for name in table[0][1]}:
@@ -309,7 +379,7 @@ def _plain(name: str) -> str:
 
 
 def _cells(text: str) -> list[tuple[int, Cells]]:
-    """(line or entry number, values by column)."""
+    """Return (line or entry number, values by column)."""
     if text.lstrip()[:1] in "[{":
         return _json_cells(text)
     reader = csv.DictReader(io.StringIO(text))
@@ -338,7 +408,7 @@ def _json_cells(text: str) -> list[tuple[int, Cells]]:
 
 
 def _by_run(table: list[tuple[int, Cells]], stem: str) -> dict[str, list[tuple[int, Cells]]]:
-    """A chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
+    """Return the table by run: a chart's columns `<run> - <metric>` and our own column `run` make several runs of one table."""
     names = dict.fromkeys(name for _, cells in table for name in cells)
     charts = {name: tuple(name.rsplit(" - ", 1)) for name in names if " - " in name}
     if charts:
@@ -390,7 +460,7 @@ def _log(table: list[tuple[int, Cells]]) -> Log | None:
 
 
 def _number(text: Any, alias: Alias | None = None) -> float | None:
-    """In our unit; None when it is no number."""
+    """Return it in our unit; None when it is no number."""
     try:
         value = float(str(text).replace(",", ""))
     except ValueError:
@@ -399,7 +469,7 @@ def _number(text: Any, alias: Alias | None = None) -> float | None:
 
 
 def _stamps(given: Cells, program: str) -> dict[str, Any]:
-    """When the row was made, and of ours the tokens and the attempt."""
+    """Return when the row was made, and of ours the tokens and the attempt."""
     stamps: dict[str, Any] = {"attempt": 1}
     own = {"time": "time", "tokens": "tokens", "attempt": "attempt"} if program == "tandem" else {}
     for ours, theirs in ({"time": "_timestamp"} | own).items():
@@ -410,7 +480,7 @@ def _stamps(given: Cells, program: str) -> dict[str, Any]:
 
 
 def _count_steps(log: Log) -> None:
-    """Steps as we count them, those that were made.
+    """Return steps as we count them, those that were made.
 
     NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not those of
     an evaluation; a CSV of its console counts from zero where it begins there.
@@ -422,7 +492,7 @@ def _count_steps(log: Log) -> None:
 
 
 def _add_times(rows: list[dict[str, Any]]) -> None:
-    """perf/total_s as the sum of the step times, where every step from the first on is in the table."""
+    """Add perf/total_s as the sum of the step times, where every step from the first on is in the table."""
     timed = [row for row in rows if "perf/step_s" in row]
     if any("perf/total_s" in row for row in rows) or [row["step"] for row in timed] != list(range(1, len(timed) + 1)):
         return
@@ -450,7 +520,7 @@ def read_runs(names: Sequence[str]) -> list[RunData]:
 
 
 def _named_apart(runs: list[RunData]) -> list[RunData]:
-    """A second run of one name gets a number: tables, legends and CSV tell runs apart by their names."""
+    """Give a second run of one name a number: tables, legends and CSV tell runs apart by their names."""
     names: list[str] = []
     for data in runs:
         count = names.count(data.name) + 1

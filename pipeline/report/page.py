@@ -40,7 +40,7 @@ def page(
 
     kind: report or comparison, as the file beside it that holds the whole text is called. axes: labels of the x axes. summary,
     head: the first screen, of a run or in Markdown. unfolded: titles of sections that are open at first. one_legend: a name means
-    the same curve in every panel, and is shown or hidden in all at once. version: of a page that is served (live.py).
+    the same curve in every panel, and is shown or hidden in all at once. version: of a page that is served (single.py).
     """
     plots = plots_of(panels, axes) if panels else None
     titles = [*sections, *(title for title in dict.fromkeys(p.section for p in panels) if title not in sections)]
@@ -97,7 +97,7 @@ def _legend(curves: list[Curve]) -> list[dict[str, str]]:
 
 
 def _section(title: str, html: str, parts: Iterable[str] = ()) -> dict[str, Any]:
-    """parts: what stands beside the title while the section is folded."""
+    """Return a section for the template. parts: what is shown beside the title while the section is folded."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     return {"title": title, "id": name, "html": Markup(html), "hint": ", ".join(dict.fromkeys(parts))}
 
@@ -136,7 +136,7 @@ def _fence(lines: list[str]) -> str:
 
 
 def html_of(markdown: str) -> str:
-    """Markdown as HTML. HTML in it stays text, pictures are not loaded, wide tables scroll inside their box."""
+    """Return the Markdown as HTML. HTML in it stays text, pictures are not loaded, wide tables scroll inside their box."""
     html = _markdown().render(markdown)
     # The section's own title is an h2, so its parts begin at h3 as they do in report.md.
     return html.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")
@@ -150,7 +150,7 @@ def _markdown() -> MarkdownIt:
 
 
 def _line_break(state: StateInline, silent: bool) -> bool:
-    """<br>, which a table's cell writes for a new line: a < of a text is never written bare."""
+    """Parse <br>, which a table's cell writes for a new line: a < of a text is never written bare."""
     if not state.src.startswith("<br>", state.pos):
         return False
     if not silent:

@@ -63,7 +63,7 @@ def cell(value: Any) -> str:
 def visible(text: str, *, backslash: str = "\\") -> str:
     """Return the text with characters that are not seen shown by their code.
 
-    An untrained byte-level model writes control characters, and marks of direction turn around what stands after them.
+    An untrained byte-level model writes control characters, and marks of direction turn around what follows them.
     """
     return HIDDEN.sub(
         lambda match: backslash + (f"x{code:02x}" if (code := ord(match[0])) < 256 else f"u{code:04x}"), text
@@ -71,7 +71,7 @@ def visible(text: str, *, backslash: str = "\\") -> str:
 
 
 def code(text: str, language: str = "") -> str:
-    """A fenced block whose fence is longer than any in the text."""
+    """Return a fenced block whose fence is longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -99,7 +99,7 @@ def date(value: Any) -> Any:
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """At most `count` of the items, evenly spaced, the first and the last among them."""
+    """Return at most `count` of the items, evenly spaced, the first and the last among them."""
     if len(items) <= count:
         return list(items)
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
@@ -116,7 +116,7 @@ OBJECTS = ("optimizer.schedule", "optimizer.groups", "evals.chat", "evals.core")
 
 
 def read_failure(run: RunDirectory) -> dict[str, Any] | None:
-    """failure.json; None where there is none, or it was torn by a crash."""
+    """Return failure.json; None where there is none, or it was torn by a crash."""
     found = read_json_or_none(run.failure)
     if not found:
         return None
@@ -156,7 +156,7 @@ def _source(source: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_recipe(run: RunDirectory) -> dict[str, Any]:
-    """recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
+    """Return recipe.yaml by sections; none of it where it is no YAML, or YAML without bounds."""
     try:
         return _documented(load_mapping(run.recipe))
     except (FileNotFoundError, ValueError):  # its damage is one
@@ -267,12 +267,12 @@ MEANS = tuple(m.name for m in SECTIONS["Benchmarks"] if m.unit == "-")  # of tas
 
 
 def suite_of(name: str) -> str | None:
-    """core, chat or lm_eval by the name of a result; None for any other."""
+    """Return core, chat or lm_eval by the name of a result; None for any other."""
     return SUITES.get(name.partition("/")[0])
 
 
 def is_benchmark(row: dict[str, Any]) -> bool:
-    """Return a function of one's own may choose such a name too; it has no protocol."""
+    """Return whether it is a benchmark's. A user's function may choose such a name too; it has no protocol."""
     return suite_of(row["name"]) is not None and row.get("protocol") is not None
 
 
@@ -295,7 +295,7 @@ class Benchmark:
 
     @property
     def age(self) -> tuple[float, float]:
-        """Orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's last."""
+        """Return what orders benchmarks: of a later step, then of a later time. A model/ without a step is the run's last."""
         return (float("inf") if self.step is None else self.step, self.entry.get("time") or 0)
 
     def protocols(self) -> list[str]:
@@ -317,7 +317,7 @@ class Benchmark:
         return next((parts[name] for parts in map(_parts, [*self.means, *self.tasks]) if name in parts), None)
 
     def measured(self) -> tuple:
-        """Return the same for entries that may stand in one series: the tasks and under which protocols."""
+        """Return the same for entries that may be in one series: the tasks and under which protocols."""
         return self.suite, tuple(sorted((row["name"], row["protocol"]) for row in self.tasks))
 
     def tasks_of(self, mean: dict[str, Any]) -> list[dict[str, Any]]:
@@ -333,7 +333,7 @@ class Benchmark:
         return [row for row in self.tasks if row["name"].rpartition("/")[0] not in names]
 
     def items_of(self, row: dict[str, Any]) -> tuple[tuple[str, int | None], ...]:
-        """Name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may have been scored."""
+        """Return name and items of each task of a mean, or of a task: under one protocol too a part of the tasks may have been scored."""
         tasks = self.tasks_of(row) if row in self.means else [row]
         return tuple(sorted((task_name(task), task.get("items")) for task in tasks))
 
@@ -370,7 +370,7 @@ def benchmarks_of(entries: list[dict[str, Any]]) -> list[Benchmark]:
 
 
 def series_of(benchmarks: list[Benchmark]) -> list[list[Benchmark]]:
-    """Those that measured the same together, oldest first; of a subject scored twice the newest."""
+    """Return those that measured the same together, oldest first; of a subject scored twice the newest."""
     groups: dict[tuple, dict[tuple, Benchmark]] = {}
     for benchmark in benchmarks:
         of_group = groups.setdefault(benchmark.measured(), {})
@@ -437,13 +437,13 @@ class RunData:
         return {}
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, values) of a metric, as Columns.curve gives them; a report asks for one more than once."""
+        """Return (steps, values) of a metric, as Columns.curve gives them; a report asks for one more than once."""
         if name not in self._curves:
             self._curves[name] = self.columns.curve(name)
         return self._curves[name]
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """curve() as pairs."""
+        """Return curve() as pairs."""
         steps, values = self.curve(name)
         return list(zip(steps.tolist(), values.tolist(), strict=True))
 
@@ -460,7 +460,7 @@ class RunData:
         return "train/loss" if self.last("train/loss") is not None else "train/loss_ema"
 
     def step(self) -> int:
-        """Optimizer steps that count."""
+        """Return optimizer steps that count."""
         steps = self.curve(self.loss_name())[0]
         return steps[-1].item() if len(steps) else 0
 
@@ -470,7 +470,7 @@ class RunData:
 
     @cached_property
     def parent(self) -> "RunData | None":
-        """Return the run whose model this one began with, where it still lies and its model has the recorded hash."""
+        """Return the run whose model this one began with, where it still is and its model has the recorded hash."""
         base = base_run(self.run.path, self.manifest)
         return None if base is None else read_run(str(base.path))
 
@@ -485,7 +485,7 @@ class RunData:
 
     @cached_property
     def running(self) -> list[tuple[int, float, float]]:
-        """(attempt, began, last sign of life) of each attempt, as attempt_spans gives them."""
+        """Return (attempt, began, last sign of life) of each attempt, as attempt_spans gives them."""
         return attempt_spans(Columns.of(self.all_rows), self.manifest, failed=(self.failure or {}).get("time"))
 
     def up_to(self, step: int) -> "RunData":
@@ -502,7 +502,7 @@ class RunData:
         )
 
     def status(self) -> str:
-        """One sentence on how the run stands."""
+        """Return one sentence on the state of the run."""
         if self.failure:
             return f"stopped with status {self.failure.get('status')} ({self.failure.get('class')}): {self.failure.get('message')}"
         if self.manifest.get("status") == "finished":
@@ -527,7 +527,7 @@ class RunData:
         return ((self.manifest.get("inputs") or {}).get(key) or {}).get(VAL_BPB if of_rows else name)
 
     def scores(self) -> list[Score]:
-        """BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
+        """Return BPB figures: those of the training itself by step, then those of `python -m pipeline.evals`."""
         own = [
             Score(name=name, step=step, value=value, protocol=protocol, parts=parts)
             for name in (VAL_BPB, VAL_BPB_DOCUMENTS, SFT_BPB)
@@ -551,11 +551,11 @@ class RunData:
         return own + later
 
     def benchmarks(self) -> list[Benchmark]:
-        """CORE, chat tasks and lm_eval, oldest first."""
+        """Return CORE, chat tasks and lm_eval, oldest first."""
         return benchmarks_of(self.evals)
 
     def means(self) -> list[Score]:
-        """Means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what was measured."""
+        """Return means of benchmarks, oldest first; of one without a mean its tasks. Tasks and items are part of what was measured."""
         return [
             Score(
                 name=row["name"],
@@ -572,11 +572,11 @@ class RunData:
 
     @cached_property
     def newest_scores(self) -> dict[Key, Score]:
-        """The newest figure per metric and what was scored."""
+        """Return the newest figure per metric and what was scored."""
         return {(score.name, score.protocol, score.items): score for score in [*self.scores(), *self.means()]}
 
     def other_results(self) -> list[tuple[str, int | None, float, str | None]]:
-        """(name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and benchmarks."""
+        """Return (name, step, value, subject) of what `python -m pipeline.evals` measured beside bits per byte and benchmarks."""
         return [
             (result["name"], entry.get("step"), result["value"], entry.get("subject"))
             for entry in self.evals
@@ -619,7 +619,7 @@ STAMPS = ["step", "attempt", "time", "tokens"]
 
 
 def write_csv(runs: Sequence[RunData], path: Path) -> None:
-    """Rows that count, without events; a number that a row does not have is left empty."""
+    """Write the rows that count, without events; a number that a row does not have is left empty."""
     rows = [(data.name, row) for data in runs for row in data.rows if "event" not in row]
     names = sorted({name for _, row in rows for name in row} - set(STAMPS))
     text = io.StringIO()

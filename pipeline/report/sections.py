@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipeline.metrics import VALIDATION, is_of_machine
-from pipeline.monitor.gpu import is_throttled
+from pipeline.metrics import VAL_BPB, VALIDATION, is_of_machine
+from pipeline.monitor.sampler import is_throttled
 from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
-from pipeline.report.outcome import wall_s
 from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
-from pipeline.run_dir.columns import Columns
+from pipeline.run_dir.columns import Columns, mean_step_s
 from pipeline.run_dir.manifest import unknown_keys
 
 # Evaluations by command that are neither bits per byte nor benchmarks.
@@ -143,7 +142,7 @@ SHOWN_ELSEWHERE |= {
     *HARDWARE,
 }
 DATA_HEAD = ("data", "use", "id", "revision", "fingerprint")
-# Keys of the recipe that make a run what it is; all of them stand in the section on the recipe.
+# Keys of the recipe that make a run what it is; all keys are in the section on the recipe.
 HYPERPARAMETERS = re.compile(
     r"model\.(?!.*attn_implementation)|data\.(row_tokens|batch_tokens|packing)$"
     r"|optimizer\.(type|rate_scale|schedule\.|groups\.\w+\.(learning_rate|weight_decay)$)"
@@ -152,7 +151,7 @@ HYPERPARAMETERS = re.compile(
 
 
 def metadata_text(data: RunData) -> str:
-    """Two tables: the run and its hardware, and its hyperparameters."""
+    """Return two tables: the run and its hardware, and its hyperparameters."""
     manifest = data.manifest
     rows: list[list[Any]] = [["run", data.name], ["stage", data.stage], ["note", manifest.get("note")]]
     rows += [[name, date(manifest[name])] for name in ("created", "ended") if manifest.get(name)]
@@ -194,15 +193,21 @@ def data_rows(data: RunData) -> list[list[Any]]:
     ]
 
 
-def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return every entry that says something, as (dotted name, value)."""
     found: list[tuple[str, Any]] = []
-    for name, entry in value.items():
-        if isinstance(entry, dict):
-            found += flat(entry, f"{prefix}{name}.")
-        elif entry not in (None, [], ""):
+    for name, entry in leaves(value):
+        if entry not in (None, [], ""):
             text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-            found.append((prefix + name, date(text) if name in ("ended", "time") else text))
+            found.append((name, date(text) if name.rpartition(".")[2] in ("ended", "time") else text))
+    return found
+
+
+def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return dotted names and values of nested dicts."""
+    found: list[tuple[str, Any]] = []
+    for name, entry in value.items():
+        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
     return found
 
 
@@ -248,7 +253,7 @@ ROWS_OF_A_TABLE = 16
 
 
 def learning_rate_text(data: RunData) -> str:
-    """Peak and last rate of each group, and where the peak was reached."""
+    """Return peak and last rate of each group, and where the peak was reached."""
     names = [name for name in data.columns.names() if name.startswith("optim/lr/")] or ["optim/lr"]
     names = [name for name in names if len(data.curve(name)[0])]
     if not names:
@@ -286,7 +291,7 @@ def losses_text(data: RunData) -> str:
 
 
 def _history(data: RunData) -> str:
-    """Some of the logged steps, evenly spaced."""
+    """Return some of the logged steps, evenly spaced."""
     names = ("tokens", "train/loss", "train/loss_ema", "optim/lr", "optim/grad_norm", "perf/tok_per_s", "perf/mfu_pct")
     steps = spread(data.curve("train/loss")[0].tolist(), ROWS_OF_A_TABLE)
     rows = [[step, *(number(_at(step, *data.curve(name)), 5) for name in names)] for step in steps]
@@ -341,7 +346,7 @@ def gradient_norm_text(data: RunData) -> str:
 
 
 def system_text(data: RunData) -> str:
-    """Median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
+    """Return median, lowest and highest of each number of the machine. The first logged interval, which compiles, is left out of rates."""
     rows = []
     for name in data.columns.names():
         if not (is_of_machine(name) or name.startswith("data/wait_")):
@@ -425,7 +430,7 @@ def _how(row: dict[str, Any]) -> str | None:
 
 
 def energy_text(data: RunData) -> str:
-    """Markdown; "" for a run whose GPUs nobody sampled."""
+    """Return tables; "" for a run whose GPUs nobody sampled."""
     rows: list[list[Any]] = []
     sampled: list[tuple[GpuSeries, EnergyMeter]] = []
     for path in data.run.all_gpu_samples():
@@ -528,7 +533,7 @@ def _rate_hz(gpu: GpuSeries) -> float | None:
 
 
 def worth_text(data: RunData) -> str:
-    """Runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
+    """Return runtime, device hours, cost, energy, tokens, goodput, and the final numbers."""
     rows = spent(data)
     for name, what in (("perf/goodput_pct", "goodput, %"), ("perf/lost_steps", "steps lost")):
         if (value := data.last(name)) is not None:
@@ -541,7 +546,7 @@ def worth_text(data: RunData) -> str:
 
 
 def spent(data: RunData) -> list[list[Any]]:
-    """(what, value) of time, device hours, cost and energy, as far as they are known."""
+    """Return (what, value) of time, device hours, cost and energy, as far as they are known."""
     running_s = wall_s(data)
     rows: list[list[Any]] = []
     if running_s:
@@ -570,3 +575,115 @@ def paid(data: RunData) -> float | None:
 
 def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.2f} min"
+
+
+# Plan against outcome: what the run promised at its start, what became of it, and the ratio of the two.
+
+GIB = 2**30
+
+
+def outcome_text(data: RunData) -> str:
+    """Return a table of what was planned and found, found / planned where both are known; "" for a run without a plan."""
+    plan = data.manifest.get("plan") or {}
+    if not plan:
+        return ""
+    rows = [
+        [name, _cell(planned, unit), _cell(found, unit), _ratio(planned, found)]
+        for name, unit, planned, found in _rows(data, plan)
+        if planned is not None or found is not None
+    ]
+    return _planned_how(data, plan) + table(["", "planned", "found", "found / planned"], rows)
+
+
+def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
+    """Return (name, unit, planned, found); None where a side is not known."""
+    model = data.manifest.get("model") or {}
+    probe = plan.get("probe") or {}
+    step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
+    in_steps = None if step_s is None else step_s * data.step()
+    wall = wall_s(data)
+    devices, price = plan.get("processes"), (data.recipe.get("run") or {}).get("gpu_hour_cost")
+    paid = price * devices * wall / 3600 if price and devices and wall else None
+    flops = model.get("flops_per_token")
+    sealed = [size for _, size, whole in data.checkpoints if whole]
+    disk = sum(size for _, size, _ in data.checkpoints) + (
+        folder_bytes(data.run.model) if data.run.model.is_dir() else 0
+    )
+    bpb = plan.get("val_bpb") or {}
+    rows: list[tuple[str, str, Any, Any]] = [
+        ("parameters", "", plan.get("parameters"), model.get("parameters")),
+        ("steps", "", plan.get("steps"), data.step() or None),
+        ("tokens (row positions)", "", plan.get("tokens"), data.tokens() or None),
+        ("FLOPs, nanochat's formula", "", plan.get("flops"), flops * data.tokens() if flops and data.tokens() else None),
+        ("a step", "s", probe.get("step_s"), step_s),
+        ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
+        ("time in steps, all of it", "s", None, data.last("perf/total_s")),
+        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall),
+        ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
+        ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), host_b if device_b is None and "process" in (plan.get("memory_bytes") or {}) else device_b),
+        ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
+        ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
+        ("cost, by the wall", "", plan.get("cost"), paid),
+        ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
+        (f"final {VAL_BPB}", "", bpb.get("value"), data.last(VAL_BPB) if bpb else None),
+    ]  # fmt: skip
+    return rows
+
+
+def _planned_how(data: RunData, plan: dict[str, Any]) -> str:
+    """Return what the plan's hours and BPB depend on, and what the comparison leaves out."""
+    sentences = []
+    if probe := plan.get("probe"):
+        sentences.append(
+            f"Hours and memory were planned from a probe of {probe['steps']} steps on this machine ({probe['low_s']:.3f} to {probe['high_s']:.3f} s each)."
+        )
+    elif "duration_source" in plan:
+        sentences.append(f"Hours were planned {plan['duration_source']}.")
+    elif "assumed_mfu" in plan:
+        sentences.append(f"Hours were planned at {plan['assumed_mfu']:.0%} of the peak, an assumption.")
+    if span := (plan.get("duration_s") or {}).get("total"):
+        sentences.append(f"The whole was to take from {_cell(span['low'], 's')} to {_cell(span['high'], 's')}.")
+    if bpb := plan.get("val_bpb"):
+        sentences.append(
+            f"By earlier runs ({bpb['fit']}) val/bpb was to lie from {bpb['low']:.4f} to {bpb['high']:.4f} (95 %)."
+        )
+    if data.step() < (plan.get("steps") or 0):
+        sentences.append("The run is not at its end: time and totals are those so far.")
+    if (shape := data.manifest.get("shape") or {}) and shape.get("device", plan.get("device")) != plan.get("device"):
+        sentences.append(f"It was planned for {plan.get('device')} and last ran on {shape['device']}.")
+    return " ".join(sentences) + "\n\n" if sentences else ""
+
+
+def wall_s(data: RunData) -> float | None:
+    """Return the seconds from each attempt's start to the last sign of it, over all attempts, evaluations and saves included."""
+    return sum(last - began for _, began, last in data.running) or None
+
+
+def _peaks(data: RunData) -> tuple[float | None, float | None]:
+    """Return the most memory of the device and of the host, in bytes: as the end recorded it, else the most that was logged."""
+    found = data.manifest.get("peak_memory_bytes") or {}
+
+    def logged(name: str) -> float | None:
+        return max((value * GIB for _, value in data.series(name)), default=None)
+
+    return (
+        found.get("device") or logged("mem/run_peak_allocated_gib") or logged("mem/peak_allocated_gib"),
+        found.get("host") or logged("mem/host_rss_gib"),
+    )
+
+
+def _cell(value: Any, unit: str) -> str | None:
+    if value is None:
+        return None
+    if unit == "GiB":
+        return f"{value / GIB:,.3f} GiB"
+    if unit == "s":
+        return f"{value:,.3f} s" if value < 600 else f"{value / 3600:,.3f} h"
+    text = number(value, 6) if isinstance(value, int) or value < 1e9 else f"{value:.6e}"
+    return f"{text} {unit}".strip()
+
+
+def _ratio(planned: Any, found: Any) -> str | None:
+    if not planned or found is None:
+        return None
+    return "exact" if planned == found else f"{found / planned:.3f}"

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
+from pipeline.process.progress import short_count
 from pipeline.report.aligned import trained_on
 from pipeline.report.curves import finite
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
-from pipeline.report.imported_run import is_imported
-from pipeline.report.outcome import wall_s
+from pipeline.report.imported_logs import is_imported
 from pipeline.report.run_data import (
     MEANS,
     Benchmark,
@@ -30,7 +30,7 @@ from pipeline.report.run_data import (
     suite_of,
     table,
 )
-from pipeline.report.sections import paid, texts_of
+from pipeline.report.sections import paid, texts_of, wall_s
 
 LONGEST_TEXT = 220  # characters of a prompt or an answer on the first screen; the section on samples has more
 SHOWN_SAMPLES = 2
@@ -40,7 +40,7 @@ Level = Literal["good", "note", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence in Markdown on how the run stands."""
+    """A sentence in Markdown on the state of the run."""
 
     level: Level
     text: str
@@ -48,7 +48,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Figure:
-    """One number; against: what it is compared with; detail: what it stands on."""
+    """One number; against: what it is compared with; detail: what it depends on."""
 
     label: str
     value: str
@@ -91,7 +91,7 @@ def summary_of(data: RunData) -> Summary:
 
 
 def summary_text(summary: Summary, *, picture: str = "") -> str:
-    """Return the same in Markdown. picture: what stands where the page has the loss curve."""
+    """Return the same in Markdown. picture: what is put where the page has the loss curve."""
     rows = [[figure.label, figure.value, figure.against or None, figure.detail or None] for figure in summary.figures]
     names = list(dict.fromkeys(name for sample in summary.samples for name, _ in sample.answers))
     samples = [[s.prompt, *(dict(s.answers).get(name) for name in names)] for s in summary.samples]
@@ -107,7 +107,7 @@ def summary_text(summary: Summary, *, picture: str = "") -> str:
     return "\n".join(part for part in parts if part)
 
 
-# What it is and how it stands.
+# What it is, and its state.
 
 
 def _about(data: RunData) -> str:
@@ -115,7 +115,7 @@ def _about(data: RunData) -> str:
     parameters = (data.manifest.get("model") or {}).get("parameters")
     facts = [
         f"{kind} of {base}" if kind and base else kind,
-        f"{_short_count(parameters)} parameters" if parameters else None,
+        f"{short_count(parameters)} parameters" if parameters else None,
         trained_on(data),
         str(data.manifest.get("created") or "")[:10] or None,
         data.manifest.get("note"),
@@ -232,7 +232,7 @@ def _time(data: RunData) -> Figure | None:
     seconds = wall_s(data)
     if not seconds:
         return None
-    tokens = f", {_short_count(data.tokens())} tokens" if data.tokens() else ""
+    tokens = f", {short_count(data.tokens())} tokens" if data.tokens() else ""
     starts = f", {len(data.running)} starts" if len(data.running) > 1 else ""
     label = "time so far" if data.is_training else "time"
     return Figure(label, duration(seconds), detail=f"{number(data.step())} steps{tokens}{starts}")
@@ -264,13 +264,6 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // of} {smaller}"
     return f"{whole} s"
-
-
-def _short_count(count: float) -> str:
-    for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g}{letter}"
-    return f"{count:,.0f}"
 
 
 # Two samples, of the first model and of the last.

@@ -9,9 +9,15 @@ from typing import Any
 
 import yaml
 
-from pipeline.hardware.cpu import cpu_name, keep_freed_memory, set_threads, use_deterministic_kernels
+from pipeline.hardware.cpu import (
+    bfloat16_is_faster,
+    cpu_name,
+    decide_for_all_ranks,
+    keep_freed_memory,
+    set_threads,
+    use_deterministic_kernels,
+)
 from pipeline.hardware.device import device_info, leave_accelerators
-from pipeline.hardware.products import bfloat16_is_faster, decide_for_all_ranks
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe, dump_recipe
@@ -38,7 +44,7 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
         leave_accelerators()
     if "FSDP_VERSION" in os.environ:
         # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
-        os.environ["ACCELERATE_USE_FSDP"] = "false"
+        os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -1,35 +1,242 @@
-"""Files of a source: globs resolved to a sorted list, with labels that do not depend on where the folder lies."""
+"""Files of a source: globs resolved to a sorted list, with labels that do not depend on where the folder is; of a dataset's
+folder those of its split."""
 
+import contextlib
 import glob
 import hashlib
 import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, first_line
+from pipeline.process.network import as_os_error, is_address, is_refused, opened
 from pipeline.process.progress import count_text, waiting
-from pipeline.process.storage import cache_dir, file_lock, fsync_file
-from pipeline.process.stores import as_os_error, is_address, is_refused, opened
+from pipeline.process.storage import cache_dir, file_lock, fsync_file, read_json
 from pipeline.sources.raw_rows import is_data, kind_of
-from pipeline.sources.splits import (
-    DESCRIPTIONS,
-    IGNORED,
-    is_saved,
-    named_files,
-    refuse_archives,
-    saved_files,
-    some,
-    split_files,
-)
 
 LOG = logging.getLogger(__name__)
+
+# The files of a folder that are its configuration's split, as the `datasets` library decides it. The folder is one on this
+# machine, or holds the names and the card of a Hub repository (hub_files.py): the library reads no data for its rules.
+# A folder that `save_to_disk` wrote lists its files itself.
+
+# `datasets` does not read these of a folder unless they are named; a README.md is the card.
+IGNORED = ("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json")
+DESCRIPTIONS = STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # of save_to_disk
+ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")
+SHOWN = 8
+
+
+def split_files(root: Path, *, config: str | None, split: str, name: str, where: str) -> list[Path]:
+    """Return the files of the split, as `datasets` finds them in the folder.
+
+    name: of the dataset, for messages. Raises RecipeError for a choice that the dataset does not have, with those that it
+    has; InputMissingError where it has no data files.
+    """
+    root = root.resolve()  # `datasets` resolves it as well, and links would hide which files are below it.
+    by_split = _by_split(root, config, name, where)
+    if split not in by_split:
+        of = f" in its configuration {config!r}" if config else ""
+        raise RecipeError(
+            f"{where}.split: {name} has no split {split!r}{of}; it has {', '.join(by_split)}. {_write_split(by_split, split)}"
+        )
+    files = by_split[split]
+    if outside := [file for file in files if not Path(os.path.normpath(file)).is_relative_to(root)]:
+        raise RecipeError(
+            f"{where}: the card of {name} names files outside the dataset ({outside[0]}), which are not read. Choose files with `files`."
+        )
+    return [Path(file) for file in files]
+
+
+def _write_split(splits: Iterable[str], split: str) -> str:
+    """Return the sentence of what to write: the first split that has the wanted name as a part (train_sft), else any."""
+    named = next((one for one in splits if split in one), None)
+    return f"Write split: {named}." if named else "Write one of them."
+
+
+def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str, list[str]]:
+    """Return the files of each split of the configuration."""
+    import datasets
+    from datasets.exceptions import DataFilesNotFoundError
+
+    with _quiet(), tempfile.TemporaryDirectory() as cache:  # where it would write, were it to prepare the data
+        try:
+            builder = datasets.load_dataset_builder(str(root), config, cache_dir=cache)
+        except (DataFilesNotFoundError, FileNotFoundError) as error:
+            refuse_archives(_visible(root), of=f"{name} has ", where=where)
+            raise InputMissingError(
+                f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), so there is nothing to read. It has {_shown(root)}. Choose others with `files`."
+            ) from error
+        except Exception as error:  # It raises ValueError, RuntimeError and AttributeError for a card it cannot follow.
+            reason = _first_line(error).replace(str(root), name)
+            raise RecipeError(
+                _wrong_config(_configs(root), config, name, where) or _unreadable(reason, name, where)
+            ) from error
+    by_split = {str(split): list(files) for split, files in (builder.config.data_files or {}).items()}
+    if len(builder.builder_configs) == 1:
+        _note_unread(root, {file for files in by_split.values() for file in files}, name, where)
+    return by_split
+
+
+def _note_unread(root: Path, chosen: set[str], name: str, where: str) -> None:
+    """Say which data files belong to no split: of several formats `datasets` reads the most common one alone."""
+    unread = [path for path in _visible(root) if is_data(path) and str(root / path) not in chosen]
+    if unread:
+        LOG.warning(
+            "%s: of %s %d data files belong to no split that `datasets` finds and are not read: %s. Choose files with `files`.",
+            where, name, len(unread), some(unread),
+        )  # fmt: skip
+
+
+def _configs(root: Path) -> list[str]:
+    import datasets
+
+    try:
+        return datasets.get_dataset_config_names(str(root))
+    except Exception:  # The first error says it.
+        return []
+
+
+def _wrong_config(names: list[str], config: str | None, name: str, where: str) -> str | None:
+    if config is None and len(names) > 1:
+        return f"{where}.config: {name} has several configurations and none is the default: {some(names)}. Write config: {names[0]}."
+    if config is not None and names and config not in names:
+        near = get_close_matches(config, names, n=1)
+        cure = f"Did you mean {near[0]!r}?" if near else "Write one of them, or choose files with `files`."
+        return f"{where}.config: {name} has no configuration {config!r}; it has {some(names)}. {cure}"
+    return None
+
+
+def _unreadable(reason: str, name: str, where: str) -> str:
+    if "scripts are no longer supported" in reason:
+        return f"{where}: {name} is loaded by a script, which is not run here, as `datasets` does not any more. Many such datasets have a branch of parquet files: revision: refs/convert/parquet."
+    return f"{where}: `datasets` cannot tell the files of {name} ({reason}). Choose them with `files`."
+
+
+def named_files(root: Path, patterns: str | list[str], *, name: str, where: str) -> list[Path]:
+    """Return the files below the folder that the patterns name; a folder's name stands for all in it.
+
+    Raises InputMissingError for a pattern without a file, RecipeError for one that leads out of the folder.
+    """
+    from datasets.data_files import resolve_pattern
+
+    root = root.resolve()
+    found: dict[Path, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if leads_outside(pattern):
+            raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
+        inside = f"{pattern.rstrip('/')}/**" if (root / pattern).is_dir() else pattern
+        try:
+            found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
+        except FileNotFoundError as error:
+            raise InputMissingError(
+                f"{where}.files: {pattern!r} matches no file of {name}, so there is nothing to read. It has {_shown(root)}."
+            ) from error
+    return list(found)
+
+
+def leads_outside(pattern: str) -> bool:
+    """Return whether a pattern of a repository would be looked for elsewhere: `datasets` takes addresses and absolute paths too."""
+    return "://" in pattern or "::" in pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether `save_to_disk` wrote the folder."""
+    return (folder / SPLITS).is_file() or ((folder / STATE).is_file() and (folder / INFO).is_file())
+
+
+def saved_files(folder: Path, *, split: str, where: str) -> list[Path]:
+    """Return the arrow files of a saved Dataset, or those of the split of a saved DatasetDict.
+
+    Only those that its state lists: `map` and `filter` leave their caches in the same folder. Raises RecipeError for a
+    split that there is not, InputMissingError for a file that is gone, DataError for rows that are to be chosen by indices.
+    """
+    if (folder / SPLITS).is_file():
+        splits = _read(folder / SPLITS, where).get("splits") or []
+        if split not in splits:
+            raise RecipeError(
+                f"{where}.split: {folder} has no split {split!r}; it has {', '.join(splits)}. {_write_split(splits, split)}"
+            )
+        folder = folder / split
+        state = _read(folder / STATE, where)
+    else:
+        state = _read(folder / STATE, where)
+        if split not in ("train", state.get("_split")):  # train, the default, asks for nothing
+            raise RecipeError(
+                f"{where}.split: {folder} is one dataset without splits, and {split!r} is asked for. Leave split out."
+            )
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise DataError(
+            f"{where}: {folder} was saved with a selection or order of its rows beside them (indices), which only old versions of `datasets` write and which is not read here. Save it again with load_from_disk(...).flatten_indices().save_to_disk(...) of the version that wrote it."
+        )
+    files = [folder / file["filename"] for file in state.get("_data_files") or []]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing or not files:
+        lacks = f"lacks {', '.join(missing[:SHOWN])}" if missing else "lists no files"
+        raise InputMissingError(f"{where}: the saved dataset {folder} {lacks}, so it is not whole. Save it again.")
+    return files
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputMissingError(
+            f"{where}: {path} cannot be read ({_first_line(error)}), so the saved dataset is not whole. Save it again."
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Show no bars of the resolving of data files among the start's own lines."""
+    import datasets
+
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
+def refuse_archives(paths: list[str], *, of: str, where: str) -> None:
+    """Raise RecipeError where some of the paths are archives."""
+    found = [path for path in paths if any(end in ARCHIVES for end in Path(path.lower()).suffixes[-2:])]
+    if found:
+        raise RecipeError(
+            f"{where}: {of}archives, which are not unpacked: {some(found)}. Unpack them and name the files; of a Hub dataset, try revision: refs/convert/parquet."
+        )
+
+
+def some(paths: list[str]) -> str:
+    return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+
+
+def _shown(root: Path) -> str:
+    return some(_visible(root)) or "no files"
+
+
+def _visible(root: Path) -> list[str]:
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    seen = [path for path in paths if not any(part.startswith((".", "__")) for part in Path(path).parts)]
+    return [path for path in seen if Path(path).name not in IGNORED]
+
+
+def _first_line(error: Exception) -> str:
+    return first_line(error).partition(" with any supported extension ")[0][:200]  # It lists 200 of them.
+
+
 READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
 Part = Literal["all", "train", "validation"]
 Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as far as they are known.
@@ -39,9 +246,8 @@ Ends = tuple[bytes, bytes | None]  # The first and the last bytes of a file, as 
 class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
-     path: where it lies here; a file of the Hub gets it when it is fetched, and `peek` gives its first and last bytes before
-    . part and period: when a source has one file
-     only, which of its rows are meant.
+    path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
+    bytes. part, period: of a source's only file, which of its rows are meant.
     """
 
     label: str
@@ -59,7 +265,7 @@ class SourceFile:
         return {**self.__dict__, "peek": None}  # a function of this process; another one has no beginning to look at
 
     def local_path(self) -> Path:
-        """Return where the content lies here, fetched first if need be."""
+        """Return where the content is here, fetched first if need be."""
         if self.path is None:
             assert self.fetch is not None, f"{self.label} has neither a path nor a place to fetch it from"
             self.path = self.fetch()
@@ -156,7 +362,7 @@ def _asked(address: str, where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno:  # of this machine's disk
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        reason = first_line(error)[:300]
         if is_refused(error):
             raise InputMissingError(
                 f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."
@@ -167,7 +373,7 @@ def _asked(address: str, where: str) -> Iterator[None]:
 
 
 def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
-    """Return where the file lies here; one of another size or time is another file, and a power cut may have shortened it."""
+    """Return where the file is here; one of another size or time is another file, and a power cut may have shortened it."""
     version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
     target = cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
     is_whole = lambda: target.exists() and target.stat().st_size == facts["size"]  # noqa: E731
@@ -281,7 +487,7 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
 
 
 def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
-    """Return the files without those that only lie beside a corpus: notes and tables of another kind than parquet or jsonl."""
+    """Return the files without those that only accompany a corpus: notes and tables of another kind than parquet or jsonl."""
     if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
         return paths
     beside = [
@@ -300,7 +506,7 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
 
 
 def _labelled(paths: list[Path]) -> list[SourceFile]:
-    """Labels are the paths below the deepest folder that holds them all: they survive a move of the data."""
+    """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of the data."""
     absolute = {path: path.absolute() for path in paths}
     root = Path(os.path.commonpath([path.parent for path in absolute.values()]))
     files = [SourceFile(label=absolute[path].relative_to(root).as_posix(), path=absolute[path]) for path in paths]

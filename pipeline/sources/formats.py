@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import FORMATS
+from pipeline.sources.raw_rows import lone_surrogate
 
 # What a conversation must be to be trained on.
 
@@ -39,7 +40,7 @@ class UntrainableConversation(ValueError):
 
 
 def messages_of(value: Any) -> list[dict]:
-    """Plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
+    """Return plain messages from any of the usual forms of a conversation: {role, content}, ShareGPT's {from, value}, texts in
     turns with the user's first, pairs {input, output}, or an OASST tree. Raises ValueError with the reason when it is none
     of them."""
     if is_tree(value):
@@ -125,7 +126,7 @@ def plain_messages(value: Any) -> list[dict]:
 
 
 def _form_problem(message: dict, place: int) -> str | None:
-    """Return why this is no message, whatever stands around it, or None."""
+    """Return why this is no message, whatever surrounds it, or None."""
     if message.get("role") not in ROLES:
         return f"message {place} has the role {message.get('role')!r}, not one of {', '.join(ROLES)}"
     calls = message.get("tool_calls")
@@ -225,7 +226,7 @@ class Format:
 
     @property
     def required_columns(self) -> list[str]:
-        """Those without which a file is of another form."""
+        """Return those without which a file is of another form."""
         optional = OPTIONAL_ROLES if self.recognised else ()
         named = [column for role, column in self.columns if role not in optional]
         return list(dict.fromkeys(([self.column] if self.column else []) + named))
@@ -270,7 +271,7 @@ class Format:
         return messages_of(value)
 
     def _exchange(self, row: Any) -> list[dict]:
-        """Messages from a prompt and a response; each is a text, or messages as TRL's conversational form has them."""
+        """Return messages from a prompt and a response; each is a text, or messages as TRL's conversational form has them."""
         named = dict(self.columns)
         prompt, response = _column(row, named["prompt"]), _column(row, named["response"])
         if isinstance(prompt, str):
@@ -372,16 +373,11 @@ def _text(value: Any) -> str:
 
 
 def _must_be_characters(item: str | list[dict] | None) -> None:
-    """A JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
+    """Refuse half a character: a JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
     texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
     for text in texts:
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
-                ) from error
+        if (at := lone_surrogate(text)) is not None:
+            raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
 
 
 def _begins_with_system(messages: list) -> bool:

@@ -10,19 +10,34 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.process.errors import DamagedFileError, DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import (
+    DamagedFileError,
+    DataError,
+    InputMissingError,
+    RecipeError,
+    ServiceError,
+    first_line,
+)
+from pipeline.process.network import is_network, limit_silence
 from pipeline.process.progress import count_text, on_terminal, waiting
 from pipeline.process.retries import note_retry
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
-from pipeline.process.stores import is_network
 from pipeline.recipe.located_yaml import load_mapping
-from pipeline.sources.files import Ends, SourceFile, bases_of, local_dataset, refuse_unreadable
+from pipeline.sources.files import (
+    Ends,
+    SourceFile,
+    bases_of,
+    leads_outside,
+    local_dataset,
+    named_files,
+    refuse_unreadable,
+    split_files,
+)
 from pipeline.sources.formats import Format
 from pipeline.sources.raw_rows import (
     BOM,
@@ -34,72 +49,13 @@ from pipeline.sources.raw_rows import (
     csv_header,
     kind_of,
     parse_json_line,
+    wrong_beginning,
 )
-from pipeline.sources.signatures import wrong_beginning
-from pipeline.sources.splits import leads_outside, named_files, split_files
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
-
-# The HTTP client of huggingface_hub with an end to every wait for a silent Hub, and to what one says: by itself it
-# has none.
-
-# Seconds without a byte, not for a whole transfer: one of hours goes on as long as it moves.
-CONNECT_S, SILENCE_S = 10.0, 60.0
-ANSWER_BYTES = 2**25  # of the Hub's own words, such as a list of files; a file is read to its end
-
-
-def client_that_gives_up() -> Any:
-    """Return a client whose requests end after that silence, those included that the library sends with timeout=None."""
-    from huggingface_hub.utils._http import default_client_factory
-
-    made = default_client_factory()
-    limits = {"connect": CONNECT_S, "read": SILENCE_S, "write": SILENCE_S, "pool": SILENCE_S}
-
-    def limit(request: Any) -> None:
-        # model_info and its like pass None, which stands above the client's own timeout.
-        asked = request.extensions.get("timeout") or {}
-        request.extensions["timeout"] = limits | {name: s for name, s in asked.items() if s is not None}
-
-    made.event_hooks["request"] = [*made.event_hooks["request"], limit]
-    made.event_hooks["response"] = [*made.event_hooks["response"], _bound_answer]
-    return made
-
-
-def _bound_answer(response: Any) -> None:
-    """Let the reading of an answer of the Hub's API end with ValueError when it is too long."""
-    if not response.url.path.startswith("/api/"):
-        return
-    base: Any = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == "SyncByteStream")
-
-    class BoundedAnswer(base):
-        def __init__(self, stream: Any):
-            self.stream = stream
-
-        def __iter__(self) -> Any:
-            size = 0
-            for block in self.stream:
-                size += len(block)
-                if size > ANSWER_BYTES:
-                    raise ValueError(f"{response.url} answers with more than {ANSWER_BYTES >> 20} MiB")
-                yield block
-
-        def close(self) -> None:
-            self.stream.close()
-
-    response.stream = BoundedAnswer(response.stream)
-
-
-@cache
-def limit_silence() -> None:
-    """From now on no request of this process waits for a silent Hub for ever."""
-    from huggingface_hub import set_client_factory
-
-    set_client_factory(client_that_gives_up)
-
 
 # Files of a Hub that are not here yet, by their first and last bytes: an error page among them is reported before step
 # 1.
 
-FILES_OF_A_SOURCE = 64  # Those that are read first: a large dataset has thousands, and a look costs two requests.
 TIMEOUT_S = 10.0
 
 
@@ -150,7 +106,7 @@ def _text_problem(name: str, head: bytes, form: Format, column_key: str) -> str 
 
 
 def both_ends(repo: str, revision: str, path: str) -> Ends | None:
-    """(first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
+    """Return (first, last) bytes of a dataset's file; last None where the server gives no ranges. None when it does not answer:
     then the file is looked at when it is fetched."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
@@ -173,7 +129,7 @@ def both_ends(repo: str, revision: str, path: str) -> Ends | None:
 
 
 def _first(answer: Any, size: int) -> bytes:
-    """As many bytes of the answer, whatever more the server would send."""
+    """Return so many bytes of the answer, whatever more the server would send."""
     found = b""
     for piece in answer.iter_bytes():
         found += piece
@@ -232,9 +188,9 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
 
 
 def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFile]]:
-    """(commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place already.
+    """Return (commit, files sorted by path) of the dataset's split. Files that an earlier run fetched have their place already.
 
-    Without the Hub the list of an earlier start is used, which is said. Raises ServiceError when there is none,
+    Without the Hub the list of an earlier start is used, with a warning. Raises ServiceError when there is none,
     InputMissingError for a dataset, revision or file that does not exist for this user, RecipeError for a wrong choice.
     """
 
@@ -412,7 +368,7 @@ def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = N
 
 
 def retried(call, *, what: str, where: str):
-    """The call's result, tried again while the Hub is away or overloaded.
+    """Return the call's result, tried again while the Hub is away or overloaded.
 
     Raises InputMissingError when the Hub says no, ServiceError when it does not answer in ATTEMPTS attempts. A missing
     revision passes through: who asked knows its name.
@@ -485,4 +441,4 @@ def retried(call, *, what: str, where: str):
 
 
 def _first_line(error: Exception) -> str:
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:200]
+    return redacted(first_line(error))[:200]

@@ -1,4 +1,4 @@
-"""From the recipe to verified sources: everything that is wrong with any planned file is said at once, before step 1."""
+"""From the recipe to verified sources: everything that is wrong with any planned file is reported at once, before step 1."""
 
 import hashlib
 import logging
@@ -27,10 +27,18 @@ from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
-from pipeline.sources.hub_files import FILES_OF_A_SOURCE, head_findings
-from pipeline.sources.raw_rows import BadRow, Block, Conversation, Document, RawRow, read_blocks
+from pipeline.sources.raw_rows import Block, Conversation, Document, RawRow, read_blocks
 from pipeline.sources.recognition import Recognised, looked_at_rows, recognise
-from pipeline.sources.verify import MOST_OF_REASON, FactsOfFiles, Findings, grouped, row_name, verified
+from pipeline.sources.verify import (
+    MOST_OF_REASON,
+    FactsOfFiles,
+    Findings,
+    grouped,
+    is_blank,
+    read_item,
+    row_name,
+    verified,
+)
 
 # Files of a source, or rows of its only file, that are kept from training where data.validation names nothing.
 
@@ -140,7 +148,7 @@ class OpenSource:
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest: what was read, so that a later start can say which file is another one now."""
+        """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
         files = [
             {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
             | ({"part": file.part} if file.part != "all" else {})
@@ -174,7 +182,7 @@ class OpenSource:
         return line
 
     def read(self, *, file: int = 0, block: int = 0) -> Iterator[Block]:
-        """Blocks of rows from that cursor to the end of the last file.
+        """Yield blocks of rows from that cursor to the end of the last file.
 
         A block's own (file, index + 1) is the cursor behind it, also when the file has no such block. Raises DataError
         when a file is not the one that was verified.
@@ -183,14 +191,14 @@ class OpenSource:
             yield from self.read_file(number, block=block if number == file else 0)
 
     def read_file(self, number: int, *, block: int = 0) -> Iterator[Block]:
-        """Blocks of one file from that one on. Raises as `read`."""
+        """Yield blocks of one file from that one on. Raises as `read`."""
         path = self.path_of(number)
         read_row = self.format.reader()
         for index, rows in _blocks(path, block, self.format.read_columns):
             yield self._block(rows, read_row, path, number, index)
 
     def path_of(self, number: int) -> Path:
-        """Return where a file lies, unchanged since it was verified; one that was not there is fetched and verified now."""
+        """Return where a file is, unchanged since it was verified; one that was not there is fetched and verified now."""
         file = self.files[number]
         if file.path is not None:
             _must_be_unchanged(file, file.path, self.facts)
@@ -210,25 +218,13 @@ class OpenSource:
             if this.part != "all" and is_held_out(row, this.period) != (this.part == "validation"):
                 continue
             try:
-                if isinstance(value, BadRow):
-                    raise ValueError(value.reason)
-                item = read_row(value)
-                reason = None
+                item, reason = read_item(value, self.format, read_row)
             except UntrainableConversation:
                 made.empty_rows += 1
                 continue
-            except (
-                Exception
-            ) as error:  # An own format may raise anything; the row is named and the recipe's limit decides.
-                reason = (
-                    str(error)
-                    if isinstance(error, ValueError)
-                    else f"{self.format.name} raised {type(error).__name__}: {error}"
-                )
-                item = None
             if reason:
                 made.bad_rows.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
-            elif item is None or (isinstance(item, str) and not item.strip()):
+            elif item is None or is_blank(item):
                 made.empty_rows += 1
             elif isinstance(item, str):
                 made.items.append(Document(item, number, row_group, row))
@@ -294,6 +290,8 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
 
 
 SHOWN = 20  # Problems of a kind that a message lists.
+# Of a source on the Hub that are looked at before they are fetched: a large dataset has thousands, and a look costs two requests.
+FILES_OF_A_SOURCE = 64
 
 
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
@@ -389,9 +387,7 @@ class _Opening:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if spec.id.startswith("tandem:"):
             return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
-        from pipeline.sources.hub_files import dataset_files
-
-        source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)
+        source.revision, files = import_built_in("sources.hub")(spec, where=where, cache=self.cache, folder=self.folder)
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
@@ -482,7 +478,7 @@ class _Opening:
             if ends is None:
                 self.hub_is_silent = True  # It would let every further file wait.
                 return Findings()  # Looked at when it is fetched (OpenSource.read).
-            findings = head_findings(
+            findings = import_built_in("sources.head_findings")(
                 f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
             )
             if not findings.problems:
@@ -491,7 +487,7 @@ class _Opening:
         return verified(file, source.format, self.facts, column_key=source.column_key)
 
     def refuse_overlap(self, train: list[OpenSource], validation: list[OpenSource]) -> None:
-        """Validation on trained text measures memory: the same content on both sides is refused, by its hash."""
+        """Refuse the same content, by its hash, on both sides: validation on trained text measures memory."""
         trained = {
             (file.sha256, file.period): file for source in train for file in source.files if file.part != "validation"
         }

@@ -25,7 +25,7 @@ class Overlap:
     whole: bool
 
     def note(self) -> str | None:
-        """For the user; None where nothing was found."""
+        """Return it for the user; None where nothing was found."""
         if not self.found:
             return None
         return (
@@ -38,7 +38,7 @@ _looked: dict[tuple, Overlap] = {}
 
 
 def overlap_of(train: list[Any], validation: list[Any]) -> Overlap:
-    """Return how many of the first validation documents stand in the training text, as far as it lies here.
+    """Return how many of the first validation documents are in the training text, as far as it is here.
 
     Equal means equal but for white space around it. Nothing is fetched for it, and a process looks once.
     """
@@ -66,7 +66,7 @@ def _look(train: list[Any], validation: list[Any]) -> Overlap:
 
 
 def _held_out(source: Any) -> Iterator[bytes]:
-    """Digests of the first validation documents, until so many are found or so much text was read for them."""
+    """Yield digests of the first validation documents, until so many are found or so much text was read for them."""
     chars = 0
     for digest, _, read in islice(_documents(source), DOCUMENTS):
         yield digest
@@ -76,7 +76,7 @@ def _held_out(source: Any) -> Iterator[bytes]:
 
 
 def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
-    """(digest, place, characters read for it) of each document of the source's first files, until one is not here."""
+    """Yield (digest, place, characters read for it) of each document of the source's first files, until one is not here."""
     for number, file in enumerate(source.files):
         if file.path is None:
             return

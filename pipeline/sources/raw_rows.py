@@ -21,6 +21,75 @@ from typing import IO, Any
 from pipeline.process.errors import DataError
 from pipeline.process.retries import may_pass
 
+# Things that are where data should be: pointers, error pages, archives, binary files, recognised by their first bytes.
+
+MAGIC = {
+    b"PAR1": "a parquet file",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "zstandard data",
+    b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"BZh": "bzip2 data",
+    b"ARROW1": "an Arrow file",
+    b"%PDF": "a PDF",
+}
+CURES = {
+    "UTF-16 text": "Convert it: iconv -f UTF-16 -t UTF-8.",
+    "gzip data": "Give it the ending .gz.",
+    "zstandard data": "Give it the ending .zst.",
+    "a parquet file": "Give it the ending .parquet.",
+    "an Arrow file": "Give it the ending .arrow.",
+    "a zip archive": "Unpack it.",
+    "bzip2 data": "Unpack it.",
+}
+
+
+ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # an IPC file, an IPC stream
+BEGINNINGS = {
+    ".parquet": (b"PAR1",), ".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd",),
+    ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW,
+}  # fmt: skip
+
+
+def wrong_beginning(name: str, head: bytes) -> str | None:
+    """Return why a file of that name cannot begin like this, with a cure; None when it may be what its ending says."""
+    suffix = PurePath(name).suffix.lower()
+    magic = BEGINNINGS.get(suffix, ())
+    reason = wrong_content(head, expected=magic)
+    if reason is None and magic and not head.startswith(magic):
+        return f"ends in {suffix} and is no such file (it begins with {head[:8]!r}). Download it again or correct its ending."
+    return reason
+
+
+def wrong_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
+    """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
+
+    expected: the magic bytes, one of which the file's own ending promises.
+    """
+    if not head.strip(b"\0"):
+        return "holds zero bytes where its content should be, as an unfinished copy or a crash leaves it. Download or write it again."
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "is a git-lfs pointer, not the file itself. Run `git lfs pull` in its repository, or download it again."
+    if start[:5].lower() == b"<?xml" or (start.startswith(b"<") and b"<Error>" in start[:512]):
+        code = re.search(rb"<(?:Code|code|title|Message)>\s*([^<]{1,80})", start)
+        return f"looks like an XML error page{_shown(code)}, saved by a failed download. Download it again."
+    if re.match(rb"<(!doctype html|html|head|body)\b", start[:64].lower()):
+        title = re.search(rb"<title[^>]*>\s*([^<]{1,80})", start, re.IGNORECASE)
+        return f"looks like an HTML page{_shown(title)}, saved by a failed download. Download it again."
+    for magic, name in MAGIC.items():
+        if head.startswith(magic) and magic not in expected:
+            return (
+                f"is {name}, whatever its ending says. {CURES.get(name, 'Convert it to parquet, jsonl, csv or txt.')}"
+            )
+    return None
+
+
+def _shown(match: re.Match[bytes] | None) -> str:
+    return f" ({match.group(1).decode('utf-8', 'replace').strip()})" if match else ""
+
+
 # What a source gives: documents, conversations, and blocks of them that know their place.
 
 BLOCK_ROWS = 1024  # Rows of a block: the packing policy that is the default packs within this many documents.
@@ -112,7 +181,7 @@ def is_data(name: str) -> bool:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """The file's content, decompressed by its suffix."""
+    """Yield the file's content, decompressed by its suffix."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         with gzip.open(path, "rb") as file:
@@ -129,7 +198,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """The file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
+    """Yield the file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
     with (
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
@@ -196,7 +265,7 @@ def seekable_blocks(path: Path) -> int | None:
     try:
         metadata = pyarrow.parquet.read_metadata(path)
     except (OSError, ValueError, pyarrow.ArrowException):
-        return None  # said where it is read
+        return None  # reported where it is read
     groups = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     return -(-metadata.num_rows // BLOCK_ROWS) if max(groups, default=0) <= SEEKABLE_BLOCKS * BLOCK_ROWS else None
 
@@ -264,7 +333,7 @@ def arrow_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = No
 
 
 def _arrow_batches(path: Path) -> Iterator[tuple[int, Any]]:
-    """(number, record batch), each valid: an offset that points beyond its buffer would end the process."""
+    """Yield (number, record batch), each valid: an offset that points beyond its buffer would end the process."""
     import pyarrow
     import pyarrow.ipc
 
@@ -314,7 +383,7 @@ def _batches_of(reader: Any) -> Iterator[Any]:
 
 
 def csv_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
+    """Yield records of a csv file as {name: text}, the names from its first record. Raises DataError where a quote is wrong.
 
     Python's csv and not pyarrow's, which makes numbers and nulls of "007" and "NA" by what the first block holds, and ends at the
     first record with a field too many or with a carriage return in it.
@@ -338,13 +407,13 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
             f"has {len(record)} fields, and the header has {len(names)} (line {line}): a text with a separator or a line end in it must stand in quotes"
         )
     value = {name: text for name, text in zip(names, record, strict=True) if not columns or name in columns}
-    if not all(_is_utf8(text) for text in value.values()):
+    if any(lone_surrogate(text) is not None for text in value.values()):
         return BadRow(f"is not UTF-8 (line {line})")
     return value
 
 
 def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """(line it begins in, fields) of each record that is no blank line."""
+    """Return (line it begins in, fields) of each record that is no blank line."""
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"
@@ -416,7 +485,7 @@ def begins_array(file: IO[str]) -> bool:
 
 
 def array_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
+    """Yield elements of a file that is one JSON array, on one line or many. Raises DataError where it is no array any more."""
     with open_text(path) as file:
         try:
             for row, value in enumerate(array_elements(file)):
@@ -454,7 +523,7 @@ class _Chunks:
     def more(self) -> bool:
         """Read as much again as is held, so that a long element is decoded a few times, not once a chunk."""
         chunk = self.file.read(max(self.chunk_chars, len(self.held) - self.at))
-        self.is_utf8 = self.is_utf8 and _is_utf8(chunk)
+        self.is_utf8 = self.is_utf8 and lone_surrogate(chunk) is None
         self.line += self.held.count("\n", 0, self.at)
         self.held, self.at = self.held[self.at :] + chunk, 0
         return bool(chunk)
@@ -481,7 +550,7 @@ class _Chunks:
             return False
 
     def value(self, row: int) -> Any:
-        """Return the value that stands here and go behind it."""
+        """Return the value that is here and move behind it."""
         self.next_mark()
         while True:
             try:
@@ -504,26 +573,26 @@ class _Chunks:
             if not self.more():  # a number that ends with the chunk may go on in the next one
                 break
         start, self.at = self.at, self.at + length
-        return value if self.is_utf8 or _is_utf8(self.held[start : self.at]) else BadRow("is not UTF-8")
+        return value if self.is_utf8 or lone_surrogate(self.held[start : self.at]) is None else BadRow("is not UTF-8")
 
     def broken(self, reason: str, *, row: int, cut_off: bool = False) -> BrokenArrayError:
         """Return the error for this place."""
         return BrokenArrayError(reason, line=self.line + self.held.count("\n", 0, self.at), row=row, cut_off=cut_off)
 
 
-def _is_utf8(text: str) -> bool:
-    """Return whether the text has no lone surrogate, as `open_text` makes them of bytes that are no UTF-8."""
+def lone_surrogate(text: str) -> int | None:
+    """Return the place of the first lone surrogate, as `open_text` makes them of bytes that are no UTF-8; None without one."""
     if text.isascii():
-        return True
+        return None
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Objects of a jsonl file, one a line; blank lines are passed over."""
+    """Yield objects of a jsonl file, one a line; blank lines are passed over."""
     with open_bytes(path) as file:
         row = -1
         while line := file.readline(LINE_BYTES):
@@ -558,7 +627,7 @@ def parse_json_line(line: bytes) -> Any:
 
 
 def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
-    """Pieces of a text file as {"text": piece}. Bytes that are not UTF-8 make the piece a BadRow."""
+    """Yield pieces of a text file as {"text": piece}. Bytes that are not UTF-8 make the piece a BadRow."""
     with (
         open_bytes(path) as raw,
         io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=None) as file,
@@ -584,11 +653,8 @@ def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None
 
 
 def _piece(piece: str, first_line: int) -> Any:
-    if not piece.isascii():
-        try:
-            piece.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return BadRow(f"is not UTF-8 (line {first_line + piece.count(chr(10), 0, error.start)})")
+    if (at := lone_surrogate(piece)) is not None:
+        return BadRow(f"is not UTF-8 (line {first_line + piece.count(chr(10), 0, at)})")
     return {"text": piece}
 
 

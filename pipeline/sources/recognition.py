@@ -12,8 +12,17 @@ from typing import Any
 from pipeline.process.commands import command
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, Format, is_tree
-from pipeline.sources.raw_rows import BOM, COMPRESSIONS, kind_of, open_bytes, parse_json_line, read_blocks
-from pipeline.sources.signatures import BEGINNINGS, impostor, wrong_beginning
+from pipeline.sources.raw_rows import (
+    BEGINNINGS,
+    BOM,
+    COMPRESSIONS,
+    kind_of,
+    open_bytes,
+    parse_json_line,
+    read_blocks,
+    wrong_beginning,
+    wrong_content,
+)
 from pipeline.sources.verify import HEAD_BYTES, ONE_OBJECT, holds_columns
 
 LOOKED_AT_ROWS = 64
@@ -198,7 +207,7 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
 
 
 def _optional(types: dict[str, str], **roles: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """(role, column) for columns that are read where a row has them, also when the rows that were looked at have none."""
+    """Return (role, column) for columns that are read where a row has them, also when the rows that were looked at have none."""
     wanted = {"history": ("list", "null")}
     return tuple(
         (role, name)
@@ -252,7 +261,7 @@ def _listed(types: dict[str, str]) -> str:
 
 
 def looked_at_rows(files: list[SourceFile]) -> list[Any]:
-    """Values of the first rows of a source: of the first file that is here and can be read, else of the first one's
+    """Return values of the first rows of a source: of the first file that is here and can be read, else of the first one's
     beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read first."""
     if files and kind_of(files[0].label) == "txt":
         return [{"text": ""}]
@@ -282,12 +291,12 @@ def looked_at_rows(files: list[SourceFile]) -> list[Any]:
 
 
 def _readable_rows(file: SourceFile) -> Iterator[Any]:
-    """Row values that have columns; a file that cannot be read gives what it gave so far: verify says what is wrong."""
+    """Yield row values that have columns; a file that cannot be read gives what it gave so far: verify says what is wrong."""
     path = file.local_path()
     try:
         with open_bytes(path) as content:
             head = content.read(HEAD_BYTES)
-        if impostor(head, expected=BEGINNINGS.get(path.suffix.lower(), ())) or (
+        if wrong_content(head, expected=BEGINNINGS.get(path.suffix.lower(), ())) or (
             kind_of(path.name) not in ("parquet", "arrow") and b"\0" in head
         ):
             return  # An error page or UTF-16 may look like a file of other columns.

@@ -6,6 +6,8 @@ import os
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Any
 
 from pipeline.process.errors import DataError, readable
 from pipeline.process.retries import read_again
-from pipeline.process.storage import parse_json, sum_of, write_bytes
+from pipeline.process.storage import parse_json, sha256_file, sum_of, write_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TREE_KEYS, Format, UntrainableConversation
 from pipeline.sources.raw_rows import (
@@ -37,8 +39,9 @@ from pipeline.sources.raw_rows import (
     parse_json_line,
     read_rows,
     txt_rows,
+    wrong_beginning,
+    wrong_content,
 )
-from pipeline.sources.signatures import impostor, wrong_beginning
 
 # Single rows that a format cannot read, each named so that an editor or a reader of parquet finds it.
 
@@ -53,40 +56,45 @@ def row_name(path: Path | str, row: int) -> str:
     return f"{path} {'piece' if kind == 'txt' else 'row'} {row}"
 
 
-def bad_rows(path: Path, rows: list[RawRow], form: Format) -> list[str]:
-    """`file:row: reason` for each row that the format cannot read; conversations that are only left out are no bad rows."""
-    read = form.reader()
-    named = []
-    for _, row, value in rows:
-        reason = value.reason if isinstance(value, BadRow) else reason_of(value, form, read)
-        if reason:
-            named.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
-    return named
-
-
-def reason_of(value: Any, form: Format, read: Any = None) -> str | None:
+def read_item(value: Any, form: Format, read: Callable[[Any], Any]) -> tuple[Any, str | None]:
+    """Return a row's item, and the reason where the format cannot read it. Raises UntrainableConversation as the format does."""
+    if isinstance(value, BadRow):
+        return None, value.reason
     try:
-        (read or form.reader())(value)
+        return read(value), None
     except UntrainableConversation:
-        return None
+        raise
     except Exception as error:  # An own format may raise anything; whatever it is, the row is named.
-        return str(error) if isinstance(error, ValueError) else f"{form.name} raised {type(error).__name__}: {error}"
-    return None
+        if isinstance(error, ValueError):
+            return None, str(error)
+        return None, f"{form.name} raised {type(error).__name__}: {error}"
+
+
+def is_blank(item: Any) -> bool:
+    return isinstance(item, str) and not item.strip()
+
+
+def read_through(path: Path, rows: list[RawRow], form: Format) -> tuple[list[str], list[str], bool]:
+    """Return the rows that the format cannot read, the conversations that nothing can be learned from, both as
+    `file:row: reason`, and whether every row is a text of white space alone."""
+    read = form.reader()
+    bad, left_out, empty = [], [], True
+    for _, row, value in rows:
+        try:
+            item, reason = read_item(value, form, read)
+        except UntrainableConversation as error:
+            item = None
+            left_out.append(f"{row_name(path, row)}: {readable(str(error), most=MOST_OF_REASON)}")
+        else:
+            if reason:
+                bad.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
+        empty = empty and is_blank(item)
+    return bad, left_out, empty
 
 
 def untrainable(path: Path, rows: list[RawRow], form: Format) -> list[str]:
-    """`file:row: reason` for each conversation that is in good form and that nothing can be learned from."""
-    read = form.reader()
-    named = []
-    for _, row, value in rows:
-        try:
-            if not isinstance(value, BadRow):
-                read(value)
-        except UntrainableConversation as error:
-            named.append(f"{row_name(path, row)}: {readable(str(error), most=MOST_OF_REASON)}")
-        except Exception:
-            continue
-    return named
+    """Return `file:row: reason` for each conversation that is in good form and that nothing can be learned from."""
+    return read_through(path, rows, form)[1]
 
 
 def grouped(lines: list[str]) -> list[str]:
@@ -107,19 +115,6 @@ def grouped(lines: list[str]) -> list[str]:
     ]
 
 
-def all_empty(rows: list[RawRow], form: Format) -> bool:
-    """Return whether every row that was looked at is a text of white space alone."""
-    read = form.reader()
-    for _, _, value in rows:
-        try:
-            item = None if isinstance(value, BadRow) else read(value)
-        except Exception:  # named with its reason by bad_rows
-            return False
-        if not isinstance(item, str) or item.strip():
-            return False
-    return True
-
-
 # Facts about files, kept under the cache by path, size and times of change: a second start reads no byte.
 
 SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it is written anew
@@ -127,7 +122,7 @@ SPARE_LINES = 1000  # that a file of facts may have beyond four a file before it
 
 @dataclass
 class Facts:
-    """sha256 and size of the file as it lies on disk; rows: as `raw_rows` counts them, None until asked for.
+    """sha256 and size of the file as it is on disk; rows: as `raw_rows` counts them, None until asked for.
 
     checked: keys of the readings that were found sound.
     """
@@ -165,7 +160,7 @@ class FactsOfFiles:
                 self._known.pop(self._store(path), None)
             facts = self._facts(path)
         if facts is None or facts.stat() != now:
-            facts = Facts(str(path), *now, sha256=_sha256(path))
+            facts = Facts(str(path), *now, sha256=sha256_file(path))
             self.keep(facts)
         return facts
 
@@ -231,12 +226,7 @@ def _facts_in(line: bytes) -> Facts | None:
         return None
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# Every planned file by its content, before anything is trained: what cannot be read is said now, with its cure.
+# Every planned file by its content, before anything is trained: what cannot be read is reported now, with its fix.
 
 HEAD_BYTES = 4096
 SAMPLED_ROWS = 64  # Read at the file's beginning; of its end as many from parquet, the last line from jsonl.
@@ -339,7 +329,7 @@ def _verify_compressed(path: Path) -> str | None:
             first = file.read(HEAD_BYTES)
             if not first:
                 return "holds nothing once decompressed. Write or download it again."
-            reason = impostor(first)
+            reason = wrong_content(first)
             if reason:
                 return f"holds something else once decompressed: it {reason}"
             while file.read(TAIL_BYTES):
@@ -378,17 +368,17 @@ def _verify_parquet(path: Path, form: Format, column_key: str, findings: Finding
     damaged = dict.fromkeys(value.reason for _, _, value in rows if isinstance(value, DamagedRow))
     if damaged:
         return f"is damaged: {', '.join(damaged)}. Download it again."
-    if all_empty(rows, form):
+    return _note_rows(path, rows, form, findings)
+
+
+def _note_rows(
+    path: Path, rows: list[RawRow], form: Format, findings: Findings, *, end_is_blank: bool = True
+) -> str | None:
+    """Note what is wrong with single rows; return why the whole file is useless. end_is_blank: of a row behind these."""
+    bad, left_out, empty = read_through(path, rows, form)
+    findings.bad_rows += bad
+    if empty and end_is_blank:
         return EMPTY
-    findings.bad_rows += bad_rows(path, rows, form)
-    return _untrainable_problem(path, rows, form, findings)
-
-
-def _untrainable_problem(path: Path, rows: list[RawRow], form: Format, findings: Findings) -> str | None:
-    """Return why a file of conversations is none for SFT: most of what was looked at would be left out."""
-    if form.kind != "chat":
-        return None
-    left_out = untrainable(path, rows, form)
     if 2 * len(left_out) > len(rows):
         reason = " / ".join(grouped(left_out))
         return f"holds conversations most of which cannot be trained on: {reason}. Correct them, or read them with a format module:attr."
@@ -413,10 +403,7 @@ def _verify_arrow(path: Path, form: Format, column_key: str, findings: Findings)
     columns = form.read_columns
     rows = list(islice(arrow_rows(path, columns=columns), SAMPLED_ROWS))
     rows += arrow_rows(path, first_row=max(SAMPLED_ROWS, count - SAMPLED_ROWS), columns=columns)
-    if all_empty(rows, form):
-        return EMPTY
-    findings.bad_rows += bad_rows(path, rows, form)
-    return _untrainable_problem(path, rows, form, findings)
+    return _note_rows(path, rows, form, findings)
 
 
 def _schema_problem(schema: Any, form: Format, column_key: str) -> str | None:
@@ -528,10 +515,7 @@ def _verify_whole(path: Path, form: Format, findings: Findings) -> str | None:
             looked_at.append(last[0])
         last.append(row)
     looked_at += last
-    if all_empty(looked_at, form):
-        return EMPTY
-    findings.bad_rows += bad_rows(path, looked_at, form)
-    return _untrainable_problem(path, looked_at, form, findings)
+    return _note_rows(path, looked_at, form, findings)
 
 
 def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings, *, compressed: bool) -> str | None:
@@ -540,21 +524,19 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
         start = file.read(64)
     if reason := jsonl_problem(rows, form, column_key, start=start):
         return reason
-    findings.bad_rows += bad_rows(path, rows, form)
-    if reason := _untrainable_problem(path, rows, form, findings):
-        return reason
     last = None if compressed or len(rows) < SAMPLED_ROWS else _last_line(path)
-    if all_empty([*rows, *([(0, 0, parse_json_line(last))] if last else [])], form):
-        return EMPTY
+    item, problem = None, None
     if last and not last.isspace():
-        value = parse_json_line(last)
-        problem = value.reason if isinstance(value, BadRow) else reason_of(value, form)
-        if problem:
-            with open_bytes(path) as file:
-                number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
-                    not last.endswith(b"\n")
-                )
-            findings.bad_rows.append(f"{row_name(path, number - 1)}: {problem}")
+        with suppress(UntrainableConversation):
+            item, problem = read_item(parse_json_line(last), form, form.reader())
+    if reason := _note_rows(path, rows, form, findings, end_is_blank=not last or is_blank(item)):
+        return reason
+    if last and problem:
+        with open_bytes(path) as file:
+            number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
+                not last.endswith(b"\n")
+            )
+        findings.bad_rows.append(f"{row_name(path, number - 1)}: {problem}")
     return None
 
 

@@ -130,7 +130,7 @@ class Runs:
                     self.bar.reach(self.ended_steps + sum(map(_step, self.started)))
                     looked = time.monotonic()
                 is_running = [one.process is not None and one.process.poll() is None for one in self.started]
-                time.sleep(POLL_S if any(is_running) else LOOK_S)  # locks of queued runs lie on a shared disk
+                time.sleep(POLL_S if any(is_running) else LOOK_S)  # locks of queued runs are on a shared disk
         finally:
             for one in self.started:  # after an error of ours
                 if one.process is not None:
@@ -150,10 +150,10 @@ class Runs:
         result = f"{self.metric} {figure.value:.5f}" if figure.value is not None else figure.status
         if figure.value is None and one.process is not None:
             code = one.process.returncode
-            *_, said = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
+            *_, last_line = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
             if code == RecipeError.status:  # so it is for every seed
-                raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {said.removeprefix('error: ')}")
-            result += f", status {code}: {said} ({self._log(one.job)})"
+                raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {last_line.removeprefix('error: ')}")
+            result += f", status {code}: {last_line} ({self._log(one.job)})"
         left = f"; {self.bar.text(time.monotonic())}" if self.bar.total and self.ended < self.count else ""
         took = seconds_text(time.time() - one.began)
         write(f"[{self.ended}/{self.count}] {one.job.label}, seed {one.job.seed}: {result} ({took}{left})")

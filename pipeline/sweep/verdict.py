@@ -105,7 +105,7 @@ def noise_text(record: dict[str, Any]) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Return the table and what stands beside it. It holds no times of runs: a sweep that was interrupted has the same bytes."""
+    """Return the table and what is beside it. It holds no times of runs: a sweep that was interrupted has the same bytes."""
     head = ["", "steps", "ms a step", "seeds", record["metric"], "difference", "95 % interval", "p", "p (Holm)", "verdict"]  # fmt: skip
     rows = []
     for entry in [record["baseline"], *record["candidates"]]:

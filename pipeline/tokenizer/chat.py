@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.process.errors import DataError
-from pipeline.tokenizer.encode import plain_backend
-from pipeline.tokenizer.specials import WORD_JOINER, control_ids, control_strings, tool_marks
+from pipeline.tokenizer.encode import WORD_JOINER, control_ids, control_strings, plain_backend, tool_marks
 from pipeline.tokenizer.template_bounds import bound_templates, refusal_of
 
 # A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
@@ -117,7 +116,7 @@ class OwnTemplate:
         return text, spans[0] if spans else []
 
     def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
-        """Return where each of the assistant's turns stands in the text, without the prompt that it answers."""
+        """Return where each of the assistant's turns is in the text, without the prompt that it answers."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue
@@ -231,7 +230,7 @@ class OwnTemplate:
             )
 
     def _encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids and places in the text without OPEN and CLOSE; what stands between them gives no control token."""
+        """Return ids and places in the text without OPEN and CLOSE; what is between them gives no control token."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         at = 0
@@ -278,7 +277,7 @@ def with_fixed_date(template: str) -> str:
 
 
 def _offset_backend(tokenizer: Any) -> Any:
-    """A copy of the tokenizer's backend whose places in the text are exact: post-processors trim white space off them."""
+    """Return a copy of the tokenizer's backend whose places in the text are exact: post-processors trim white space off them."""
     from tokenizers import Tokenizer
 
     state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -335,7 +334,7 @@ def render(tokenizer, messages: list[dict]) -> tuple[list[int], list[bool]]:
 
 
 def render_batch(tokenizer, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
-    """`render` for several conversations in one call of the tokenizer, which uses its threads."""
+    """Return what `render` does for several conversations in one call of the tokenizer, which uses its threads."""
     if not conversations:
         return []
     if not all(conversations):

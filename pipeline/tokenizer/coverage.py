@@ -120,7 +120,7 @@ def _kept(text: str, offsets: list[tuple[int, int]], spelt: list[bytes]) -> int:
         while last < len(offsets) and offsets[last][0] < until:
             until, last = max(until, offsets[last][1]), last + 1
         found, under, since = b"".join(spelt[first:last]), text[start:until].encode(), text[end:until].encode()
-        if found == since:  # with what stands before it: offsets of byte-level tokens may leave their space out
+        if found == since:  # with what comes before it: offsets of byte-level tokens may leave their space out
             kept += len(since)
         elif found == under or (start == 0 and found == b" " + under):
             kept += len(under)

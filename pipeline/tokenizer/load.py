@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import program
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.tokenizer.chat import DATE, RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
-from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
+from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS, TEMPLATE_MARKS, control_strings, escape
 from pipeline.tokenizer.template_bounds import bound_templates
 
 # Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
@@ -128,7 +128,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
     except Exception as error:  # its files are somebody else's, and may hold anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         if folder is not None:
             raise InputMissingError(
                 f"{folder}: no tokenizer can be read from it ({reason}). Name a folder with tokenizer.json."
@@ -413,7 +413,7 @@ TRAINING_VERSION = 1
 def load_or_train(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
     """Return the PreTrainedTokenizerFast of a recipe, with chat template, bos, eos and pad.
 
-    A ready one (`tokenizer.path`) gets the control tokens it lacks, each said in a printed line. Otherwise one is trained on
+    A ready one (`tokenizer.path`) gets the control tokens it lacks, each with a printed line. Otherwise one is trained on
     the sources, once per text and settings: every process finds it in the cache, one trains while the others wait. It is
     judged then: report.json beside it, printed; `validation` and `beside` are for that judgement alone.
     Raises RecipeError, InputMissingError or ServiceError for what the recipe names; DataError when the sources hold no text.
@@ -493,7 +493,7 @@ def _damage(folder: Path) -> list[str]:
         if found := problems(folder):
             return found
         added = [token["content"] for token in read_json(folder / "tokenizer.json")["added_tokens"]]
-        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/specials.py"]
+        return [] if added == list(SPECIALS) else ["has other control tokens than tokenizer/encode.py"]
     if not _agrees_with_itself(folder):
         return ["is not what its training left"]
     seal(folder)
@@ -559,7 +559,7 @@ class _Counted:
 
 
 def comes_back_beside(config: Any, tokenizer: Any) -> bool:
-    """True when AutoTokenizer, asked for a folder with this model config, gives this very tokenizer.
+    """Return whether AutoTokenizer, asked for a folder with this model config, gives this very tokenizer.
 
     A config that AutoTokenizer cannot read (of your own code) decides nothing, and gives True.
     """

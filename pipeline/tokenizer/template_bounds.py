@@ -114,7 +114,7 @@ class Meter:
         return join(parts)
 
     def before(self, name: str, subject: Any, given: tuple, named: dict[str, Any]) -> None:
-        """Count a filter or a text's method, and refuse one whose result would be too large. subject: what stands before it."""
+        """Count a filter or a text's method, and refuse one whose result would be too large. subject: what comes before it."""
         others = (*given, *named.values()) if named else given
         self.step(_length(subject))
         if name in PASSING:
@@ -193,7 +193,7 @@ def _sum_begins(_: Any, others: tuple) -> int:
     return 0
 
 
-# By the name of a filter or of a text's method: how long the result may be, from what stands before it and the other arguments.
+# By the name of a filter or of a text's method: how long the result may be, from what comes before it and the other arguments.
 GROWTH: dict[str, Callable[[Any, tuple], int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill", "to_bytes", "batch", "slice"), lambda _, others: ITEM * _largest(others)),
     **dict.fromkeys(("expandtabs", "indent", "tojson"), lambda text, others: _length(text) * _largest(others)),

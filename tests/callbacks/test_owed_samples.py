@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.evaluations import Samples
 from pipeline.run_dir.rows import append_row, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.metrics import StepMeter
@@ -23,7 +23,7 @@ def begin(run, *, attempt, step):
         every_steps=4,
         chat=False,
         attempt=attempt,
-        batch_tokens=1,
+        tokens_at=lambda step: step,
         meter=meter,
         writers=[],
     )

@@ -147,9 +147,9 @@ def test_what_is_no_model_is_reported_with_its_status(tmp_path, monkeypatch, cap
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(run, monkeypatch, capsys):
-    from pipeline.generation import stream
+    from pipeline.generation import texts
 
-    whole = stream.stream
+    whole = texts.stream
 
     def cut(*args, **kwargs):
         for n, token in enumerate(whole(*args, **kwargs)):
@@ -159,7 +159,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(run, monkeypatch, cap
             yield token
 
     done = []
-    monkeypatch.setattr(stream, "stream", cut)
+    monkeypatch.setattr(texts, "stream", cut)
     status, out, _ = talk(monkeypatch, capsys, ["ping", "/new", "ping"], run, "--greedy")
     assert status == 0
     assert done

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from known_answers import SUM
 
 from pipeline.chat.conversation import Sampling, open_speaker
-from pipeline.chat.rendering import html_of
-from pipeline.chat.visit import MOST_STORED_CHARS, Visit
+from pipeline.chat.page import MOST_STORED_CHARS, Visit, html_of
 from pipeline.process.errors import DataError
 
 GREEDY = Sampling(temperature=0.0)

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from pipeline.preflight.__main__ import main as preflight
-from pipeline.report.outcome import outcome_text
 from pipeline.report.run_data import read_run
+from pipeline.report.sections import outcome_text
 
 EXACT = ("parameters", "steps", "tokens (row positions)", "FLOPs, nanochat's formula")
 

@@ -14,8 +14,8 @@ from pipeline.data.prepare import prepare_now
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.evals import decontamination as ngrams
 from pipeline.evals.decontamination import (
+    Matches,
     NumberSet,
-    Seen,
     Watchlist,
     Words,
     flags_of,
@@ -119,7 +119,7 @@ def test_the_sieve_finds_just_what_a_search_of_strings_finds(tasks, text_files, 
     for chunk in (1, 700, ngrams.CHUNK_CHARS):
         monkeypatch.setattr(ngrams, "CHUNK_CHARS", chunk)
         watchlist = Watchlist.of(tasks)
-        seen = Seen(watchlist.id, watchlist.found(texts), 1, 0)
+        seen = Matches(watchlist.id, watchlist.found(texts), 1, 0)
         assert {name: seen.contaminated(items) for name, items in tasks.items()} == expected, chunk
     assert all(expected["known"])
     assert not all(expected["held_out"])
@@ -143,9 +143,9 @@ def test_items_of_fewer_than_eight_words_and_words_that_many_items_share_are_not
     texts = [f"{wording} {'a' * i}" for i in range(1, 30)] + ["only seven words are in this one"]
     assert set(item_ngrams(texts)[1].tolist()) == set(range(29))  # the last words of each are its own
     seen = Watchlist.of({"task": texts}).found([wording, "only seven words are in this one"])
-    flags = Seen("", seen, 1, 0).contaminated(texts)
+    flags = Matches("", seen, 1, 0).contaminated(texts)
     assert flags == [False] * 29 + [None]
-    assert Seen("", seen, 1, 0).contaminated([wording] * 30) == [None] * 30
+    assert Matches("", seen, 1, 0).contaminated([wording] * 30) == [None] * 30
 
 
 def test_a_watchlist_is_its_file_and_a_changed_file_is_refused(tasks, text_files, tmp_path):
@@ -187,7 +187,7 @@ def test_shards_are_the_same_bytes_whether_or_not_items_are_looked_for(bench, ta
     assert not files(plain, "seen-*")
     assert not files(plan, "seen-*", "validation")
     assert len(files(plan, "seen-*")) == len(files(plan, "shard-*.json"))
-    seen = Seen.by_run(plan, watchlist.id)
+    seen = Matches.by_run(plan, watchlist.id)
     assert seen.unchecked == 0 < seen.shards
     if stage == "sft":
         assert seen.contaminated([talk, talk.replace("17", "9999")]) == [True, False]
@@ -225,14 +225,14 @@ def test_shards_that_were_sealed_without_the_watchlist_are_counted_and_looked_at
     expected = files(prepared(bench, bench.recipe(cache="watched"), path), "seen-*")
     recipe = bench.recipe()
     plan = prepared(bench, recipe, None)
-    seen = Seen.by_run(plan, watchlist.id)
+    seen = Matches.by_run(plan, watchlist.id)
     assert seen.unchecked == seen.shards > 1
     assert not len(seen.ngrams)
     assert start_preparation(recipe, bench.tokenizer, sources=bench.sources(recipe), watchlist=path).child is None
     again = prepared(bench, recipe, path)
     assert files(again, "seen-*") == expected
-    assert Seen.by_run(again, watchlist.id).unchecked == 0
-    assert Seen.by_run(again, "another").unchecked == seen.shards
+    assert Matches.by_run(again, watchlist.id).unchecked == 0
+    assert Matches.by_run(again, "another").unchecked == seen.shards
 
 
 def test_a_killed_child_and_its_successor_find_what_an_undisturbed_one_finds(bench, tasks, tmp_path):
@@ -253,12 +253,12 @@ def test_a_killed_child_and_its_successor_find_what_an_undisturbed_one_finds(ben
     if again.child:
         assert again.child.wait(60) == 0
     assert files(again.plan, "seen-*") == expected
-    assert Seen.by_run(again.plan, watchlist.id).unchecked == 0
+    assert Matches.by_run(again.plan, watchlist.id).unchecked == 0
 
 
 def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text_files):
     watchlist = Watchlist.of(tasks)
-    seen = Seen(watchlist.id, watchlist.found(documents(text_files[0])), 3, 1)
+    seen = Matches(watchlist.id, watchlist.found(documents(text_files[0])), 3, 1)
     findings = json.loads(json.dumps(seen.findings(tasks, text_of=["own"], not_searched=["base"])))
     assert findings["tasks"].keys() == watchlist.tasks.keys()
     for name, items in tasks.items():
@@ -266,7 +266,7 @@ def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text
         assert flags_of(findings, name, items) == seen.contaminated(items)
     assert flags_of(findings, "known", tasks["known"][1:]) is None
     assert flags_of(findings, "other", tasks["known"]) is None
-    nowhere = Seen(watchlist.id, seen.ngrams, 3, 3).findings(tasks, text_of=["own"], not_searched=[])
+    nowhere = Matches(watchlist.id, seen.ngrams, 3, 3).findings(tasks, text_of=["own"], not_searched=[])
     assert flags_of(nowhere, "known", tasks["known"]) is None
     told = {key: value for key, value in findings["tasks"]["known"].items() if key not in ("shards", "unchecked")}
     before = {"watchlist": watchlist.id, "shards": 3, "unchecked": 1, "tasks": {"known": told}}  # of an older version
@@ -275,8 +275,8 @@ def test_a_runs_findings_tell_of_just_the_items_that_were_looked_for(tasks, text
 
 def test_what_several_runs_read_is_what_they_read_together(tasks, text_files):
     watchlist = Watchlist.of(tasks)
-    parts = [Seen(watchlist.id, watchlist.found(documents(path)), 3, 1) for path in text_files[:2]]
-    both = Seen.together(parts)
+    parts = [Matches(watchlist.id, watchlist.found(documents(path)), 3, 1) for path in text_files[:2]]
+    both = Matches.together(parts)
     assert (both.shards, both.unchecked) == (6, 2)
     for name, items in tasks.items():
         each = [part.contaminated(items) for part in parts]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.evals.chat.score import score_chat_tasks
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.together import EvaluationInterrupted
+from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.tokenizer.chat import built_in_template
-from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
+from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS
 
 SHARED = Path(os.environ.get("TANDEM_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

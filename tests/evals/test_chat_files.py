@@ -27,7 +27,7 @@ from pipeline.evals.chat.tasks import (
 )
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Source
-from pipeline.sources.quickstart.spelling import is_held_out, spelling_conversations, word_conversation
+from pipeline.sources.quickstart import is_held_out, spelling_conversations, word_conversation
 from tests.conftest import ROOT, shared_data
 
 

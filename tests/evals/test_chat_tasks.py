@@ -24,7 +24,7 @@ from pipeline.evals.chat.score import (
     score_chat_tasks,
 )
 from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.together import EvaluationInterrupted
+from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids

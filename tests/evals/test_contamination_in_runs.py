@@ -326,7 +326,7 @@ def test_findings_that_cannot_be_recorded_end_no_training(tmp_path, capsys):
     plan = {"watchlist": str(tmp_path / "watchlist-1.safetensors"), "train": "torn"}
     run = SimpleNamespace(contamination=tmp_path / "contamination.json")
     assert record_findings(run, plan, []) is None
-    assert "cannot be told (" in capsys.readouterr().err
+    assert "is unknown (" in capsys.readouterr().err
     assert record_findings(run, {"watchlist": None}, []) is None
     assert not run.contamination.exists()
 

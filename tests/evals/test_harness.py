@@ -17,7 +17,7 @@ from pipeline.evals.harness import harness_scores, require_harness
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
 from pipeline.run_dir.protocol import Protocol
 from pipeline.tokenizer.chat import built_in_template, prompt_ids
-from pipeline.tokenizer.specials import BOS, END, PAD, SPECIALS
+from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS
 
 ROOT = Path(__file__).parents[2]
 needs_harness = pytest.mark.skipif(

@@ -14,8 +14,8 @@ from pipeline.evals import texts as documents
 from pipeline.evals.command import read_arguments
 from pipeline.evals.core.bundle import open_bundle
 from pipeline.evals.core.score import core_results, score_core
-from pipeline.evals.results import append_entry, entry_of, in_precision
 from pipeline.evals.subject import Subject
+from pipeline.evals.tasks import append_entry, entry_of, in_precision
 from pipeline.evals.texts import bpb_results, documents_protocol, print_figures
 from pipeline.process.errors import DataError
 from pipeline.report.benchmarks import score_rows

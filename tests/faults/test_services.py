@@ -40,10 +40,10 @@ REPO = "somebody/quick"
 TRAINER = """
 import os, subprocess, sys, time
 code = '''
-import os, pipeline.sources.hub_files as c, pipeline.hub.publisher as p, pipeline.hub.client as r
+import os, pipeline.process.network as c, pipeline.hub.push as p, pipeline.hub.client as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.run_dir.run_directory import RunDirectory
-p.publish_beside(RunDirectory(%r), trainer=%d)
+p.publish_while_training(RunDirectory(%r), trainer=%d)
 ''' % (sys.argv[1], os.getpid())
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True).wait()
 """
@@ -322,7 +322,7 @@ def follow(kind, url, folder):
     os.environ |= {"WANDB_BASE_URL": url, "WANDB_MODE": "offline" if kind in ("killed", "talkative") else "online"}
     redact_output()
     w.INIT_S, w.FINISH_S = 2, 40.0
-    tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, batch_tokens=512)
+    tracker = w.WandbRun(RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, tokens_at=lambda step: 512 * step)
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=10)
     tracker.on_train_begin(None, state, None)
     for state.global_step in range(1, 11):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from pipeline.generation.stream import positions
-from pipeline.generation.texts import continuations, document_ids
+from pipeline.generation.texts import continuations, document_ids, positions
 from tests.conftest import docstrings, shared_data
 from tests.model.tiny_models import random_ids, tiny
 

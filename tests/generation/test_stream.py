@@ -6,8 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.chat.conversation import TextStream
-from pipeline.generation.stream import generator_of, next_tokens, positions, stream
-from pipeline.generation.texts import complete, continuations, document_ids
+from pipeline.generation.texts import (
+    complete,
+    continuations,
+    document_ids,
+    generator_of,
+    next_tokens,
+    positions,
+    stream,
+)
 from pipeline.tokenizer.encode import encode_documents
 
 

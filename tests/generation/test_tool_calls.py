@@ -5,11 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted
 
-from pipeline.generation.stream import ToolCalls, stream
-from pipeline.generation.texts import complete, continuations
+from pipeline.generation.texts import ToolCalls, complete, continuations, stream
 from pipeline.tokenizer.chat import answer_messages, prompt_ids, render
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.specials import END, OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START
+from pipeline.tokenizer.encode import END, OUTPUT_END, OUTPUT_START, PYTHON_END, PYTHON_START, encode_documents
 
 
 def says(content, code=None):

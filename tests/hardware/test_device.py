@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.hardware import cpu, device, products
+from pipeline.hardware import cpu, device
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import cache_dir
 
@@ -26,7 +26,7 @@ def fresh():
 def unmeasured(monkeypatch, tmp_path):
     """Nothing kept and nothing decided of this processor."""
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(products, "_decided", [])
+    monkeypatch.setattr(cpu, "_decided", [])
 
 
 def pretend_cuda(monkeypatch, name, *, bf16):
@@ -76,21 +76,21 @@ def test_auto_bf16_on_a_cpu_follows_the_measured_products_whatever_the_flags_say
     for flags in (frozenset({"amx_tile", "amx_bf16"}), frozenset({"avx2"})):
         monkeypatch.setattr(cpu, "cpu_flags", lambda flags=flags: flags)
         for faster in (True, False):
-            rates = products.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
-            monkeypatch.setattr(products, "measure", lambda rates=rates: rates)
-            shutil.rmtree(products.cache_dir() / "processors", ignore_errors=True)
+            rates = cpu.ProductRates(float32=1e11, bfloat16=1e11 * (1.6 if faster else 1.4), time=0.0)
+            monkeypatch.setattr(cpu, "measure", lambda rates=rates: rates)
+            shutil.rmtree(cpu.cache_dir() / "processors", ignore_errors=True)
             assert device.decide_bf16("auto") is faster
 
 
 @pytest.mark.usefixtures("unmeasured")
 def test_the_products_of_a_processor_are_measured_once_and_known_without_torch_then(monkeypatch):
-    measured = products.product_rates()
+    measured = cpu.product_rates()
     assert min(measured.float32, measured.bfloat16) > 1e7
-    monkeypatch.setattr(products, "measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(cpu, "measure", lambda: pytest.fail("measured again"))
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert products.product_rates() == measured
+    assert cpu.product_rates() == measured
     monkeypatch.setattr(cpu, "cpu_flags", lambda: frozenset({"avx_of_another_one"}))
-    assert products.kept_rates() is None
+    assert cpu.kept_rates() is None
 
 
 @pytest.mark.usefixtures("unmeasured")
@@ -98,8 +98,8 @@ def test_a_user_without_a_home_measures_at_every_start_and_is_told_where_else_da
     monkeypatch.delenv("TANDEM_CACHE")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
-    assert products.kept_rates() is None
-    assert products.product_rates().float32 > 1e7
+    assert cpu.kept_rates() is None
+    assert cpu.product_rates().float32 > 1e7
     assert cache_dir(str(tmp_path)) == tmp_path
     with pytest.raises(CannotWriteError, match="no home folder"):
         cache_dir()
@@ -110,7 +110,7 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        products.measure()
+        cpu.measure()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -120,7 +120,7 @@ def test_measuring_leaves_the_number_of_threads_as_it_was():
 def test_what_was_decided_for_all_ranks_counts_and_not_the_measurement_of_one(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for faster in (True, False):
-        products.decide_for_all_ranks(faster)
+        cpu.decide_for_all_ranks(faster)
         assert device.decide_bf16("auto") is faster
 
 

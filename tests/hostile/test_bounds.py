@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.data.preview import preview
 from pipeline.evals.contamination import keep_findings
-from pipeline.evals.results import append_entry
 from pipeline.evals.subject import find_subject
+from pipeline.evals.tasks import append_entry
 from pipeline.monitor.samples import COLUMNS, SampleTable, read_gpus
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError
 from pipeline.process.storage import file_lock, read_json, refuse_endless_files

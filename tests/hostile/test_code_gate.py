@@ -332,15 +332,15 @@ def test_an_entry_point_of_ours_needs_no_trust(tmp_path, monkeypatch):
 
 
 def test_a_push_loads_no_model_with_code_that_is_not_this_program_s(tmp_path):
-    from pipeline.hub.verification import foreign_code
+    from pipeline.hub.verification import unknown_code
     from pipeline.model.export import CODE_FILES
 
     for file in CODE_FILES:
         shutil.copy(file, tmp_path)
-    assert foreign_code(tmp_path) == []
+    assert unknown_code(tmp_path) == []
     (tmp_path / "evil.py").write_text(MARKING)
     (tmp_path / "modeling_tandem.py").write_text(MARKING)
-    assert foreign_code(tmp_path) == ["evil.py", "modeling_tandem.py"]
+    assert unknown_code(tmp_path) == ["evil.py", "modeling_tandem.py"]
 
 
 @pytest.mark.parametrize(("words", "trusts"), [([], False), (["--trust-code"], True)])

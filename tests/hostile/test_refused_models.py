@@ -57,7 +57,7 @@ def test_serve_refuses_what_a_chat_would(whole, tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_choose_no_token(temperature, value):
-    from pipeline.generation.stream import generator_of, next_tokens
+    from pipeline.generation.texts import generator_of, next_tokens
 
     logits_BV = torch.zeros(2, 8)
     logits_BV[1, 3] = value
@@ -68,13 +68,13 @@ def test_logits_that_are_no_numbers_choose_no_token(temperature, value):
 def test_a_score_that_is_no_number_ends_an_evaluation_with_65(tmp_path):
     from types import SimpleNamespace
 
-    from pipeline.evals.__main__ import Asked
+    from pipeline.evals.__main__ import EvalsCommand
 
-    asked = Asked.__new__(Asked)
-    asked.subject = SimpleNamespace(path="runs/x")
-    asked.results = [{"name": "core/a", "value": 0.5}, {"name": "bpb/b", "value": float("nan")}]
+    command = EvalsCommand.__new__(EvalsCommand)
+    command.subject = SimpleNamespace(path="runs/x")
+    command.results = [{"name": "core/a", "value": 0.5}, {"name": "bpb/b", "value": float("nan")}]
     with pytest.raises(DataError, match="runs/x: bpb/b is no finite number"):
-        asked.refuse_nonfinite()
+        command.refuse_nonfinite()
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_a_run_s_own_cache_is_used_where_it_is_one(tmp_path, monkeypatch):
 
 
 def test_a_push_loads_no_model_whose_classes_lie_in_another_repository(whole, tmp_path):
-    from pipeline.hub.verification import foreign_code
+    from pipeline.hub.verification import unknown_code
 
     shutil.copytree(whole / "model", tmp_path / "model")
-    assert foreign_code(tmp_path / "model") == []
+    assert unknown_code(tmp_path / "model") == []
     for name, found in (
         ("config.json", {"AutoConfig": "evil/repo--evil.EvilConfig"}),
         ("tokenizer_config.json", {"AutoTokenizer": ["evil/repo--evil.T", None]}),
     ):
         file = tmp_path / "model" / name
         file.write_text(json.dumps(json.loads(file.read_text()) | {"auto_map": found}))
-    assert foreign_code(tmp_path / "model") == [
+    assert unknown_code(tmp_path / "model") == [
         "evil/repo--evil.EvilConfig of config.json",
         "evil/repo--evil.T of tokenizer_config.json",
     ]

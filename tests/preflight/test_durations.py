@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.hardware import products
+from pipeline.hardware import cpu
 from pipeline.hardware.device import device_without_torch, planned_device
 from pipeline.preflight import plan as durations
 from pipeline.preflight.plan import CPU_MFU, Span, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
@@ -21,7 +21,7 @@ PROBE = Probe(step_s=0.5, low_s=0.4, high_s=0.9, steps=9, first_step_s=7.0, peak
 
 @pytest.fixture
 def plan_of(tmp_path, monkeypatch):
-    rates = products.ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
+    rates = cpu.ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
     monkeypatch.setattr(durations, "product_rates", lambda: rates)
     monkeypatch.setattr(durations, "usable_cores", lambda: 4)
 

@@ -7,7 +7,7 @@ from pipeline.evals.chat.tasks import BUILT_IN, ChatItem, LoadedTask
 from pipeline.evals.core import score as core
 from pipeline.evals.core.bundle import TASKS, Bundle
 from pipeline.evals.core.score import core_results
-from pipeline.evals.results import append_entry, entry_of
+from pipeline.evals.tasks import append_entry, entry_of
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 

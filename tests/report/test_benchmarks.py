@@ -3,7 +3,7 @@
 import json
 
 from pipeline.evals.chat.score import CHAT_CORE
-from pipeline.evals.results import append_entry, entry_of
+from pipeline.evals.tasks import append_entry, entry_of
 from pipeline.process.storage import write_json
 from pipeline.report.__main__ import main
 from pipeline.report.comparison import comparison

@@ -161,11 +161,11 @@ def test_repeats_are_runs_that_differ_in_nothing_but_the_seed(tmp_path):
 def test_a_difference_is_judged_by_welchs_test(tmp_path):
     # t = 8.2 / 0.9798, 7.95 degrees of freedom by hand; p from tables of Student's distribution.
     assert "-0.300000, 3.67 standard errors (Welch, 4.0 degrees of freedom, p = 0.021): more than seed noise" in verdict([1.0, 1.1, 1.2], [0.7, 0.8, 0.9])  # fmt: skip
-    assert "cannot be told from seed noise" in verdict([1.0, 1.1, 1.2], [1.05, 1.15, 1.0])
+    assert "cannot be distinguished from seed noise" in verdict([1.0, 1.1, 1.2], [1.05, 1.15, 1.0])
     assert "one run against the spread of the other's repeats, 2.0 degrees of freedom" in verdict(
         [1.0, 1.1, 1.2], [3.0]
     )
-    assert "cannot be told" in verdict([1.0], [0.9])
+    assert "cannot be distinguished" in verdict([1.0], [0.9])
     assert "do not differ at all" in verdict([1.0, 1.0], [0.9, 0.9])
 
 
@@ -176,9 +176,9 @@ def test_a_verdict_names_the_smallest_difference_that_so_many_repeats_tell():
     assert "more than seed noise" in verdict(
         first, [v + 1.05 * least + 1 / 30 for v in other]
     )  # the means lie 1/30 apart
-    assert "cannot be told" in verdict(first, [v + 0.95 * least + 1 / 30 for v in other])
+    assert "cannot be distinguished" in verdict(first, [v + 0.95 * least + 1 / 30 for v in other])
     # One degree of freedom: 12.71 standard errors, however many a difference seems to be.
-    assert "cannot be told from seed noise; so many repeats tell differences from 0.22 on" in verdict(
+    assert "cannot be distinguished from seed noise; so many repeats tell differences from 0.22 on" in verdict(
         [1.0, 1.02], [0.9]
     )
 
@@ -186,7 +186,7 @@ def test_a_verdict_names_the_smallest_difference_that_so_many_repeats_tell():
 def test_several_comparisons_share_the_chance_of_a_false_call(tmp_path):
     pair = [1.0, 1.1, 1.2], [0.7, 0.8, 0.9]  # p = 0.021
     assert "more than seed noise" in verdict(*pair, comparisons=2)
-    assert "cannot be told from seed noise" in verdict(*pair, comparisons=3)
+    assert "cannot be distinguished from seed noise" in verdict(*pair, comparisons=3)
     runs = [write_run(tmp_path / f"{n}{seed}", bpb=1 + seed / 100, recipe={"train.seed": seed, "model.n_layer": n}) for n in (4, 5, 6) for seed in (0, 1)]  # fmt: skip
     text = comparison(runs)
     assert "2 comparisons stand here, so each is called a difference below p = 0.05/2 = 0.025 only" in text
@@ -227,7 +227,7 @@ def test_bpb_of_repeats_is_compared_with_its_spread_and_single_runs_are_told_wha
     assert "0.910000 | 0.010000 | -0.100000, 12.25 standard errors (Welch, 4.0 degrees of freedom" in line
     assert line.endswith("more than seed noise; so many repeats tell differences from 0.023 on |")
     text = comparison([runs[0], runs[3]])
-    assert "one run each: cannot be told from seed noise" in text
+    assert "one run each: cannot be distinguished from seed noise" in text
     assert "Run each recipe at least three times with other seeds (train.seed=1, 2, 3)" in text
 
 
@@ -269,7 +269,7 @@ def test_what_won_is_called_shown_only_beyond_the_noise_of_the_seed(tmp_path):
         in text
     )
     assert "**near0, near1, near2 (mean)** has the lower val/bpb" in (text := comparison([*low, *near]))
-    assert "**Not shown**: it cannot be told from seed noise." in text
+    assert "**Not shown**: it cannot be distinguished from seed noise." in text
     assert "Judged is against high0, high1, high2 (mean), the first." in comparison([*high, *low, *near])
     assert "**low0** has the lower val/bpb: 1.0000 against high0 1.1000. **Not shown**: one run each" in comparison(
         [high[0], low[0]]

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from pipeline.evals.results import append_entry, entry_of
+from pipeline.evals.tasks import append_entry, entry_of
 from pipeline.process.storage import write_json, write_text
 from pipeline.report.comparison import write_comparison
 from pipeline.report.run_data import read_run

@@ -10,8 +10,7 @@ import pytest
 
 from pipeline.process.errors import DataError
 from pipeline.report.__main__ import main
-from pipeline.report.imported_logs import read_log, read_runs
-from pipeline.report.imported_run import lost_lines, meaning_of
+from pipeline.report.imported_logs import lost_lines, meaning_of, read_log, read_runs
 from pipeline.report.single import report
 from pipeline.run_dir.rows import append_row
 

@@ -3,9 +3,8 @@
 import pytest
 
 from pipeline.process.storage import write_text
-from pipeline.report.outcome import outcome_text, wall_s
 from pipeline.report.run_data import read_run
-from pipeline.report.sections import manifest_text
+from pipeline.report.sections import manifest_text, outcome_text, wall_s
 from pipeline.run_dir.columns import mean_step_s
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory

@@ -11,11 +11,10 @@ import pytest
 
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.schema import Source
+from pipeline.sources import quickstart
 from pipeline.sources.open import open_sources
 from pipeline.sources.overlap import overlap_of
-from pipeline.sources.quickstart import world
-from pipeline.sources.quickstart.built_in import corpus_folder
-from pipeline.sources.quickstart.spelling import spelling_words
+from pipeline.sources.quickstart import corpus_folder, spelling_words
 from pipeline.tokenizer.load import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -110,7 +109,7 @@ def fact(question: str) -> str:
             f"The {m[1]} {m[2]} {m[3]} is {names[(names.index(m[3]) + (1 if m[2] == 'after' else -1)) % len(names)]}."
         )
     m = re.fullmatch(r"(?:What is|Tell me|Which word is|Say) the opposite of (\w+)[?.]", question)
-    pairs = dict(pair.split() for pair in world.OPPOSITES.split(","))
+    pairs = dict(pair.split() for pair in quickstart.OPPOSITES.split(","))
     return f"The opposite of {m[1]} is {(pairs | {b: a for a, b in pairs.items()})[m[1]]}."
 
 
@@ -134,30 +133,30 @@ def test_the_files_have_their_known_bytes_on_any_machine(cache):
 def test_the_questions_of_the_test_are_300_different_ones_and_as_many_of_each_kind(rows):
     test = rows["quickstart_chat-test"]
     assert len({json.dumps(row["messages"]) for row in test}) == len(test) == 300
-    assert Counter(row["subject"] for row in test) == dict.fromkeys(world.KINDS, 300 // len(world.KINDS))
+    assert Counter(row["subject"] for row in test) == dict.fromkeys(quickstart.KINDS, 300 // len(quickstart.KINDS))
 
 
 def test_no_training_text_puts_held_out_people_beside_held_out_places_or_things(texts):
     people, others = (
         re.compile(rf"\b(?:{'|'.join(words)})\b")
-        for words in (world.HELD_OUT_PEOPLE, world.HELD_OUT_PLACES + world.HELD_OUT_THINGS)
+        for words in (quickstart.HELD_OUT_PEOPLE, quickstart.HELD_OUT_PLACES + quickstart.HELD_OUT_THINGS)
     )
     assert not [text for text in texts if people.search(text) and others.search(text)]
     assert sum(bool(people.search(text)) for text in texts) > 1000 < sum(bool(others.search(text)) for text in texts)
 
 
 def test_the_test_names_nothing_but_what_is_held_out(rows):
-    others = re.compile(rf"\b(?:{'|'.join(world.PEOPLE + world.PLACES + world.THINGS)})\b")
+    others = re.compile(rf"\b(?:{'|'.join(quickstart.PEOPLE + quickstart.PLACES + quickstart.THINGS)})\b")
     assert not [row for row in rows["quickstart_chat-test"] if others.search(json.dumps(row["messages"]))]
 
 
 def test_no_question_of_the_test_about_a_fact_is_asked_in_training_and_held_out_letters_stand_nowhere(rows, texts):
-    asked = [row for row in rows["quickstart_chat-test"] if row["subject"] in (*world.FACT_KINDS, "backwards")]
+    asked = [row for row in rows["quickstart_chat-test"] if row["subject"] in (*quickstart.FACT_KINDS, "backwards")]
     all_text = "\n".join(texts)
     for row in asked:
         question, answer = (message["content"] for message in row["messages"])
         assert question not in all_text
-        assert (answer in all_text) == (row["subject"] in world.FACT_KINDS), answer
+        assert (answer in all_text) == (row["subject"] in quickstart.FACT_KINDS), answer
 
 
 def test_the_built_in_sources_open_like_any_other_with_their_own_validation(cache):

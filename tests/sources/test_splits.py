@@ -14,7 +14,7 @@ from split_layouts import DOCUMENTED, LAYOUTS
 
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
-from pipeline.sources import splits
+from pipeline.sources.files import IGNORED
 from pipeline.sources.hub_files import dataset_files
 
 ROOT = Path(__file__).parents[2]
@@ -170,4 +170,4 @@ def test_a_choice_that_a_hub_dataset_does_not_have_is_said_with_what_it_has(ours
 def test_what_datasets_ignores_in_a_folder_is_known():
     from datasets.data_files import FILES_TO_IGNORE
 
-    assert set(splits.IGNORED) == set(FILES_TO_IGNORE)
+    assert set(IGNORED) == set(FILES_TO_IGNORE)

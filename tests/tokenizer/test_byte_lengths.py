@@ -5,8 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenizer.encode import byte_lengths, encode_documents, is_byte_level, span_byte_lengths
-from pipeline.tokenizer.specials import SPECIALS, control_ids
+from pipeline.tokenizer.encode import (
+    SPECIALS,
+    byte_lengths,
+    control_ids,
+    encode_documents,
+    is_byte_level,
+    span_byte_lengths,
+)
 
 anything = st.text(st.characters(exclude_categories=["Cs"]))
 quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -103,6 +103,6 @@ def test_a_cached_tokenizer_with_other_control_tokens_than_the_code_has_is_train
     seal(folder)
     assert identity(load_or_train(recipe, sources)) == before
     assert (
-        f"{folder}: has other control tokens than tokenizer/specials.py, so it is trained again"
+        f"{folder}: has other control tokens than tokenizer/encode.py, so it is trained again"
         in capsys.readouterr().out
     )

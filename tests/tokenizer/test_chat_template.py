@@ -19,7 +19,7 @@ from pipeline.tokenizer.chat import (
     render_batch,
     template_problems,
 )
-from pipeline.tokenizer.specials import SPECIALS, control_ids, escape
+from pipeline.tokenizer.encode import SPECIALS, control_ids, escape
 
 CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": "1+1"}}}
 PIECES = [

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.tokenizer.encode import Encoder, TiktokenTwin, encode_documents, plain_backend
-from pipeline.tokenizer.specials import SPECIALS, control_ids
+from pipeline.tokenizer.encode import SPECIALS, Encoder, TiktokenTwin, control_ids, encode_documents, plain_backend
 
 TEXTS = [
     "Hello world, it's 12345!",

@@ -20,8 +20,8 @@ from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import own_template, prompt_ids, render, render_batch, template_problems
+from pipeline.tokenizer.encode import control_ids, control_strings, document_start
 from pipeline.tokenizer.load import ready_tokenizer
-from pipeline.tokenizer.specials import control_ids, control_strings, document_start
 from tests.families import FAMILIES, save_model, template_of, tokenizer_of
 
 WITH_TEMPLATE = [name for name, family in FAMILIES.items() if family.template]

@@ -9,8 +9,7 @@ from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.chat import render
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.specials import control_ids
+from pipeline.tokenizer.encode import control_ids, encode_documents
 
 
 def recipe_of(path, **tokenizer):

@@ -13,9 +13,8 @@ from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
-from pipeline.tokenizer.encode import byte_lengths, encode_documents
+from pipeline.tokenizer.encode import SPECIALS, byte_lengths, encode_documents
 from pipeline.tokenizer.load import SPLIT_PATTERNS, cached_folder, train_bpe, training_texts
-from pipeline.tokenizer.specials import SPECIALS
 
 
 def recipe_of(tmp_path, files, **tokenizer):

@@ -23,11 +23,10 @@ from pipeline.evals.chat.tasks import (
 )
 from pipeline.evals.command import code_of_command
 from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
+from pipeline.evals.distributed import broadcast_bool, gathered_over_ranks
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
-from pipeline.evals.together import broadcast_bool, gathered_over_ranks
-from pipeline.generation.stream import positions
-from pipeline.generation.texts import continuations
+from pipeline.generation.texts import continuations, positions
 from pipeline.hardware.cpu import usable_cores
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError
@@ -143,7 +142,7 @@ def written_answers(
 
 
 @dataclass(kw_only=True)
-class Share:
+class RankShare:
     """Results of one rank. correct: by the item's place in its task; the other fields as in TaskScore."""
 
     correct: dict[int, bool]
@@ -154,7 +153,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examiner:
+class ChatScorer:
     """Model, tokenizer and limits that every question of every task is asked with.
 
     ids_of_letters: `letter_ids`. isolation: what programs are run in, by how many workers at once.
@@ -168,14 +167,14 @@ class Examiner:
     isolation: Any
     workers: int
 
-    def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> Share:
+    def share(self, task: ChatTask, items: Mapping[int, ChatItem]) -> RankShare:
         """Return the items' outcome. items: by their place in the task."""
         started = time.perf_counter()
         prompts = {n: prompt_ids(self.tokenizer, item.messages) for n, item in items.items()}
         # An answer needs a position of its own, but for a letter, which is read off the last one.
         limit = (positions(self.model) or math.inf) - (task.kind == "text")
         asked = {n: item for n, item in items.items() if len(prompts[n]) <= limit}
-        share = Share(
+        share = RankShare(
             correct=dict.fromkeys(items, False),
             too_long=len(items) - len(asked),
             tokens_forwarded=sum(len(prompts[n]) for n in asked),
@@ -295,7 +294,7 @@ def score_chat_tasks(
     assert max_per_task is None or max_per_task > 0, max_per_task
     started = time.monotonic()
     isolation = require_ready(tasks, tokenizer, execute=execute, unsafe_exec=unsafe_exec, where=where)
-    examiner = Examiner(
+    scorer = ChatScorer(
         model=model,
         tokenizer=tokenizer,
         batch_rows=batch_rows,
@@ -312,7 +311,7 @@ def score_chat_tasks(
             items = dict(list(enumerate(loaded.items[:max_per_task]))[rank::world_size])
             share, error = None, None
             try:
-                share = examiner.share(loaded.task, items)
+                share = scorer.share(loaded.task, items)
             except Exception as problem:  # raised below, on every rank
                 error = problem
             shares = gathered_over_ranks(share, world_size=world_size, error=error)
@@ -397,7 +396,7 @@ def _texts(item: ChatItem) -> Iterator[str]:
 
 
 def _task_score(
-    loaded: LoadedTask, shares: list[Share], isolation: str | None, window: int | None, tokenizer
+    loaded: LoadedTask, shares: list[RankShare], isolation: str | None, window: int | None, tokenizer
 ) -> TaskScore:
     correct = {n: right for share in shares for n, right in share.correct.items()}
     right, n, of = sum(correct.values()), len(correct), len(loaded.items)
@@ -566,7 +565,7 @@ WHERE = "command line: chat"
 
 
 @dataclasses.dataclass(frozen=True)
-class AskedChat:
+class ChatCommand:
     """Tasks with their items, and how they are to be scored."""
 
     tasks: list[LoadedTask]
@@ -611,7 +610,7 @@ class AskedChat:
 
 def open_chat(
     names: list[str] | None, arguments: argparse.Namespace, *, settings: dict[str, Any], cache: str | None
-) -> AskedChat:
+) -> ChatCommand:
     """Return the tasks by name (None: ChatCORE's five and spelling_bee; without --execute not humaneval) and those of --own-task.
 
     settings: evals.chat of the run's recipe, for its data and max_new_tokens. cache: its data.cache_dir. Raises what load_chat_tasks raises, and RecipeError for tasks that there are
@@ -635,4 +634,4 @@ def open_chat(
     require_execution(tasks, arguments.execute, arguments.unsafe_exec, where=WHERE)
     places = arguments.chat_data or ([settings["data"]] if settings.get("data") else None)
     loaded = load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), cache=cache_dir(cache), where=WHERE)
-    return AskedChat(loaded, arguments)
+    return ChatCommand(loaded, arguments)

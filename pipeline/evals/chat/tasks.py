@@ -16,7 +16,7 @@ from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import Source
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, format_of
-from pipeline.sources.quickstart.spelling import LETTERS, NUMBERS, is_held_out, word_conversation
+from pipeline.sources.quickstart import SPELLED_LETTERS, SPELLED_NUMBERS, is_held_out, word_conversation
 from pipeline.sources.raw_rows import BadRow, kind_of, open_bytes, read_blocks
 from pipeline.sources.verify import FactsOfFiles, row_name, verified
 
@@ -41,7 +41,11 @@ class ChatItem:
 # Whether a written answer is right. Texts come as the model wrote them, its control tokens included.
 
 MessagesChecker = Callable[[list[dict], str], Any]  # (messages with the right answer last, text) -> right or not
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(NUMBERS)} | {"once": "1", "twice": "2", "zero": "0"}
+NUMBER_WORDS = {word: str(number) for number, word in enumerate(SPELLED_NUMBERS)} | {
+    "once": "1",
+    "twice": "2",
+    "zero": "0",
+}
 
 
 def number_after_marks(text: str) -> str | None:
@@ -62,7 +66,7 @@ def gsm8k_correct(item: ChatItem, text: str) -> bool:
 
 
 def spelling_correct(item: ChatItem, text: str) -> bool:
-    """Return a count: the number said. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
+    """Check a count: the number in the answer. A spelling: somewhere exactly the word's letters in a row, between commas, dashes or spaces."""
     if item.answer.isdecimal():
         return number_said(text) == item.answer
     runs = re.findall(r"(?<![a-z])[a-z](?:[ ,.-]{1,2}[a-z])+(?![a-z])", text.lower())
@@ -125,7 +129,7 @@ ReadRow = Callable[[Any], ChatItem]
 
 
 def multiple_choice(question: str, letters: Sequence[str], choices: Sequence[str]) -> str:
-    """Return the user's message. No space before a letter: the answer's token is then the one that stands here."""
+    """Return the user's message. No space before a letter: the answer's token is then the one that follows."""
     options = "".join(f"- {choice}={letter}\n" for letter, choice in zip(letters, choices, strict=True))
     return f"Multiple Choice question: {question}\n{options}\nRespond only with the letter of the correct answer."
 
@@ -250,64 +254,19 @@ class ChatTask:
 # Figures beside those of tasks: chat/core, chat/eval_s ...
 RESERVED = ("core", "core_part", "core_spelling_bee", "core_spelling_bee_part", "eval_s")
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
+# fmt: off
 BUILT_IN = {
     task.name: task
     for task in (
-        ChatTask(
-            name="arc_easy",
-            kind="letters",
-            source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"),
-            read_row=arc_item,
-            baseline=0.25,
-            rows=2376,
-            local_name=r"arc[-_ ]?easy",
-        ),
-        ChatTask(
-            name="arc_challenge",
-            kind="letters",
-            source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"),
-            read_row=arc_item,
-            baseline=0.25,
-            rows=1172,
-            local_name=r"arc[-_ ]?challenge",
-        ),
-        ChatTask(
-            name="mmlu",
-            kind="letters",
-            source=Source(id="cais/mmlu", config="all", split="test"),
-            read_row=mmlu_item,
-            baseline=0.25,
-            rows=14042,
-            local_name=r"mmlu",
-        ),
-        ChatTask(
-            name="gsm8k",
-            kind="text",
-            source=Source(id="openai/gsm8k", config="main", split="test"),
-            read_row=gsm8k_item,
-            check=gsm8k_correct,
-            rows=1319,
-            local_name=r"gsm8k",
-        ),
-        ChatTask(
-            name="humaneval",
-            kind="text",
-            source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"),
-            read_row=humaneval_item,
-            program=humaneval_program,
-            rows=164,
-            local_name=r"human[-_ ]?eval",
-        ),
-        ChatTask(
-            name="spelling_bee",
-            kind="text",
-            source=Source(id="tandem:spelling", split="validation"),
-            read_row=spelling_item,
-            check=spelling_correct,
-            local_name=r"^words",
-        ),
+        ChatTask(name="arc_easy", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"), read_row=arc_item, baseline=0.25, rows=2376, local_name=r"arc[-_ ]?easy"),
+        ChatTask(name="arc_challenge", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"), read_row=arc_item, baseline=0.25, rows=1172, local_name=r"arc[-_ ]?challenge"),
+        ChatTask(name="mmlu", kind="letters", source=Source(id="cais/mmlu", config="all", split="test"), read_row=mmlu_item, baseline=0.25, rows=14042, local_name=r"mmlu"),
+        ChatTask(name="gsm8k", kind="text", source=Source(id="openai/gsm8k", config="main", split="test"), read_row=gsm8k_item, check=gsm8k_correct, rows=1319, local_name=r"gsm8k"),
+        ChatTask(name="humaneval", kind="text", source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"), read_row=humaneval_item, program=humaneval_program, rows=164, local_name=r"human[-_ ]?eval"),
+        ChatTask(name="spelling_bee", kind="text", source=Source(id="tandem:spelling", split="validation"), read_row=spelling_item, check=spelling_correct, local_name=r"^words"),
     )
 }
+# fmt: on
 
 
 def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:
@@ -461,7 +420,7 @@ def _files_of(
     if spec.id is None:
         return None, local_files(spec.files or [], where=where, folder=folder)
     if spec.id.startswith("tandem:"):
-        from pipeline.sources.quickstart.built_in import built_in_files
+        from pipeline.sources.quickstart import built_in_files
 
         return None, built_in_files(spec, kind="chat", where=where, cache=cache)
     from pipeline.sources.hub_files import dataset_files
@@ -549,7 +508,7 @@ def _about_words(words: Iterable[str]) -> Iterator[tuple[str, dict]]:
     held_out = {
         w
         for w in words
-        if re.fullmatch(f"[a-z]{{{LETTERS[0]},{LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
+        if re.fullmatch(f"[a-z]{{{SPELLED_LETTERS[0]},{SPELLED_LETTERS[1]}}}", w) and len(set(w)) > 1 and is_held_out(w)
     }
     order = np.random.default_rng(42).permutation(len(held_out))
     chosen = sorted(held_out)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
-from pipeline.sources.signatures import impostor
+from pipeline.sources.raw_rows import lone_surrogate, wrong_content
 
 # The 22 tasks of CORE: files, shots, delimiters and baselines, as DCLM defined them and nanochat scores them.
 
@@ -84,7 +84,7 @@ TASKS = tuple(CoreTask(**row) for row in ROWS)
 # Fetches the published files of the CORE tasks from the first mirror that gives the right bytes.
 
 SILENCE_S = 60.0
-# Where the files lie, {file} their name under eval_data/; one without it is a zip of all. What they give is believed by its
+# Where the files are, {file} their name under eval_data/; one without it is a zip of all. What they give is believed by its
 # hash alone, so that a mirror can neither change a score nor put an error page into the cache.
 MIRRORS = (
     f"https://raw.githubusercontent.com/mosaicml/llm-foundry/{FOUNDRY}/scripts/eval/local_data/{{file}}",
@@ -117,7 +117,7 @@ def fetch_file(file: str, blob: str, *, folder: Path) -> bytes:
             if git_blob(content) == blob:
                 write_bytes(place, content)
                 return content
-            reason = impostor(content[:4096]) or "gave another content than the published file."
+            reason = wrong_content(content[:4096]) or "gave another content than the published file."
             reasons.append(f"{address} {reason}")
         raise ServiceError(
             f"CORE bundle: no mirror gives {file}, so nothing was scored:\n  "
@@ -227,7 +227,7 @@ def git_blob(content: bytes) -> str:
 
 
 def _local(path: Path) -> dict[str, bytes]:
-    """Return the tasks' files in a folder (the bundle, or what it lies in) or a zip, by their names under eval_data/."""
+    """Return the tasks' files in a folder (the bundle, or what it is in) or a zip, by their names under eval_data/."""
     files = {task.file for task in TASKS}
     if path.is_dir():
         folders = [path, path / "eval_data", path / "eval_bundle" / "eval_data"]
@@ -248,7 +248,7 @@ def _of_zip(path: Path, files: set[str]) -> dict[str, bytes]:
             f"{path}: there is no such bundle. Name a folder or zip, or leave it out to fetch the published files."
         )
     head = path.read_bytes()[:4096]
-    if reason := impostor(head, expected=(b"PK\x03\x04",)):
+    if reason := wrong_content(head, expected=(b"PK\x03\x04",)):
         raise DataError(f"{path} {reason} Nothing was scored.")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -269,10 +269,10 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
     """Return the items, and what is wrong with the file as `: ...` or `:row: ...`."""
     if not content.strip():
         return [], [" is empty."]
-    if reason := impostor(content[:4096]):
+    if reason := wrong_content(content[:4096]):
         return [], [f" {reason}"]
     items, wrong = [], []
-    # Not splitlines(): it also breaks at characters that may stand inside a JSON string.
+    # Not splitlines(): it also breaks at characters that may be inside a JSON string.
     for number, line in enumerate(content.decode("utf-8", "replace").split("\n"), start=1):
         if not line.strip():
             continue
@@ -288,12 +288,10 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
 
 
 def _no_character(item: dict) -> str | None:
-    """Return a JSON escape can make half of a character, which no tokenizer can read."""
-    try:
-        json.dumps(item, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        return f"holds half of a character ({error.object[error.start]!r})."
-    return None
+    """Return why no tokenizer can read the item: a JSON escape can make half of a character."""
+    text = json.dumps(item, ensure_ascii=False)
+    at = lone_surrogate(text)
+    return None if at is None else f"holds half of a character ({text[at]!r})."
 
 
 def _reason(task: CoreTask, item: Any) -> str | None:

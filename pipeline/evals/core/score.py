@@ -12,14 +12,13 @@ import torch
 
 from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, core_texts, item_flags
 from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask, why_partial
+from pipeline.evals.distributed import broadcast_bool, summed_over_ranks
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
-from pipeline.evals.together import broadcast_bool, summed_over_ranks
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
 from pipeline.run_dir.protocol import Protocol
 from pipeline.tokenizer.coverage import coverage
-from pipeline.tokenizer.encode import encode_documents
-from pipeline.tokenizer.specials import document_start
+from pipeline.tokenizer.encode import document_start, encode_documents
 
 # An item of a CORE task as token rows: the examples before it, the question, and the span whose loss counts.
 
@@ -46,7 +45,7 @@ def in_order(items: list[Any], max_items: int | None) -> list[Any]:
 
 
 def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
-    """Return which items stand as examples before item `index`: drawn from the others, as many as there are when too few."""
+    """Return which items are the examples before item `index`: drawn from the others, as many as there are when too few."""
     k = min(task.shots, num_items - 1)
     # Of the others' places rather than of a list of the others: the same draw, without a list of all items for each.
     drawn = random.Random(SHOTS_SEED + index).sample(range(num_items - 1), k) if k else []
@@ -54,7 +53,7 @@ def shots_of(task: CoreTask, index: int, num_items: int) -> list[int]:
 
 
 def prompts_of(task: CoreTask, item: dict, shots: list[dict]) -> list[str]:
-    """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with what is to be said."""
+    """Return the texts of an item's rows; of language modelling the prompt alone, then the prompt with its continuation."""
     if task.kind == "multiple_choice":
         before = "".join(f"{s['query']}{task.delimiter}{s['choices'][s['gold']]}\n\n" for s in shots)
         return [f"{before}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]]
@@ -219,7 +218,7 @@ def score_rows(
     batch_tokens: int | None = None,
     watched: Callable[[Iterable], Iterable] = iter,
 ) -> Scores:
-    """Return scores of rows (ids (T,), start): targets ids[start:] given what stands before them; start is at least 1.
+    """Return scores of rows (ids (T,), start): targets ids[start:] given what comes before them; start is at least 1.
 
     Every rank calls this with all rows and takes its share of the batches; an error on one rank is raised on all of them.
     The model is left in the mode it was in. watched: what this rank's batches go through; it may raise EvaluationInterrupted.

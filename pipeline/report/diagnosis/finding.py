@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.recipe.resolve import StepRows
 from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import Columns
@@ -22,18 +23,18 @@ def median(values: np.ndarray) -> float:
 
 
 def noise(values: np.ndarray) -> float:
-    """Robust standard deviation of the values around their own trend: from the differences of neighbours."""
+    """Return the robust standard deviation of the values around their own trend: from the differences of neighbours."""
     differences = np.diff(values)
     return SD_OF_MAD * median(np.abs(differences - np.median(differences))) / np.sqrt(2) if differences.size else 0.0
 
 
 def windows(values: np.ndarray, count: int) -> np.ndarray:
-    """Medians of `count` windows of (nearly) equal length, in order."""
+    """Return the medians of `count` windows of (nearly) equal length, in order."""
     return np.array([np.median(part) for part in np.array_split(values, count)])
 
 
 def error_of_difference(values: np.ndarray, length: int) -> float:
-    """Standard error of the difference of the medians of two windows of that length."""
+    """Return the standard error of the difference of the medians of two windows of that length."""
     return SE_OF_MEDIAN * noise(values) * float(np.sqrt(2 / length))
 
 
@@ -85,11 +86,11 @@ class Figures:
         return self.series("optim/lr") if len(self.series("optim/lr")) else self.series("optim/lrm")
 
     def step(self) -> int:
-        """Optimizer steps that count; an export may hold everything but the loss."""
+        """Return optimizer steps that count; an export may hold everything but the loss."""
         return int(max((self.series(name).steps[-1] for name in OF_A_STEP if len(self.series(name))), default=0))
 
     def passes(self) -> Series:
-        """Whole passes over the data before each step."""
+        """Return whole passes over the data before each step."""
         epoch = self.series("data/epoch")
         # Ours and nanochat's counts from one; the Trainer's is the fraction that was read.
         is_fraction = self.manifest("imported.program") == "Trainer"
@@ -128,7 +129,7 @@ class Figures:
         return not self.manifest("imported") and bool(self.data.events("attempt"))
 
     def restarts(self) -> tuple[int, int]:
-        """(restarts, optimizer steps that were made again after them)."""
+        """Return (restarts, optimizer steps that were made again after them)."""
         written = Columns.of(self.data.all_rows)
         rows, _ = written.column(self.data.loss_name())
         steps, attempts = written.beside("step", rows, missing=0), written.column("attempt")[1]
@@ -141,6 +142,14 @@ class Figures:
     def starts_trained(self) -> bool:
         """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
+
+    def tokens_at(self, steps: np.ndarray, batch: int) -> np.ndarray:
+        """Return row positions of the first so many steps of `batch` each, of which the first ones may have been smaller."""
+        schedule = self.schedule()
+        if schedule is None or not schedule.batch_warmup_steps:
+            return steps * batch
+        rows = StepRows(batch, schedule.batch_warmup_steps, schedule.batch_halvings)
+        return np.array([rows.before(int(step)) for step in steps], np.float64)
 
     def schedule(self) -> Schedule | None:
         """Return the recipe's schedule of groups, None when it does not say.
@@ -234,13 +243,11 @@ class Rule:
 def rule(
     name: str, *, needs: str, threshold: str, reason: str, advice: str
 ) -> Callable[[Callable[[Figures], Verdict | None]], Rule]:
-    """Makes the function below it the judge of a rule of that name."""
+    """Make the function below it the judge of a rule of that name."""
     return lambda judge: Rule(name=name, judge=judge, needs=needs, threshold=threshold, reason=reason, advice=advice)
 
 
-def graded(
-    value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str, advice: str | None = None
-) -> Verdict:
+def graded(value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str) -> Verdict:
     """Return a verdict on a number that is better when it is small. titles: when it is below both limits, and else."""
     level: Level = "trouble" if value >= trouble else "note" if value >= note else "healthy"
-    return Verdict(level, titles[level != "healthy"], evidence, advice)
+    return Verdict(level, titles[level != "healthy"], evidence)

@@ -1,6 +1,6 @@
 """The diagnosis as a section of the report: contradictions first, then trouble, notes, what is healthy, and what is not known."""
 
-from pipeline.report.diagnosis import invariants, learning, run, system, validation
+from pipeline.report.diagnosis import invariants, learning, run
 from pipeline.report.diagnosis.finding import Figures, Finding, Rule, median
 from pipeline.report.run_data import RunData, cell, number, table
 
@@ -11,9 +11,9 @@ RULES: list[Rule] = [
     *invariants.RULES,
     *run.RULES,
     *learning.RULES,
-    *validation.RULES,
+    *learning.VALIDATION_RULES,
     *learning.STABILITY_RULES,
-    *system.RULES,
+    *run.SYSTEM_RULES,
 ]
 
 
@@ -43,7 +43,7 @@ def reading_text(data: RunData) -> str:
 
 
 def _samples(figures: Figures) -> str | None:
-    """Return a sample is a row; how many positions and targets that are."""
+    """Return that a sample is a row, and how many positions and targets that are."""
     samples, row, step = figures.last("data/samples"), figures.recipe("data.row_tokens"), figures.step()
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     if not samples or not row:
@@ -144,7 +144,7 @@ def page() -> str:
 
 
 def diagnosis_text(data: RunData) -> str:
-    """Markdown without its heading; "" when no rule can say anything."""
+    """Return Markdown without its heading; "" when no rule can say anything."""
     findings = diagnose(data)
     by_level = {
         level: [finding for finding in findings if finding.level == level]

@@ -1,14 +1,230 @@
-"""A small world, made by rule: stories, facts and tasks whose answers can be checked.
+"""The built-in sources `tandem:...`: made once on this machine, the same bytes on any, then files like any other."""
 
-Stage 1 reads it as text; stage 2 asks about it. What is asked in the end is held out: no training text of either stage puts a held-out
-person beside a held-out place or thing, the questions of the test about a held-out fact are asked nowhere in these words, and letters
-whose reversal is held out stand nowhere. Only `Random.random` is drawn from: its sequence is the same on every Python and machine,
-and so are the bytes.
-"""
-
+import hashlib
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from pipeline.process.errors import RecipeError
+from pipeline.process.progress import waiting
+from pipeline.process.storage import file_lock, new_folder
+from pipeline.sources.files import SourceFile
+
+SOURCE_KINDS = {"tandem:quickstart_text": "text", "tandem:quickstart_chat": "chat", "tandem:spelling": "chat"}
+SPLITS = {
+    "tandem:quickstart_text": ("train", "validation"),
+    "tandem:quickstart_chat": ("train", "validation", "test"),
+    "tandem:spelling": ("train", "validation"),
+}
+
+
+def built_in_files(spec: Any, *, kind: str, where: str, cache: Path) -> list[SourceFile]:
+    """Return the one file of a built-in source's split. Raises RecipeError for an id, split or key that it does not have."""
+    if spec.id not in SOURCE_KINDS:
+        raise RecipeError(f"{where}.id: there is no built-in source {spec.id}. Write one of {', '.join(SOURCE_KINDS)}.")
+    if SOURCE_KINDS[spec.id] != kind:
+        holds, reads = ("conversations", "documents") if kind == "text" else ("documents", "conversations")
+        raise RecipeError(
+            f"{where}.id: {spec.id} holds {holds}, and this stage reads {reads}. Use {next(i for i, k in SOURCE_KINDS.items() if k == kind)}, or run the other stage."
+        )
+    if spec.split not in SPLITS[spec.id]:
+        *most, last = SPLITS[spec.id]
+        raise RecipeError(
+            f"{where}.split is {spec.split!r}; {spec.id} has {', '.join(most)} and {last}. Write one of them."
+        )
+    keys = ("files", "config", "revision", "text_column", "messages_column", "columns", "format")
+    own = [key for key in keys if getattr(spec, key)]
+    if own:
+        raise RecipeError(
+            f"{where}: {', '.join(own)} cannot be chosen for {spec.id}, which is made here. Leave {'it' if len(own) == 1 else 'them'} out."
+        )
+    name = f"{spec.id.split(':')[1]}-{spec.split}.jsonl"
+    return [SourceFile(label=name, path=corpus_folder(cache) / name)]
+
+
+def corpus_folder(cache: Path) -> Path:
+    """Return the folder with the built-in sources, made when it is not there yet; a second process waits for the first."""
+    folder = cache / "quickstart" / _key()
+    if not folder.exists():
+        with file_lock(cache / "quickstart" / "lock"):
+            if not folder.exists():
+                with waiting("quickstart texts: writing the small world, once"), new_folder(folder) as new:
+                    for name, rows in _files().items():
+                        _write(new / name, rows)
+    return folder
+
+
+def _key() -> str:
+    """Return a hash of the code that makes the files."""
+    return hashlib.sha256(Path(__file__).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
+
+
+def _files() -> dict[str, Iterable[dict]]:
+    made: dict[str, dict[str, Any]] = {
+        "quickstart_text": {"train": documents("train"), "validation": documents("validation")},
+        "quickstart_chat": {split: conversations(split) for split in ("train", "validation", "test")},
+        "spelling": spelling_conversations(spelling_words()),
+    }
+    return {f"{name}-{split}.jsonl": rows for name, splits in made.items() for split, rows in splits.items()}
+
+
+def _write(path: Path, rows: Iterable[dict]) -> None:
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+# Spelling and counting letters: what a model of subword tokens cannot see and has to learn by heart.
+
+
+SPELLED_LETTERS = (3, 12)
+# Verbs that take s, ed, ing and er as they are; nouns that take s; adjectives that take er, est, ly and ness.
+VERBS = """
+act add aim answer ask attack attend avoid bark bend blend blink blow boil bomb book borrow bother build burn burst buy call
+camp cheat check cheer chew claim clean clear climb collect comb comfort command comment complain consider cook correct count
+cover crack crash crawl cross cry deal deliver demand design direct discover distract doubt dream dress drift drink drown dry
+earn eat end enjoy enter explain fail fall faint farm fasten fear feel fight fill film fix float flow fold follow form gather
+golf greet grill groan grow guard guess guest hammer hand hang harm harvest haunt heal hear heat help hold hunt hurry insist
+install jump keep kick knit knock land last laugh launch lead lean leap learn lend lift light limp link list listen load lock
+look mail march mark market matter melt mend milk mind mix moan mourn murmur name need number obey offer open order own paint
+pass pay peel perform pick plant play point poison pour pray preach press pretend print proceed pull pump punch push rain reach
+read record reflect remain remember repair repeat report request respond rest return reward ring roar roast rock roll row ruin
+rush sail scatter scream search send shelter shift shock shout show sigh sign sing sink sleep smell soak sort sound speak spell
+spend spill splash spoil spray stand start stay steal steam stick stretch suggest suffer supply support surround suspect
+swallow sweep swing talk teach tell test thank think train travel treat trick trust turn twist visit wait walk wander want warm
+warn wash watch water wear weigh whisper wink wish wonder work worry yawn yell
+"""
+NOUNS = """
+animal apple arm army arrow artist author autumn award axe bag balcony ball banana band bank barn barrel basket bean bear bed
+bell belt bird blanket blossom board boat body bone bottle bowl boy brain branch bread breakfast brick bridge brother bucket
+button cabin cake camel camera candle captain car card carpet carrot castle cat cave ceiling chain chair cheese chicken child
+circle city cloud coast coat coffee coin color corner country cousin cow cradle crown cup curtain daughter desert desk diamond
+dinner doctor dog doll donkey door dragon drawer driver drum duck eagle ear earth elbow elephant engine evening eye face farmer
+father feather fence field finger fire flag flame flower folder forest fork fountain friend frog fruit garden gate ghost girl
+glacier glove goat grape hammer harbor hat heart hill horse hospital hotel hour house idea insect iron island jacket jewel
+journey kettle key king kitchen kitten ladder lake lamp language lantern lawyer leg lemon lesson letter lion lizard magnet map
+marble meadow meal medal metal minute mirror moment monkey month moon morning mother motor mountain mouth museum napkin neck
+needle nephew nest night nose notebook oak ocean office onion orange oven owl page palace paper parent park parrot pearl pen
+pencil pepper petal piano picture pig pillow pilot pirate planet plate pocket pond potato prince puppy puzzle pyramid
+queen question rabbit raincoat river road robot rocket roof room rope rose sailor sandal saucer school scooter season secret
+seed shadow shark ship shirt shoe shop shoulder silver sister skirt snail snake sock soldier song spider spoon squirrel
+stair star station stone storm stove stranger street student summer sun sweater table tail teacher temple tent throat thunder
+ticket tiger toad toe tomato tool town tower toy tractor tree tunnel turtle uncle valley vegetable village violin wagon wall
+week whale wheel whistle window winter wizard zebra
+"""
+IRREGULAR = """
+bend blow build burst buy deal drink eat fall feel fight grow hang hear hold keep knit lead lend light pay read ring send show
+sing sink sleep speak spell spend spill spoil stand steal stick sweep swing teach tell think wear dream lean leap learn burn
+"""
+ADJECTIVES = """
+blind bright calm cheap clever cold cool damp dark dear deep dull fair faint firm fresh grand great hard harsh kind light long
+loud mild moist near neat odd plain poor proud quick quiet rich rough round sharp short sick slow small smart smooth soft sour
+steep stern stiff strong sweet swift tall tender thick tight tough vast warm weak wild young
+"""
+HELD_OUT_PER_MILLE = 30
+SPELLED_NUMBERS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
+
+SPELL = (
+    "How do you spell {word}?",
+    "Spell the word {word}.",
+    "Please spell {word}.",
+    "Can you spell {word} for me?",
+    "Spell {word}, letter by letter.",
+)
+COUNT = (
+    "How many times does the letter {letter} occur in {word}?",
+    "How many {letter} are in {word}?",
+    "Count the letter {letter} in {word}.",
+    "How often is {letter} in the word {word}?",
+)
+LENGTH = ("How many letters does {word} have?", "How long is the word {word}?", "Count the letters of {word}.")
+
+
+def spelling_words() -> list[str]:
+    """Return the words that `tandem:spelling` asks about, each once, in the order of the alphabet."""
+    made = set()
+    for stems, endings in (
+        (VERBS, ("", "s", "ed", "ing", "er")),
+        (NOUNS, ("", "s")),
+        (ADJECTIVES, ("", "er", "est", "ly")),
+    ):
+        made |= {stem + ending for stem in stems.split() for ending in endings if _takes(stem, ending)}
+    return sorted(word for word in made if SPELLED_LETTERS[0] <= len(word) <= SPELLED_LETTERS[1])
+
+
+def _takes(stem: str, ending: str) -> bool:
+    """Return whether the ending changes nothing of the stem and makes a word."""
+    if ending in ("ed", "er"):
+        return not stem.endswith(("e", "y")) and not (ending == "ed" and stem in IRREGULAR.split())
+    return not (ending == "s" and stem.endswith(("s", "x", "z", "ch", "sh", "y", "f", "fe", "o")))
+
+
+def spelling_conversations(words: Iterable[str]) -> dict[str, list[dict]]:
+    """Return rows {messages} by split, one or two questions each; no word of validation stands in training."""
+    rows: dict[str, list[dict]] = {"train": [], "validation": []}
+    for word in sorted(words, key=lambda word: hashlib.sha256(word.encode()).digest()):
+        rows["validation" if is_held_out(word) else "train"].append(word_conversation(word))
+    return rows
+
+
+def is_held_out(word: str) -> bool:
+    """Return whether the word is kept from training, whatever list of words it stands in."""
+    digest = hashlib.sha256(f"held out {word}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") % 1000 < HELD_OUT_PER_MILLE
+
+
+def word_conversation(word: str) -> dict:
+    """Return a row {messages}: one or two questions about the word, always the same ones."""
+    draw = random.Random(word)
+    makers = [_spell, _count, _length]
+    chosen = draw.sample(makers, draw.choice((1, 1, 2)))
+    messages = []
+    for maker in chosen:
+        asked, answered = maker(word, draw)
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+    return {"messages": messages}
+
+
+def _spell(word: str, draw: random.Random) -> tuple[str, str]:
+    return draw.choice(SPELL).format(word=word), f"{word}: {', '.join(word)}."
+
+
+def _count(word: str, draw: random.Random) -> tuple[str, str]:
+    letter = draw.choice(word) if draw.random() < 0.85 else draw.choice("abcdefghijklmnopqrstuvwxyz")
+    number = word.count(letter)
+    said = f"{word} is spelled {', '.join(word)}. The letter {letter} occurs {'once' if number == 1 else SPELLED_NUMBERS[number] + ' times'}."
+    return draw.choice(COUNT).format(word=word, letter=letter), said
+
+
+def _length(word: str, draw: random.Random) -> tuple[str, str]:
+    return draw.choice(LENGTH).format(
+        word=word
+    ), f"{word} is spelled {', '.join(word)}. It has {SPELLED_NUMBERS[len(word)]} letters."
+
+
+# A small world, made by rule: stories, facts and tasks whose answers can be checked.
+#
+# Stage 1 reads it as text; stage 2 asks about it. What is asked in the end is held out: no training text of either stage puts a held-out
+# person beside a held-out place or thing, the questions of the test about a held-out fact are asked nowhere in these words, and letters
+# whose reversal is held out stand nowhere. Only `Random.random` is drawn from: its sequence is the same on every Python and machine,
+# and so are the bytes.
+#
 
 
 def _words(text: str) -> list[str]:
