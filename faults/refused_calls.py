@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from pipeline.evals.sandbox.child import (
+from pipeline.evals.sandbox.walls import (
     ALLOW,
     ARCHITECTURES,
     EQUAL,

@@ -12,12 +12,10 @@ from pipeline.callbacks.evaluations import Benchmarks, Samples
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.profiler import ProfileSteps
 from pipeline.callbacks.stop_signals import StopSignals
-from pipeline.callbacks.trackers import trackers_of
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
-from pipeline.process.user_code import guarded, import_attribute
+from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.trainer import TandemTrainer
@@ -28,7 +26,8 @@ def add_callbacks(
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
     tokens_at = trainer.meter.tokens_at
-    trackers = trackers_of(recipe, run, attempt=attempt, start_step=start_step, tokens_at=tokens_at)
+    known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
+    trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
@@ -39,7 +38,7 @@ def add_callbacks(
     for callback in (
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
-        *([ProfileSteps(run, *profile, meter=trainer.meter)] if profile else []),
+        *([import_built_in("callbacks.ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
         MetricsFile(run, attempt=attempt, tokens_at=tokens_at),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),

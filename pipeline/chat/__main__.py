@@ -59,6 +59,7 @@ def sampling_of(arguments: argparse.Namespace, *, chats: bool) -> Sampling:
     )
 
 
+# fmt: off
 def read_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("chat"),
@@ -66,33 +67,16 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
         epilog="In the terminal:\n" + "\n".join(f"  {name:<13} {meaning}" for name, meaning in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "models",
-        nargs="+",
-        metavar="RUN_OR_MODEL",
-        help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one); several with --web only",
-    )
+    parser.add_argument("models", nargs="+", metavar="RUN_OR_MODEL", help="run directory, checkpoint, model folder or Hub id (ID@REVISION pins one); several with --web only")
     parser.add_argument("-p", "--prompt", help="answer this and end")
-    parser.add_argument(
-        "--web", action="store_true", help="a page in the browser, for this machine only; prints its address"
-    )
-    parser.add_argument(
-        "--trust-code", action="store_true", help="run code files that come with the model, which may do anything"
-    )
+    parser.add_argument("--web", action="store_true", help="a page in the browser, for this machine only; prints its address")
+    parser.add_argument("--trust-code", action="store_true", help="run code files that come with the model, which may do anything")
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument(
-        "--temperature", type=_number(float, 0), default=0.8, help="0 takes the likeliest token (default %(default)s)"
-    )
-    parser.add_argument(
-        "--top-k", type=_number(int, 1), default=50, help="draw from the k likeliest tokens (default %(default)s)"
-    )
+    parser.add_argument("--temperature", type=_number(float, 0), default=0.8, help="0 takes the likeliest token (default %(default)s)")
+    parser.add_argument("--top-k", type=_number(int, 1), default=50, help="draw from the k likeliest tokens (default %(default)s)")
     parser.add_argument("--top-p", type=_number(float, 0), help="draw from the likeliest tokens that hold this share")
     parser.add_argument("--seed", type=_number(int, 0), default=0, help="of the drawing (default %(default)s)")
-    parser.add_argument(
-        "--max-new-tokens",
-        type=_number(int, 1),
-        help=f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on with texts)",
-    )
+    parser.add_argument("--max-new-tokens", type=_number(int, 1), help=f"longest answer (default {Sampling.max_new_tokens}; {CONTINUED_TOKENS} where the model only goes on with texts)")
     parser.add_argument("--greedy", action="store_true", help="as --temperature 0")
     arguments = parser.parse_args(argv)
     if arguments.web and arguments.prompt is not None:
@@ -100,6 +84,7 @@ def read_arguments(argv: list[str]) -> argparse.Namespace:
     if len(arguments.models) > 1 and not arguments.web:
         parser.error("several models stand side by side on the page only: add --web, or name one")
     return arguments
+# fmt: on
 
 
 def _number(kind, minimum):

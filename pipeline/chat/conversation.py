@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import readable
+from pipeline.process.progress import short_count
 
 # Ids to text while they arrive: a character of several tokens is shown when its last byte is there.
 
@@ -97,7 +98,7 @@ class Speaker:
     @property
     def sizes(self) -> str:
         """Return the model's type, parameters and positions in a line."""
-        parameters = si(self.model.num_parameters())
+        parameters = short_count(self.model.num_parameters())
         read = [f"{self.positions:,} positions"] if self.positions else []
         return ", ".join([self.model_type, f"{parameters} parameters", *read])
 
@@ -113,14 +114,6 @@ class Speaker:
             return self.chats and ids != prompt_ids(self.tokenizer, [question])
         except DataError:
             return False
-
-
-def si(number: float) -> str:
-    """Return a count in three digits: 1.16M."""
-    for exponent, letter in ((12, "T"), (9, "B"), (6, "M"), (3, "k")):
-        if number >= 10**exponent:
-            return f"{number / 10**exponent:.3g}{letter}"
-    return f"{number:.3g}"
 
 
 def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
@@ -172,7 +165,7 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
     known = isinstance(steps, int) and isinstance(batch_tokens, int)
     known &= _value(manifest, "inputs", "batch_warmup") is None  # else the first steps had fewer
     start = _value(manifest, "inputs", "start_from", "from")
-    amount = f" ({si(steps * batch_tokens)} tokens)" if known else ""
+    amount = f" ({short_count(steps * batch_tokens)} tokens)" if known else ""
     return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")
 
 

@@ -24,7 +24,7 @@ from markdown_it.utils import EnvType, OptionsDict
 
 from pipeline.chat.conversation import Conversation, Sampling, Speaker
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
-from pipeline.process.loopback import LOOPBACK, host_of
+from pipeline.process.network import LOOPBACK, host_of
 
 # Messages and models as HTML: neither a model nor a user can write HTML.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evals.subject import Subject
-from pipeline.process.errors import DataError, InputMissingError, Interrupted, RecipeError
+from pipeline.process.errors import DataError, InputMissingError, Interrupted, RecipeError, first_line
 from pipeline.run_dir.failures import exit_with_status
 
 
@@ -64,7 +64,7 @@ def _serve(app: Any, words: list[str], *, path: str) -> int:
                 "command line: the server did not start, for the reason above. Another --port may be free."
             ) from None
     except Exception as error:  # a model's files are somebody else's, and may hold anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise DataError(f"{path}: transformers serve cannot serve it ({reason}). Take another model.") from error
     return 0
 
@@ -79,7 +79,7 @@ def _refuse_unservable(subject: Subject) -> None:
     try:
         trusts_model_code(name, code=subject.code, revision=revision or None)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise InputMissingError(
             f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
         ) from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.process.errors import DataError, InputMissingError, TandemError
+from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
 from pipeline.process.storage import read_json, refuse_endless_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
@@ -38,12 +38,12 @@ class Subject:
         return self.run.read_manifest().get("stage") if self.run else None
 
 
-def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> Subject:
+def find_subject(name: str, *, trust_code: bool = False) -> Subject:
     """Return the model that `name` means; of a run its model/, else its newest whole checkpoint. Nothing is moved or changed.
 
     Raises InputMissingError when it is neither a run with a model, nor a folder with config.json, nor shaped like a Hub id.
     """
-    subject = _find(name, runs)
+    subject = _find(name)
     if Path(subject.path).is_dir():
         from pipeline.recipe.start_from import refuse_odd_sizes
 
@@ -53,25 +53,25 @@ def find_subject(name: str, *, runs: str = "runs", trust_code: bool = False) -> 
     return replace(subject, trust_code=trust_code)
 
 
-def _find(name: str, runs: str) -> Subject:
+def _find(name: str) -> Subject:
     path = Path(name)
     if (path / "config.json").exists():
         return _folder(path)
-    run = find_run(name, runs) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
+    run = find_run(name) or (RunDirectory(path) if (path / "checkpoints").is_dir() else None)
     if run is not None:
         return _of_run(run)
     if name.startswith("latest:"):
         raise InputMissingError(
-            f"{name}: {runs}/ has no finished run of that recipe or stage. Name a run, a model folder or a Hub id."
+            f"{name}: runs/ has no finished run of that recipe or stage. Name a run, a model folder or a Hub id."
         )
     if path.is_dir():
         raise InputMissingError(
             f"{name}: the folder holds neither a run (run_manifest.json) nor a model (config.json). Name one that does."
         )
-    if path.parent.is_dir() and path.parent == Path(runs):
-        there = sorted(manifest.parent.name for manifest in Path(runs).glob("*/run_manifest.json"))
+    if path.parent.is_dir() and path.parent == Path("runs"):
+        there = sorted(manifest.parent.name for manifest in Path("runs").glob("*/run_manifest.json"))
         raise InputMissingError(
-            f"{name}: there is no such run. {runs}/ has {', '.join(there) or 'none'}. Name one of them."
+            f"{name}: there is no such run. runs/ has {', '.join(there) or 'none'}. Name one of them."
         )
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise InputMissingError(
@@ -117,14 +117,14 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
-        from pipeline.sources.hub_files import limit_silence
+        from pipeline.process.network import limit_silence
 
         limit_silence()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:
         model = open_model(subject.path, code=subject.code, dtype=torch.float32, revision=revision)
     except OSError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise InputMissingError(
             f"{subject.path}: the model cannot be loaded ({reason}). Name a folder with its weights, or a Hub id you may read."
         ) from None
@@ -163,7 +163,7 @@ def open_model(path: str, *, code: CodeFolder, where: str = "", revision: str | 
     except ModelOptionsError as error:
         raise DataError(str(error)) from error
     except Exception as error:  # its files are somebody else's, and may hold anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise DataError(f"{at}: no model can be made of its files ({reason}). Take another one.") from error
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipeline.process.errors import InputMissingError, ServiceError, TandemError
+from pipeline.process.network import client_that_gives_up
 from pipeline.process.secrets import redacted
-from pipeline.sources.hub_files import client_that_gives_up
 
 # Asking the Hub again when it is away, and not when it refuses.
 
@@ -71,7 +71,7 @@ def _is_of_library(error: BaseException) -> bool:
     """Return whether it was raised below a call of huggingface_hub: by its reading of an answer."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    # BoundedAnswer (sources/hub_files.py) is called by the library.
+    # BoundedAnswer (process/network.py) is called by the library.
     ours = [
         name.startswith("pipeline.") and "BoundedAnswer" not in frame.f_code.co_qualname
         for name, frame in zip(modules, frames, strict=True)

@@ -15,7 +15,7 @@ import pipeline
 from pipeline.evals.subject import Subject, find_subject, open_model
 from pipeline.hub.gguf_file import QUANTIZED, modelfile, quantize_gguf, weights_of_gguf, write_gguf
 from pipeline.process.commands import command
-from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError
+from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, first_line
 from pipeline.process.storage import new_folder, write_text
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -46,7 +46,7 @@ def write_onnx(model: Path, folder: Path, *, loaded: Any) -> None:
         with redirect_stdout(sys.stderr):  # torch prints its stages; standard output is for what was written
             exported = exporter.export(loaded, taken, config=OnnxConfig(dynamic=True))
     except Exception as error:  # whatever tracing another architecture ends in
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise RecipeError(
             f"{model}: transformers cannot write this model as ONNX: {reason}. The folder itself runs in transformers."
         ) from error

@@ -1,12 +1,12 @@
 """Verification that the Hub has what was sent: by the hashes that it states, or downloaded, loaded and run without this package."""
 
-import hashlib
 import subprocess
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from pipeline.evals.core.bundle import git_blob
 from pipeline.hub.client import retried
 from pipeline.process.errors import ServiceError
 from pipeline.process.storage import read_json, sha256_file
@@ -74,14 +74,9 @@ def compare_sums(files: dict[str, Path], *, repo_id: str, commit: str) -> None:
         url = hf_hub_url(repo_id, name, revision=commit)
         stated = retried(partial(get_hf_file_metadata, url), what=f"reading the hash of {name}").etag
         # Large files are stated by their sha256, small ones as git does.
-        if stated != (sha256_file(path) if len(stated or "") == 64 else _git_sum(path)):
+        if stated != (sha256_file(path) if len(stated or "") == 64 else git_blob(path.read_bytes())):
             wrong.append(name)
     _refuse(wrong, repo_id, commit)
-
-
-def _git_sum(path: Path) -> str:
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _refuse(wrong: list[str], repo_id: str, commit: str) -> None:

@@ -766,9 +766,9 @@ class TandemModel(TandemPreTrainedModel):
         """The embedding of each token with the one before, both hashed to a row of the table, (B, T, D); the last row is that of a
         token with nothing before it. The hash and its numbers are modded-nanogpt's (PR 201)."""
         before_BT1 = self._before(input_ids[..., None].float(), self.config.bigram_state_layer, past_key_values)
-        last_row = self.bigram_embedding.num_embeddings - 1
-        hashed_BT = (36313 * input_ids ^ 27191 * before_BT1[..., 0].long()) % last_row
-        return self.bigram_embedding(hashed_BT.where(position_ids > 0, last_row))
+        last = self.bigram_embedding.num_embeddings - 1
+        hashed_BT = (36313 * input_ids ^ 27191 * before_BT1[..., 0].long()) % last
+        return self.bigram_embedding(hashed_BT.where(position_ids > 0, last))
 
     def _before(self, x_BTD, layer: int, past_key_values):
         """Return what stood one position earlier, zeros at first; a cache keeps the last one as the layer's state."""

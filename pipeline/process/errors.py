@@ -19,6 +19,11 @@ def readable(text: str, *, most: int = MOST_CHARACTERS) -> str:
     return UNREADABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, else its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class TandemError(Exception):
     """A mistake or an outage that is explained to the user in a sentence, without a traceback."""
 

@@ -112,6 +112,14 @@ def count_text(count: float) -> str:
     return f"{count:.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
 
 
+def short_count(count: float) -> str:
+    """Return a count in three digits, as models and data are called: 1.16M, 10B."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:.0f}"
+
+
 def seconds_text(seconds: float) -> str:
     """Return a time as people say it: 9 s, 4.2 min, 3.1 h."""
     if seconds < 99.5:

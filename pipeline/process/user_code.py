@@ -41,6 +41,10 @@ BUILT_IN = {
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
     "mirror.beside": "pipeline.run.mirror:Mirroring",
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
+    "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
+    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "sources.hub": "pipeline.sources.hub_files:dataset_files",
+    "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
     "report.fit": "pipeline.report.fit:expected_bpb",
 }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from glob import has_magic
 
 from pipeline.hardware.device import parse_hardware
-from pipeline.process.stores import SCHEMES, is_address, is_supported
+from pipeline.process.network import SCHEMES, is_address, is_supported
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source
 

@@ -41,25 +41,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+# fmt: off
 def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=program("report"),
         description="One run: write report.md, report.html and curves.png into its directory. Several: print a comparison in Markdown, and write it as a page with --output.",
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, "
-        "a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other "
-        "by steps, tokens, time or FLOPs), as comparison.md and curves.png",
-    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, the name of one under runs/, or a log: console lines of nanochat, picoLLM or a run of ours, a metrics.jsonl, or metrics exported as CSV or JSON (docs/metrics.md)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of a comparison: write it there as a page (comparison.html, opens offline: curves of all runs over each other by steps, tokens, time or FLOPs), as comparison.md and curves.png")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write all rows of all runs as one table")
     parser.add_argument("--fit", action="store_true", help="fit val/bpb over FLOPs of at least 3 runs of one family")
     parser.add_argument("--serve", action="store_true", help="of a run, also while it trains: show its page on this machine and follow the run; prints the address")  # fmt: skip
@@ -68,6 +57,7 @@ def _options(argv: list[str]) -> argparse.Namespace:
     if options.serve and (len(options.runs) > 1 or Path(options.runs[0]).is_file()):
         parser.error("--serve follows one run directory: name one")
     return options
+# fmt: on
 
 
 if __name__ == "__main__":

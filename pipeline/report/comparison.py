@@ -25,7 +25,7 @@ from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
 from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
-from pipeline.report.sections import last_texts, paid, wall_s
+from pipeline.report.sections import last_texts, leaves, paid, wall_s
 from pipeline.report.summary import duration, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
@@ -200,14 +200,6 @@ def group_of(name: str) -> str:
         if any(fnmatch(name, pattern) for pattern in patterns):
             return group
     return CODE if name.startswith(("git.", "version.")) else OTHER
-
-
-def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return dotted names and values of nested dicts."""
-    found: list[tuple[str, Any]] = []
-    for name, entry in value.items():
-        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
-    return found
 
 
 def warning(runs: Sequence[RunData]) -> str:

@@ -124,13 +124,10 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
 
 
 def _normal_below(z: "np.ndarray") -> "np.ndarray":
-    """Return the normal distribution's chance below z, to 1e-7. Source: Abramowitz and Stegun, 7.1.26."""
+    """Return the normal distribution's chance below z."""
     import numpy as np
 
-    t = 1 / (1 + 0.3275911 * np.abs(z) / math.sqrt(2))
-    powers = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
-    beyond = powers * np.exp(-(z**2) / 2) / 2
-    return np.where(z < 0, beyond, 1 - beyond)
+    return np.vectorize(math.erfc)(-z / math.sqrt(2)) / 2
 
 
 # Keys in which runs of a family may differ: seed and sizes; what the depth dial sets from them; horizons, judged by their rule.

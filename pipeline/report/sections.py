@@ -193,15 +193,21 @@ def data_rows(data: RunData) -> list[list[Any]]:
     ]
 
 
-def flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(value: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return every entry that says something, as (dotted name, value)."""
     found: list[tuple[str, Any]] = []
-    for name, entry in value.items():
-        if isinstance(entry, dict):
-            found += flat(entry, f"{prefix}{name}.")
-        elif entry not in (None, [], ""):
+    for name, entry in leaves(value):
+        if entry not in (None, [], ""):
             text = " ".join(map(str, entry)) if isinstance(entry, list) else entry
-            found.append((prefix + name, date(text) if name in ("ended", "time") else text))
+            found.append((name, date(text) if name.rpartition(".")[2] in ("ended", "time") else text))
+    return found
+
+
+def leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return dotted names and values of nested dicts."""
+    found: list[tuple[str, Any]] = []
+    for name, entry in value.items():
+        found += leaves(entry, f"{prefix}{name}.") if isinstance(entry, dict) else [(prefix + name, entry)]
     return found
 
 

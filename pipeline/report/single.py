@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from pipeline.process.errors import ServiceError
-from pipeline.process.loopback import LOOPBACK, host_of
+from pipeline.process.network import LOOPBACK, host_of
 from pipeline.process.storage import write_bytes, write_text
 from pipeline.report.benchmarks import benchmarks_text
 from pipeline.report.curves import AXES, panels_of

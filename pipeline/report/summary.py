@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
+from pipeline.process.progress import short_count
 from pipeline.report.aligned import trained_on
 from pipeline.report.curves import finite
 from pipeline.report.diagnosis.finding import Figures, median
@@ -114,7 +115,7 @@ def _about(data: RunData) -> str:
     parameters = (data.manifest.get("model") or {}).get("parameters")
     facts = [
         f"{kind} of {base}" if kind and base else kind,
-        f"{_short_count(parameters)} parameters" if parameters else None,
+        f"{short_count(parameters)} parameters" if parameters else None,
         trained_on(data),
         str(data.manifest.get("created") or "")[:10] or None,
         data.manifest.get("note"),
@@ -231,7 +232,7 @@ def _time(data: RunData) -> Figure | None:
     seconds = wall_s(data)
     if not seconds:
         return None
-    tokens = f", {_short_count(data.tokens())} tokens" if data.tokens() else ""
+    tokens = f", {short_count(data.tokens())} tokens" if data.tokens() else ""
     starts = f", {len(data.running)} starts" if len(data.running) > 1 else ""
     label = "time so far" if data.is_training else "time"
     return Figure(label, duration(seconds), detail=f"{number(data.step())} steps{tokens}{starts}")
@@ -263,13 +264,6 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // of} {smaller}"
     return f"{whole} s"
-
-
-def _short_count(count: float) -> str:
-    for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= limit:
-            return f"{count / limit:.3g}{letter}"
-    return f"{count:,.0f}"
 
 
 # Two samples, of the first model and of the last.

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
+from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
-from pipeline.process.stores import as_os_error, is_refused, opened
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.failures import child_environment

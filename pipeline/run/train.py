@@ -3,6 +3,7 @@
 from pipeline.callbacks.default import add_callbacks
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.preflight.checks import check_before_training
+from pipeline.process.network import limit_silence
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run.batch_size import resolve_micro_batch
@@ -12,7 +13,6 @@ from pipeline.run.open_run import evaluation_is_due, open_run
 from pipeline.run.publishing import Publishing
 from pipeline.run.start import start_process
 from pipeline.run_dir.signals import Signals
-from pipeline.sources.hub_files import limit_silence
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.training.build import build_from_recipe, build_trainer

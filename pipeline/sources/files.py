@@ -17,10 +17,10 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, first_line
+from pipeline.process.network import as_os_error, is_address, is_refused, opened
 from pipeline.process.progress import count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, fsync_file, read_json
-from pipeline.process.stores import as_os_error, is_address, is_refused, opened
 from pipeline.sources.raw_rows import is_data, kind_of
 
 LOG = logging.getLogger(__name__)
@@ -234,8 +234,7 @@ def _visible(root: Path) -> list[str]:
 
 
 def _first_line(error: Exception) -> str:
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return line.partition(" with any supported extension ")[0][:200]  # It lists 200 of them.
+    return first_line(error).partition(" with any supported extension ")[0][:200]  # It lists 200 of them.
 
 
 READABLE = "parquet, arrow (feather, ipc), jsonl and json (one object a line, or one array), csv, tsv, txt, md; from jsonl on also as .gz or .zst"
@@ -363,7 +362,7 @@ def _asked(address: str, where: str) -> Iterator[None]:
     except OSError as error:
         if error.errno:  # of this machine's disk
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        reason = first_line(error)[:300]
         if is_refused(error):
             raise InputMissingError(
                 f"{where}.files: {address}: {reason}. Look at what the bucket holds and who may read it."

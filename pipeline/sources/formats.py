@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.recipe.schema import FORMATS
+from pipeline.sources.raw_rows import lone_surrogate
 
 # What a conversation must be to be trained on.
 
@@ -375,13 +376,8 @@ def _must_be_characters(item: str | list[dict] | None) -> None:
     """Refuse half a character: a JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
     texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
     for text in texts:
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no character"
-                ) from error
+        if (at := lone_surrogate(text)) is not None:
+            raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
 
 
 def _begins_with_system(messages: list) -> bool:

@@ -27,7 +27,6 @@ from pipeline.process.user_code import import_built_in
 from pipeline.recipe.schema import Recipe, with_values
 from pipeline.sources.files import SourceFile, local_files
 from pipeline.sources.formats import Format, UntrainableConversation, format_of
-from pipeline.sources.hub_files import FILES_OF_A_SOURCE, head_findings
 from pipeline.sources.raw_rows import Block, Conversation, Document, RawRow, read_blocks
 from pipeline.sources.recognition import Recognised, looked_at_rows, recognise
 from pipeline.sources.verify import (
@@ -291,6 +290,8 @@ def with_recorded_inputs(recipe: Recipe, inputs: dict[str, Any]) -> Recipe:
 
 
 SHOWN = 20  # Problems of a kind that a message lists.
+# Of a source on the Hub that are looked at before they are fetched: a large dataset has thousands, and a look costs two requests.
+FILES_OF_A_SOURCE = 64
 
 
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
@@ -386,9 +387,7 @@ class _Opening:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
         if spec.id.startswith("tandem:"):
             return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
-        from pipeline.sources.hub_files import dataset_files
-
-        source.revision, files = dataset_files(spec, where=where, cache=self.cache, folder=self.folder)
+        source.revision, files = import_built_in("sources.hub")(spec, where=where, cache=self.cache, folder=self.folder)
         return files
 
     def held_out(self, train: list[OpenSource]) -> list[OpenSource]:
@@ -479,7 +478,7 @@ class _Opening:
             if ends is None:
                 self.hub_is_silent = True  # It would let every further file wait.
                 return Findings()  # Looked at when it is fetched (OpenSource.read).
-            findings = head_findings(
+            findings = import_built_in("sources.head_findings")(
                 f"{source.spec.id}/{file.label}", ends, source.format, column_key=source.column_key
             )
             if not findings.problems:

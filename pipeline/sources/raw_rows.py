@@ -407,7 +407,7 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
             f"has {len(record)} fields, and the header has {len(names)} (line {line}): a text with a separator or a line end in it must stand in quotes"
         )
     value = {name: text for name, text in zip(names, record, strict=True) if not columns or name in columns}
-    if not all(_is_utf8(text) for text in value.values()):
+    if any(lone_surrogate(text) is not None for text in value.values()):
         return BadRow(f"is not UTF-8 (line {line})")
     return value
 
@@ -523,7 +523,7 @@ class _Chunks:
     def more(self) -> bool:
         """Read as much again as is held, so that a long element is decoded a few times, not once a chunk."""
         chunk = self.file.read(max(self.chunk_chars, len(self.held) - self.at))
-        self.is_utf8 = self.is_utf8 and _is_utf8(chunk)
+        self.is_utf8 = self.is_utf8 and lone_surrogate(chunk) is None
         self.line += self.held.count("\n", 0, self.at)
         self.held, self.at = self.held[self.at :] + chunk, 0
         return bool(chunk)
@@ -573,22 +573,22 @@ class _Chunks:
             if not self.more():  # a number that ends with the chunk may go on in the next one
                 break
         start, self.at = self.at, self.at + length
-        return value if self.is_utf8 or _is_utf8(self.held[start : self.at]) else BadRow("is not UTF-8")
+        return value if self.is_utf8 or lone_surrogate(self.held[start : self.at]) is None else BadRow("is not UTF-8")
 
     def broken(self, reason: str, *, row: int, cut_off: bool = False) -> BrokenArrayError:
         """Return the error for this place."""
         return BrokenArrayError(reason, line=self.line + self.held.count("\n", 0, self.at), row=row, cut_off=cut_off)
 
 
-def _is_utf8(text: str) -> bool:
-    """Return whether the text has no lone surrogate, as `open_text` makes them of bytes that are no UTF-8."""
+def lone_surrogate(text: str) -> int | None:
+    """Return the place of the first lone surrogate, as `open_text` makes them of bytes that are no UTF-8; None without one."""
     if text.isascii():
-        return True
+        return None
     try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
 
 
 def jsonl_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
@@ -653,11 +653,8 @@ def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None
 
 
 def _piece(piece: str, first_line: int) -> Any:
-    if not piece.isascii():
-        try:
-            piece.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return BadRow(f"is not UTF-8 (line {first_line + piece.count(chr(10), 0, error.start)})")
+    if (at := lone_surrogate(piece)) is not None:
+        return BadRow(f"is not UTF-8 (line {first_line + piece.count(chr(10), 0, at)})")
     return {"text": piece}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.process.errors import DataError, readable
 from pipeline.process.retries import read_again
-from pipeline.process.storage import parse_json, sum_of, write_bytes
+from pipeline.process.storage import parse_json, sha256_file, sum_of, write_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.formats import CHAT_COLUMNS, TEXT_COLUMNS, TREE_KEYS, Format, UntrainableConversation
 from pipeline.sources.raw_rows import (
@@ -160,7 +160,7 @@ class FactsOfFiles:
                 self._known.pop(self._store(path), None)
             facts = self._facts(path)
         if facts is None or facts.stat() != now:
-            facts = Facts(str(path), *now, sha256=_sha256(path))
+            facts = Facts(str(path), *now, sha256=sha256_file(path))
             self.keep(facts)
         return facts
 
@@ -224,11 +224,6 @@ def _facts_in(line: bytes) -> Facts | None:
         return Facts(**value) if own_sum == sum_of(value)[:16] else None
     except (ValueError, TypeError):
         return None
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # Every planned file by its content, before anything is trained: what cannot be read is reported now, with its fix.

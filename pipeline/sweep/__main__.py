@@ -75,6 +75,8 @@ class Sweep:
         self.figures: dict[Path, Figure] = {}
         digest = _digest([dump_recipe(recipe), options.equal, self.metric])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
+        # Runs of another baseline under the same --name, whose record is gone or elsewhere, are not taken for ours.
+        self.runs_prefix = f"{options.name}-{digest[:6]}" if options.name else self.folder.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = lock(self.folder / ".lock")
         if self._held is None:
@@ -171,7 +173,7 @@ class Sweep:
             *(EXCLUSIVE[0] if budget else ()),
         )  # by the run's own seed, and in place of the baseline's horizon
         fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
-        name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
+        name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
             for seed in range(first, first + seeds)

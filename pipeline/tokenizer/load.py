@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.commands import program
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, refuse_endless_files, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
@@ -128,7 +128,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)
     except Exception as error:  # its files are somebody else's, and may hold anything
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         if folder is not None:
             raise InputMissingError(
                 f"{folder}: no tokenizer can be read from it ({reason}). Name a folder with tokenizer.json."

@@ -40,7 +40,7 @@ REPO = "somebody/quick"
 TRAINER = """
 import os, subprocess, sys, time
 code = '''
-import os, pipeline.sources.hub_files as c, pipeline.hub.push as p, pipeline.hub.client as r
+import os, pipeline.process.network as c, pipeline.hub.push as p, pipeline.hub.client as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.run_dir.run_directory import RunDirectory
 p.publish_while_training(RunDirectory(%r), trainer=%d)

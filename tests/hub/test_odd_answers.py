@@ -47,10 +47,10 @@ def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
     from huggingface_hub import HfApi, constants
 
     from pipeline.hub.client import bound_waits
-    from pipeline.sources import hub_files as hub_client
+    from pipeline.process import network
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub_client, "ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(network, "ANSWER_BYTES", 1 << 20)
     bound_waits()
     with hub_stand_in() as hub:
         hub.answers["GET /api/models/"] = lambda handler: handler.answer(200, b" " * (1 << 21))

@@ -10,7 +10,7 @@ from hub_stand_in import Fault, hub_stand_in
 
 ROOT = Path(__file__).parents[2]
 SHORTER = """
-import pipeline.sources.hub_files as files, pipeline.sources.hub_files as client
+import pipeline.process.network as client, pipeline.sources.hub_files as files
 from types import SimpleNamespace
 from pathlib import Path
 files.ATTEMPTS = 1

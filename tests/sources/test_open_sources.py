@@ -206,7 +206,7 @@ def test_a_second_start_reads_no_file_again(corpus, monkeypatch):
     def never(path):
         raise AssertionError(f"{path} was hashed again")
 
-    monkeypatch.setattr("pipeline.sources.verify._sha256", never)
+    monkeypatch.setattr("pipeline.sources.verify.sha256_file", never)
     assert open_sources(made, kind="text")[0][0].fingerprint == first
     write_jsonl(corpus / "part-1.jsonl", 29)
     with pytest.raises(AssertionError, match=r"part-1.jsonl was hashed again"):
@@ -296,7 +296,7 @@ def test_facts_of_many_files_are_one_file_that_is_not_made_durable_each_time(tmp
     made = recipe(tmp_path, Source(files="corpus/*.jsonl"))
     first = open_sources(made, kind="text")[0][0].fingerprint
     (store,) = (tmp_path / "cache" / "files").iterdir()
-    monkeypatch.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    monkeypatch.setattr("pipeline.sources.verify.sha256_file", lambda path: pytest.fail(f"{path} was hashed again"))
     assert open_sources(made, kind="text")[0][0].fingerprint == first
     assert store.stat().st_size < 300 * 2 * 500
 
@@ -307,7 +307,7 @@ def test_a_worker_hashes_no_file_that_its_leader_has_looked_at_meanwhile(tmp_pat
     known, of_worker = facts.of(first), pickle.loads(pickle.dumps(facts))
     assert of_worker.of(first) == known
     found = facts.of(second)
-    monkeypatch.setattr("pipeline.sources.verify._sha256", lambda path: pytest.fail(f"{path} was hashed again"))
+    monkeypatch.setattr("pipeline.sources.verify.sha256_file", lambda path: pytest.fail(f"{path} was hashed again"))
     assert of_worker.of(second) == found
 
 

@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.process import stores
+from pipeline.process import network
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def bucket(request, monkeypatch, tmp_path, text_files):
         yield request.getfixturevalue("s3")
         return
     store = DirFileSystem(path=str(tmp_path / "store"), fs=LocalFileSystem(auto_mkdir=True))
-    monkeypatch.setattr(stores, "file_system", lambda scheme: store)
+    monkeypatch.setattr(network, "file_system", lambda scheme: store)
     for name in ("corpus", "runs"):
         store.makedirs(name)
     fill(store, text_files)
@@ -54,7 +54,7 @@ def s3(server, monkeypatch, text_files):
     client = boto3.client("s3")
     for name in ("corpus", "runs"):
         client.create_bucket(Bucket=name)
-    stores.file_system.cache_clear()
-    fill(stores.file_system("s3"), text_files)
-    yield stores.file_system("s3")
-    stores.file_system.cache_clear()
+    network.file_system.cache_clear()
+    fill(network.file_system("s3"), text_files)
+    yield network.file_system("s3")
+    network.file_system.cache_clear()

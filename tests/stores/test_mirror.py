@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from pipeline.process import stores
+from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
@@ -313,7 +313,7 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     threading.Thread(target=failing.serve_forever, daemon=True).start()
     bad = f"http://127.0.0.1:{failing.server_port if trouble == '500' else 9}"
     monkeypatch.setenv("AWS_ENDPOINT_URL", bad)
-    stores.file_system.cache_clear()
+    network.file_system.cache_clear()
     broken = Mirror(run, ADDRESS)
     with pytest.raises(OSError, match="runs"):
         broken.send()
@@ -322,7 +322,7 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     failing.shutdown()
     assert broken.is_behind()
     monkeypatch.setenv("AWS_ENDPOINT_URL", good)
-    stores.file_system.cache_clear()
+    network.file_system.cache_clear()
     assert mirror.steps() == [5]
     mirror.send()
     assert mirror.steps() == [5, 10]

@@ -4,7 +4,7 @@ import httpx
 import pyarrow
 import pytest
 
-from pipeline.process import stores
+from pipeline.process import network
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.recipe import read_recipe
 from pipeline.sources.files import local_files
@@ -29,9 +29,9 @@ def test_a_source_of_a_store_is_the_same_source_as_its_files_on_this_machine(
 
 def test_a_file_is_fetched_once_and_again_when_it_has_changed(tmp_path, text_files, bucket, monkeypatch):
     fetched = []
-    get_file = type(stores.file_system("s3")).get_file
+    get_file = type(network.file_system("s3")).get_file
     monkeypatch.setattr(
-        type(stores.file_system("s3")),
+        type(network.file_system("s3")),
         "get_file",
         lambda self, name, *args: fetched.append(name) or get_file(self, name, *args),
     )
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_told_in_a_sentence(tmp_path, bucket):
 def test_two_stores_with_a_bucket_of_one_name_are_two_places(tmp_path, text_files, bucket, monkeypatch):
     addresses = [f"{scheme}://corpus/text/{text_files[0].name}" for scheme in ("s3", "gs")]
     with monkeypatch.context() as patch:
-        patch.setattr(stores, "file_system", lambda scheme: bucket)
+        patch.setattr(network, "file_system", lambda scheme: bucket)
         files = local_files(addresses, where="here", folder=None, cache=tmp_path)
     assert [file.label for file in files] == [f"{name}/corpus/text/{text_files[0].name}" for name in ("gs", "s3")]
 
@@ -72,6 +72,6 @@ def test_a_client_of_its_own_errors_is_told_in_a_sentence_too(tmp_path, bucket, 
 
 def test_a_store_that_is_away_is_told_in_a_sentence(tmp_path, s3, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    stores.file_system.cache_clear()
+    network.file_system.cache_clear()
     with pytest.raises(ServiceError, match="the store does not give s3://corpus/text"):
         local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)

@@ -1,11 +1,11 @@
-"""The optimizer over parameters that FSDP2 cut among two gloo ranks."""
+"""The optimizer over parameters that FSDP2 cut among gloo ranks, or HSDP among those of each copy."""
 
 import os
 
 import pytest
 import torch
 import torch.multiprocessing
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import all_gather_object, destroy_process_group, get_world_size, init_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -17,7 +17,7 @@ from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import apply_schedule
-from pipeline.training.sharding import shard_model, whole_on_rank_0
+from pipeline.training.sharding import own_part, shard_model, whole_on_rank_0
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
@@ -81,11 +81,26 @@ def assert_the_head_of_a_foreign_model_is_no_group_of_its_own():
         assert groups == own | {""}
 
 
-def rank_main(rank, rendezvous):
+def assert_the_ranks_parts_are_all_tensors_whole(tensors, expected):
+    """Each of them once, and about as many bytes on every rank."""
+    parts = [None] * get_world_size()
+    all_gather_object(parts, own_part(tensors))
+    assert sorted(name for part in parts for name in part) == sorted(expected)
+    for name, tensor in [item for part in parts for item in part.items()]:
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.device.type == "cpu"
+    sizes = [sum(tensor.nbytes for tensor in part.values()) for part in parts]
+    assert max(sizes) - min(sizes) <= max(tensor.nbytes for tensor in expected.values())
+
+
+def rank_main(rank, rendezvous, ranks, replicas):
     torch.set_num_threads(1)
-    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    assert_sharded_moves_as_whole(rank, **AHEAD)
-    sharded = assert_sharded_moves_as_whole(rank)
+    os.environ |= {"FSDP_VERSION": "2", "WORLD_SIZE": str(ranks)}
+    os.environ["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] = str(replicas)
+    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    share = replicas / ranks
+    assert_sharded_moves_as_whole(rank, share, **AHEAD)
+    sharded = assert_sharded_moves_as_whole(rank, share)
     assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
     assert_what_one_rank_alone_sees_is_refused(sharded, rank)
     destroy_process_group()
@@ -94,7 +109,7 @@ def rank_main(rank, rendezvous):
     os._exit(0)
 
 
-def assert_sharded_moves_as_whole(rank, **more):
+def assert_sharded_moves_as_whole(rank, share, **more):
     model, optimizer = model_and_optimizer(**more)
     sharded, sharded_optimizer = model_and_optimizer(sharded=True, **more)
     assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
@@ -105,13 +120,16 @@ def assert_sharded_moves_as_whole(rank, **more):
             whole(other.detach()), one.detach(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
-    assert own_bytes(sharded, sharded_optimizer) <= 1.15 / 2 * own_bytes(model, optimizer)
+    assert own_bytes(sharded, sharded_optimizer) <= 1.15 * share * own_bytes(model, optimizer)
     own = optimizer_tensors(sharded_optimizer, sharded)
     of_rank_0 = whole_on_rank_0(own)
     tensors = {key: whole(value).clone() for key, value in own.items()}
     assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
     assert of_rank_0.keys() == (tensors.keys() if rank == 0 else set())
     assert all(torch.equal(value, tensors[key]) for key, value in of_rank_0.items())
+    assert_the_ranks_parts_are_all_tensors_whole(own, tensors)
+    weights = sharded.state_dict()
+    assert_the_ranks_parts_are_all_tensors_whole(weights, {key: whole(value) for key, value in weights.items()})
     fresh = build_optimizer(sharded, recipe(**more))
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
@@ -126,5 +144,7 @@ def assert_sharded_moves_as_whole(rank, **more):
     return sharded
 
 
-def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path):
-    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"),), nprocs=2)
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
+def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path, ranks, replicas):
+    arguments = str(tmp_path / "rendezvous"), ranks, replicas
+    torch.multiprocessing.spawn(rank_main, args=arguments, nprocs=ranks)

@@ -254,64 +254,19 @@ class ChatTask:
 # Figures beside those of tasks: chat/core, chat/eval_s ...
 RESERVED = ("core", "core_part", "core_spelling_bee", "core_spelling_bee_part", "eval_s")
 # Baselines, splits and 512 tokens are those of nanochat (scripts/chat_eval.py).
+# fmt: off
 BUILT_IN = {
     task.name: task
     for task in (
-        ChatTask(
-            name="arc_easy",
-            kind="letters",
-            source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"),
-            read_row=arc_item,
-            baseline=0.25,
-            rows=2376,
-            local_name=r"arc[-_ ]?easy",
-        ),
-        ChatTask(
-            name="arc_challenge",
-            kind="letters",
-            source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"),
-            read_row=arc_item,
-            baseline=0.25,
-            rows=1172,
-            local_name=r"arc[-_ ]?challenge",
-        ),
-        ChatTask(
-            name="mmlu",
-            kind="letters",
-            source=Source(id="cais/mmlu", config="all", split="test"),
-            read_row=mmlu_item,
-            baseline=0.25,
-            rows=14042,
-            local_name=r"mmlu",
-        ),
-        ChatTask(
-            name="gsm8k",
-            kind="text",
-            source=Source(id="openai/gsm8k", config="main", split="test"),
-            read_row=gsm8k_item,
-            check=gsm8k_correct,
-            rows=1319,
-            local_name=r"gsm8k",
-        ),
-        ChatTask(
-            name="humaneval",
-            kind="text",
-            source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"),
-            read_row=humaneval_item,
-            program=humaneval_program,
-            rows=164,
-            local_name=r"human[-_ ]?eval",
-        ),
-        ChatTask(
-            name="spelling_bee",
-            kind="text",
-            source=Source(id="tandem:spelling", split="validation"),
-            read_row=spelling_item,
-            check=spelling_correct,
-            local_name=r"^words",
-        ),
+        ChatTask(name="arc_easy", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Easy", split="test"), read_row=arc_item, baseline=0.25, rows=2376, local_name=r"arc[-_ ]?easy"),
+        ChatTask(name="arc_challenge", kind="letters", source=Source(id="allenai/ai2_arc", config="ARC-Challenge", split="test"), read_row=arc_item, baseline=0.25, rows=1172, local_name=r"arc[-_ ]?challenge"),
+        ChatTask(name="mmlu", kind="letters", source=Source(id="cais/mmlu", config="all", split="test"), read_row=mmlu_item, baseline=0.25, rows=14042, local_name=r"mmlu"),
+        ChatTask(name="gsm8k", kind="text", source=Source(id="openai/gsm8k", config="main", split="test"), read_row=gsm8k_item, check=gsm8k_correct, rows=1319, local_name=r"gsm8k"),
+        ChatTask(name="humaneval", kind="text", source=Source(id="openai/openai_humaneval", config="openai_humaneval", split="test"), read_row=humaneval_item, program=humaneval_program, rows=164, local_name=r"human[-_ ]?eval"),
+        ChatTask(name="spelling_bee", kind="text", source=Source(id="tandem:spelling", split="validation"), read_row=spelling_item, check=spelling_correct, local_name=r"^words"),
     )
 }
+# fmt: on
 
 
 def built_in_tasks(names: list[str], *, where: str) -> list[ChatTask]:

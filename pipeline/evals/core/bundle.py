@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from pipeline.process.storage import cache_dir, file_lock, write_bytes
-from pipeline.sources.raw_rows import wrong_content
+from pipeline.sources.raw_rows import lone_surrogate, wrong_content
 
 # The 22 tasks of CORE: files, shots, delimiters and baselines, as DCLM defined them and nanochat scores them.
 
@@ -288,12 +288,10 @@ def _read(task: CoreTask, content: bytes) -> tuple[list[dict], list[str]]:
 
 
 def _no_character(item: dict) -> str | None:
-    """Return a JSON escape can make half of a character, which no tokenizer can read."""
-    try:
-        json.dumps(item, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        return f"holds half of a character ({error.object[error.start]!r})."
-    return None
+    """Return why no tokenizer can read the item: a JSON escape can make half of a character."""
+    text = json.dumps(item, ensure_ascii=False)
+    at = lone_surrogate(text)
+    return None if at is None else f"holds half of a character ({text[at]!r})."
 
 
 def _reason(task: CoreTask, item: Any) -> str | None:

@@ -99,15 +99,10 @@ def run_program(
 
 
 def run_programs(
-    programs: list[str],
-    *,
-    workers: int,
-    timeout_s: float = TIMEOUT_S,
-    memory_bytes: int = MEMORY_BYTES,
-    isolation: Isolation,
+    programs: list[str], *, workers: int, timeout_s: float = TIMEOUT_S, isolation: Isolation
 ) -> list[Execution]:
     """Return one result per program, in their order; `workers` of them run at a time, each within run_program's limits."""
-    run = partial(run_program, timeout_s=timeout_s, memory_bytes=memory_bytes, isolation=isolation)
+    run = partial(run_program, timeout_s=timeout_s, isolation=isolation)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(run, programs))
 

@@ -247,9 +247,7 @@ def rule(
     return lambda judge: Rule(name=name, judge=judge, needs=needs, threshold=threshold, reason=reason, advice=advice)
 
 
-def graded(
-    value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str, advice: str | None = None
-) -> Verdict:
+def graded(value: float, *, note: float, trouble: float, titles: tuple[str, str], evidence: str) -> Verdict:
     """Return a verdict on a number that is better when it is small. titles: when it is below both limits, and else."""
     level: Level = "trouble" if value >= trouble else "note" if value >= note else "healthy"
-    return Verdict(level, titles[level != "healthy"], evidence, advice)
+    return Verdict(level, titles[level != "healthy"], evidence)

@@ -1,0 +1,145 @@
+"""The network: object stores by address, the HTTP client of the Hub with an end to every wait, and this machine's own names."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+# Object stores: s3:// and gs:// through pyarrow, hf:// through huggingface_hub, all behind fsspec's interface. Each finds its
+# credentials as its own tools do: AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL and the like, Google's application default
+# credentials, HF_TOKEN.
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
+SCHEMES = ("s3", "gs", "hf")
+HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+REFUSED = re.compile("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403")  # pyarrow has no class for them
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text names a place on the network and no path here, whatever its scheme."""
+    return ADDRESS.match(text) is not None
+
+
+def is_supported(address: str) -> bool:
+    found = ADDRESS.match(address)
+    return found is not None and found[1] in SCHEMES
+
+
+@cache
+def file_system(scheme: str) -> Any:
+    """Return fsspec's view of a store; the paths in it are addresses without their scheme."""
+    if scheme == "hf":
+        from huggingface_hub import HfFileSystem
+
+        return HfFileSystem()
+    import pyarrow.fs
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    if scheme == "gs":
+        return ArrowFSWrapper(pyarrow.fs.GcsFileSystem())
+    # Which pyarrow, unlike Amazon's own tools, does not read: every other store than Amazon's is named there.
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return ArrowFSWrapper(pyarrow.fs.S3FileSystem(endpoint_override=endpoint))
+
+
+def opened(address: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it."""
+    scheme, _, path = address.partition("://")
+    return file_system(scheme), path.rstrip("/")
+
+
+def is_network(error: Exception) -> bool:
+    """Return whether an HTTP client raised it; which client that is differs between versions of huggingface_hub."""
+    return type(error).__module__.split(".")[0] in HTTP_CLIENTS
+
+
+def is_refused(error: OSError) -> bool:
+    """Return whether a store says for good that there is no such place, or that this user may not go there."""
+    return isinstance(error, PermissionError | FileNotFoundError) or REFUSED.search(str(error)) is not None
+
+
+@contextmanager
+def as_os_error() -> Iterator[None]:
+    """Raise OSError for what the stores' clients raise that is none: ArrowInvalid is a ValueError, httpx's ConnectError neither."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not (is_network(error) or type(error).__module__.split(".")[0] == "pyarrow"):
+            raise
+        raise OSError(str(error).strip() or type(error).__name__) from error
+
+
+# The HTTP client of huggingface_hub with an end to every wait for a silent Hub, and to what one says: by itself it
+# has none.
+
+# Seconds without a byte, not for a whole transfer: one of hours goes on as long as it moves.
+CONNECT_S, SILENCE_S = 10.0, 60.0
+ANSWER_BYTES = 2**25  # of the Hub's own words, such as a list of files; a file is read to its end
+
+
+def client_that_gives_up() -> Any:
+    """Return a client whose requests end after that silence, those included that the library sends with timeout=None."""
+    from huggingface_hub.utils._http import default_client_factory
+
+    made = default_client_factory()
+    limits = {"connect": CONNECT_S, "read": SILENCE_S, "write": SILENCE_S, "pool": SILENCE_S}
+
+    def limit(request: Any) -> None:
+        # model_info and its like pass None, which stands above the client's own timeout.
+        asked = request.extensions.get("timeout") or {}
+        request.extensions["timeout"] = limits | {name: s for name, s in asked.items() if s is not None}
+
+    made.event_hooks["request"] = [*made.event_hooks["request"], limit]
+    made.event_hooks["response"] = [*made.event_hooks["response"], _bound_answer]
+    return made
+
+
+def _bound_answer(response: Any) -> None:
+    """Let the reading of an answer of the Hub's API end with ValueError when it is too long."""
+    if not response.url.path.startswith("/api/"):
+        return
+    base: Any = next(kind for kind in type(response.stream).__mro__ if kind.__name__ == "SyncByteStream")
+
+    class BoundedAnswer(base):
+        def __init__(self, stream: Any):
+            self.stream = stream
+
+        def __iter__(self) -> Any:
+            size = 0
+            for block in self.stream:
+                size += len(block)
+                if size > ANSWER_BYTES:
+                    raise ValueError(f"{response.url} answers with more than {ANSWER_BYTES >> 20} MiB")
+                yield block
+
+        def close(self) -> None:
+            self.stream.close()
+
+    response.stream = BoundedAnswer(response.stream)
+
+
+@cache
+def limit_silence() -> None:
+    """From now on no request of this process waits for a silent Hub for ever."""
+    from huggingface_hub import set_client_factory
+
+    set_client_factory(client_that_gives_up)
+
+
+# Addresses of this machine, by which the pages that it serves to itself know their own visitors.
+
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def host_of(value: str) -> str | None:
+    """Return the name in a Host or Origin header, without scheme and port; None where it is none."""
+    try:
+        return urlsplit(value if "//" in value else f"//{value}").hostname
+    except ValueError:
+        return None
