@@ -52,10 +52,10 @@ def ready_tokenizer(recipe) -> tuple[Any, list[str]]:
     whose = settings.chat_template or f"the chat template of {settings.path}"
     if problems and (given or recipe.stage == "sft"):
         raise RecipeError(f"tokenizer: {whose} cannot be trained with: it {'; it '.join(problems)}. {WRITE_ONE}")
-    return tokenizer, _kept_lines(recipe, tokenizer, problems)
+    return tokenizer, _template_lines(recipe, tokenizer, problems)
 
 
-def _kept_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
+def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
     path, own = recipe.tokenizer.path, own_template(tokenizer)
     if own is None:  # ours, of an earlier stage
         if recipe.tokenizer.chat_template or tokenizer.chat_template == built_in_template(control_strings(tokenizer)):
