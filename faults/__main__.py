@@ -17,7 +17,20 @@ from faults import injector, results
 from faults.processes import import_everything
 from faults.victim import Lab, default_folder
 
-CAMPAIGNS = ("kill", "calls", "corruption", "lost", "resume", "elastic", "cost", "signals", "disk", "clock", "soak")
+CAMPAIGNS = (
+    "kill",
+    "sharded",
+    "calls",
+    "corruption",
+    "lost",
+    "resume",
+    "elastic",
+    "cost",
+    "signals",
+    "disk",
+    "clock",
+    "soak",
+)
 
 
 def main(argv: list[str]) -> int:

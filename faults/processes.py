@@ -60,6 +60,14 @@ class Run:
         marked = [pid for pid, environ, _ in _processes() if f"{MARK}={self.mark}".encode() in environ]
         return sorted({*marked, *self.own()})
 
+    def writers(self) -> list[int]:
+        """The processes that write a checkpoint, one of each rank of a sharded model."""
+        return [
+            pid
+            for pid, environ, words in _processes()
+            if f"{MARK}={self.mark}".encode() in environ and any("checkpoint_writer.py" in word for word in words)
+        ]
+
     def send(self, number: int, pids: list[int]) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):

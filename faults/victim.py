@@ -38,12 +38,12 @@ class Setting:
     accumulation: int = 2
     max_steps: int = MAX_STEPS
     keep: int = 2  # checkpoints
+    sharded: bool = False
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.stage}-{self.model}-{self.ranks}ranks-{self.accumulation}acc-{self.max_steps}steps-keep{self.keep}"
-        )
+        ranks = f"{self.ranks}ranks" + "-sharded" * self.sharded
+        return f"{self.stage}-{self.model}-{ranks}-{self.accumulation}acc-{self.max_steps}steps-keep{self.keep}"
 
     def with_ranks(self, ranks: int) -> "Setting":
         return replace(self, ranks=ranks, accumulation=max(1, self.accumulation * self.ranks // ranks))
@@ -110,6 +110,8 @@ class Lab:
         log = log or directory.parent / f"{directory.name}.log"
         arguments = [str(self.recipe(setting)), *where]
         if not cold:
+            if setting.sharded:  # as accelerate launch does
+                environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
             return ForkedRun(
                 arguments,
                 stage=setting.stage,
@@ -118,9 +120,8 @@ class Lab:
                 folder=self.folder,
                 log=log,
             )
-        command = self.runner.command(
-            Path(arguments[0]), *where, stage=setting.stage, ranks=setting.ranks, launcher=setting.ranks > 1
-        )
+        how = {"ranks": setting.ranks, "launcher": setting.ranks > 1, "sharded": setting.sharded}
+        command = self.runner.command(Path(arguments[0]), *where, stage=setting.stage, **how)
         environment["NPROC"] = str(setting.ranks)
         return ColdRun(command, environment=environment, folder=self.folder, log=log)
 

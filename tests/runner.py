@@ -158,12 +158,12 @@ class Runner:
         ranks: int = 1,
         launcher: bool = False,
         sharded: bool = False,
+        replicas: int = 1,
     ) -> list[str]:
         python = [sys.executable]
         if ranks > 1 or launcher:
-            config = (
-                ROOT / "accelerate_configs" / ("fsdp2.yaml" if sharded else "cpu_2.yaml" if ranks > 1 else "cpu.yaml")
-            )
+            of_several = "hsdp" if replicas > 1 else "fsdp2" if sharded else "cpu_2"
+            config = ROOT / "accelerate_configs" / f"{of_several if ranks > 1 else 'cpu'}.yaml"
             python += [
                 "-m",
                 "accelerate.commands.launch",
@@ -172,6 +172,8 @@ class Runner:
                 "--num_processes",
                 str(ranks),
             ]
+            if replicas > 1:
+                python += ["--parallelism_config_dp_shard_size", str(ranks // replicas)]
         return [*python, str(ROOT / "pipeline" / f"{stage}.py"), str(recipe), *overrides]
 
     def start(
@@ -182,10 +184,12 @@ class Runner:
         ranks: int = 1,
         launcher: bool = False,
         sharded: bool = False,
+        replicas: int = 1,
         **environment: str,
     ) -> subprocess.Popen:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
-        command = self.command(recipe, *overrides, stage=stage, ranks=ranks, launcher=launcher, sharded=sharded)
+        shape = {"ranks": ranks, "launcher": launcher, "sharded": sharded, "replicas": replicas}
+        command = self.command(recipe, *overrides, stage=stage, **shape)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         return subprocess.Popen(
             command, **pipes, env=environment, cwd=self.folder, start_new_session=True, preexec_fn=_as_from_a_terminal
@@ -244,9 +248,20 @@ class WarmRunner(Runner):
         return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
 
     def train(
-        self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", sharded: bool = False, **how
+        self,
+        recipe: Path,
+        *overrides: str,
+        status: int = 0,
+        stage: str = "pretrain",
+        sharded: bool = False,
+        replicas: int = 1,
+        **how,
     ) -> Result:
         how |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {}  # as accelerate launch does
+        if replicas > 1:
+            sizes = {"DP_REPLICATE": replicas, "DP_SHARD": how["ranks"] // replicas, "TP": 1, "CP": 1, "SP": 1}
+            how |= {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()}
+            how["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
         ended = self.warm.run(stage, str(recipe), *overrides, **how)
         assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
         return Result(status, ended.output, self._directory(recipe, overrides))

@@ -14,6 +14,7 @@ from faults.victim import SAVE_STEPS, Lab, Setting
 
 WHAT = "Corruption: each file of a checkpoint x {missing, truncated, empty, one bit flipped, another step's, extra}"
 SETTING = Setting(max_steps=2 * SAVE_STEPS)
+SHARDED = Setting(max_steps=2 * SAVE_STEPS, ranks=2, accumulation=1, sharded=True)  # of it only the files of its own
 DAMAGES = ("missing", "truncated", "empty", "bit", "swapped", "extra")
 NEWEST, BEFORE = 2 * SAVE_STEPS, SAVE_STEPS
 BITS = 8  # flipped in turn, at places that the seed decides
@@ -22,11 +23,16 @@ FACTS = "MANIFEST.json-facts"  # bits of what it says beside the hashes, which n
 
 def trials(lab: Lab, times: int, seed: int) -> list[str]:
     """The first `times` of all cells, in the seed's order."""
-    newest = evidence.checkpoints(two_checkpoints(lab, SETTING))[NEWEST]
+    newest, sharded = (evidence.checkpoints(two_checkpoints(lab, setting))[NEWEST] for setting in (SETTING, SHARDED))
     files = sorted(str(p.relative_to(newest)) for p in newest.rglob("*") if p.is_file())
+    files += sorted(p.name for p in sharded.iterdir() if p.name not in files)
     cells = [f"{file}-{damage}" for file in files for damage in DAMAGES if damage != "extra"] + ["new.bin-extra", FACTS]
     random.Random(seed).shuffle(cells)
     return cells[:times]
+
+
+def _setting(file: str) -> Setting:
+    return SHARDED if "-of-" in file or file.endswith(".index.json") or file == "rng-1.safetensors" else SETTING
 
 
 def trial(lab: Lab, key: str) -> dict:
@@ -37,7 +43,7 @@ def trial(lab: Lab, key: str) -> dict:
     wrong, tried = [], 0
     for _ in range(BITS if damage in ("bit", "facts") else 1):
         folder = lab.trial(f"corruption-{key}")
-        run = Path(shutil.copytree(two_checkpoints(lab, SETTING), folder / "run"))
+        run = Path(shutil.copytree(two_checkpoints(lab, _setting(file)), folder / "run"))
         how = _damage(run, file, damage, chance)
         if how is None:
             return {"ok": True, "wrong": [], "damage": damage, "cells": 0, "real": False}  # equal in both checkpoints
@@ -92,12 +98,13 @@ def _damage(run: Path, file: str, damage: str, chance: random.Random) -> str | N
 def _real_start(lab: Lab, key: str, file: str, damage: str, chance: random.Random) -> list[str]:
     """The command itself on a run whose end, after the damaged checkpoint, was lost."""
     folder = lab.trial(f"corruption-{key}")
-    run = Path(shutil.copytree(two_checkpoints(lab, SETTING), folder / "run"))
+    setting = _setting(file)
+    run = Path(shutil.copytree(two_checkpoints(lab, setting), folder / "run"))
     how = _damage(run, file, damage, chance)
-    status, output = lab.finish(SETTING, run, cold=True)
+    status, output = lab.finish(setting, run, cold=True)
     if status != 0 or f"going on from checkpoint-{_expected(damage)}" not in output or file not in output:
         return [f"{how}: status {status}: {output[-1500:]}"]
-    if different := evidence.differences(evidence.final_state(run), lab.reference(SETTING)):
+    if different := evidence.differences(evidence.final_state(run), lab.reference(setting)):
         return [f"{how}: not bitwise the uncut run's: {different[:6]}"]
     return []
 

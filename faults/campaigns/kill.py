@@ -21,18 +21,24 @@ def trials(lab: Lab, times: int, seed: int) -> list[str]:
 
 
 def trial(lab: Lab, key: str) -> dict:
-    chance = random.Random(f"kill {key}")
     ranks = 1 + int(key) % 2
-    setting = Setting(ranks=ranks, accumulation=2 // ranks)
+    return killed_run(lab, key, Setting(ranks=ranks, accumulation=2 // ranks), name="kill")
+
+
+def killed_run(lab: Lab, key: str, setting: Setting, *, name: str) -> dict:
+    chance = random.Random(f"{name} {key}")
+    ranks = setting.ranks
     reference = lab.reference(setting)
     cold = int(key) % COLD_EVERY in (0, 5)  # both numbers of ranks
-    folder = lab.trial(f"kill-{key}")
+    folder = lab.trial(f"{name}-{key}")
     run = folder / "run"
     cache = lab.partly_prepared(setting, folder)
     slow = injector.faults(slow_us=SLOW_US, slow_under=folder)
     wrong, kills = [], []
     for _ in range(chance.choice((1, 1, 2))):
         whom = chance.choice(("everything", "ranks", "one rank") if ranks > 1 else ("everything", "ranks"))
+        if setting.sharded and whom == "ranks" and chance.random() < 0.5:
+            whom = "ranks and a writer"
         hit = _kill(lab, setting, run, chance, whom=whom, how={"cold": cold, "cache": cache, "environment": slow})
         if hit is None:
             break  # it had ended before
@@ -68,10 +74,13 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
     victims = {"everything": process.everything, "ranks": process.ranks}.get(
         whom, lambda: [chance.choice(ranks)] if (ranks := process.ranks()) else []
     )()
+    if whom == "ranks and a writer":
+        writers = process.writers()
+        victims = [*process.ranks(), *([chance.choice(writers)] if writers else [])]
     if process.poll() is not None or not victims:
         process.kill_everything()
         return None
-    writer = whom == "everything" and bool(evidence.left_over(run))
+    writer = whom in ("everything", "ranks and a writer") and bool(evidence.left_over(run))
     process.kill(victims)
     killed = time.monotonic()
     writing, step = evidence.left_over(run), evidence.logged_step(run)

@@ -25,8 +25,8 @@ def add_callbacks(
     trainer: TandemTrainer, recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, stop: StopSignals
 ) -> None:
     """Add everything that watches the run; what writes files acts on rank 0 only."""
-    batch_tokens = trainer.meter.batch_tokens
-    known = {"attempt": attempt, "start_step": start_step, "batch_tokens": batch_tokens}
+    tokens_at = trainer.meter.tokens_at
+    known = {"attempt": attempt, "start_step": start_step, "tokens_at": tokens_at}
     trackers = import_built_in("callbacks.trackers")(recipe, run, **known) if recipe.monitor.trackers else []
     profile = recipe.monitor.profile_steps
     wanted = benchmarks_of(recipe)
@@ -39,7 +39,7 @@ def add_callbacks(
         HangWatch(run, timeout=recipe.run.hang_timeout, attempt=attempt, trainer=trainer),
         Machine(trainer, run, attempt=attempt, gpu_hz=recipe.monitor.gpu_hz),
         *([import_built_in("callbacks.ProfileSteps")(run, *profile, meter=trainer.meter)] if profile else []),
-        MetricsFile(run, attempt=attempt, batch_tokens=batch_tokens),
+        MetricsFile(run, attempt=attempt, tokens_at=tokens_at),
         Console(run.console),
         Compiling(Path(kernels) if (kernels := os.environ.get("TORCHINDUCTOR_CACHE_DIR")) else None),
         *trackers,
@@ -61,7 +61,7 @@ def add_callbacks(
             every_steps=samples.every_steps,
             chat=recipe.stage == "sft",
             attempt=attempt,
-            batch_tokens=batch_tokens,
+            tokens_at=tokens_at,
             meter=trainer.meter,
             writers=[tracker for tracker in trackers if hasattr(tracker, "add_samples")],
         ),

@@ -18,7 +18,7 @@ from pipeline.process.progress import progress, write
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import on_rank_0
+from pipeline.training.distributed import on_every_rank, on_rank_0
 from pipeline.training.metrics import StepMeter
 from pipeline.training.rng import preserved_rng
 from pipeline.training.sharding import forward_only
@@ -106,7 +106,7 @@ class Benchmarks(StepCallback):
         due = self.due(step, last=step >= state.max_steps)
         if not due:
             return
-        trainer.log_written(on_rank_0(trainer.saver.wait))  # the checkpoint is on the disk, whatever comes now
+        trainer.log_written(on_every_rank(trainer.saver.wait)[0])  # the checkpoint is on the disk, whatever comes now
         with trainer.meter.pause():
             findings = self._findings()
         for benchmark in due:
@@ -236,14 +236,14 @@ class Samples(TrainerCallback):
         every_steps: int | None,
         chat: bool,
         attempt: int,
-        batch_tokens: int,
+        tokens_at: Callable[[int], int],
         meter: StepMeter,
         writers: list[Any],
         all_ranks: bool = False,
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
         self.all_ranks = all_ranks
-        self.attempt, self.batch_tokens, self.meter, self.writers = attempt, batch_tokens, meter, writers
+        self.attempt, self.tokens_at, self.meter, self.writers = attempt, tokens_at, meter, writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
@@ -295,7 +295,7 @@ class Samples(TrainerCallback):
                     "step": state.global_step,
                     "attempt": self.attempt,
                     "time": time.time(),
-                    "tokens": state.global_step * self.batch_tokens,
+                    "tokens": self.tokens_at(state.global_step),
                     "prompt": prompt,
                     "text": text,
                     "chat": self.chat,

@@ -1,6 +1,7 @@
 """The console's lines and the row of metrics.jsonl."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -109,8 +110,8 @@ class Compiling(TrainerCallback):
 class MetricsFile(TrainerCallback):
     """Appends every logged row with step (optimizer steps made), attempt, time and tokens."""
 
-    def __init__(self, run: RunDirectory, *, attempt: int, batch_tokens: int):
-        self.run, self.attempt, self.batch_tokens = run, attempt, batch_tokens
+    def __init__(self, run: RunDirectory, *, attempt: int, tokens_at: Callable[[int], int]):
+        self.run, self.attempt, self.tokens_at = run, attempt, tokens_at
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if state.is_world_process_zero and logs:
@@ -118,6 +119,6 @@ class MetricsFile(TrainerCallback):
                 "step": state.global_step,
                 "attempt": self.attempt,
                 "time": time.time(),
-                "tokens": state.global_step * self.batch_tokens,
+                "tokens": self.tokens_at(state.global_step),
             }
             append_row(self.run.metrics, stamp | logs)

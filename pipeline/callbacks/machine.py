@@ -102,8 +102,8 @@ class Machine(TrainerCallback):
         found["perf/energy_kwh"] = energy_j / JOULES_PER_KWH
         if before is not None and "gpu/power_w" in found and self.meter_before[1] > before[1]:
             # Power times the seconds of steps: what evaluations and saves drew in between is not the tokens'.
-            step_s = (self.meter_before[0] - before[0]) / (self.meter_before[1] - before[1])
-            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * step_s / meter.batch_tokens
+            tokens = meter.tokens_at(self.meter_before[1]) - meter.tokens_at(before[1])
+            found["perf/energy_j_per_token"] = gpus * found["gpu/power_w"] * (self.meter_before[0] - before[0]) / tokens
         return found
 
 

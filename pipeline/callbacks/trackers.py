@@ -134,10 +134,10 @@ class WandbRun(TrainerCallback):
         notes: str | None,
         tags: list[str],
         attempt: int,
-        batch_tokens: int,
+        tokens_at: Callable[[int], int],
     ):
         self.run, self.project, self.config, self.notes, self.tags = run, project, config, notes, tags
-        self.attempt, self.batch_tokens = attempt, batch_tokens
+        self.attempt, self.tokens_at = attempt, tokens_at
         self.messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.sender: threading.Thread | None = None
         self.run_id = ""
@@ -169,7 +169,7 @@ class WandbRun(TrainerCallback):
             self._put({"samples": Table(rows)}, step)
 
     def _put(self, values: dict[str, Any], step: int) -> None:
-        stamp = {"step": step, "attempt": self.attempt, "tokens": step * self.batch_tokens}
+        stamp = {"step": step, "attempt": self.attempt, "tokens": self.tokens_at(step)}
         self.messages.put({**values, **stamp})
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -286,7 +286,7 @@ class TrackioRun(TrainerCallback):
 
 
 def trackers_of(
-    recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, batch_tokens: int
+    recipe: Recipe, run: RunDirectory, *, attempt: int, start_step: int, tokens_at: Callable[[int], int]
 ) -> list[TrainerCallback]:
     """Return the callbacks of monitor.trackers, whose names recipe/schema.py allows. One with add_samples gets the samples too."""
     make: dict[str, Callable[[], TrainerCallback]] = {
@@ -298,7 +298,7 @@ def trackers_of(
             notes=recipe.run.note,
             tags=recipe.run.tags,
             attempt=attempt,
-            batch_tokens=batch_tokens,
+            tokens_at=tokens_at,
         ),
         "trackio": lambda: TrackioRun(run),  # reads the files of the run itself
     }

@@ -163,6 +163,7 @@ def _trained_on(manifest: dict, step: int | None) -> str | None:
         return None
     steps, batch_tokens = step or _value(manifest, "results", "step"), _value(manifest, "inputs", "batch_tokens")
     known = isinstance(steps, int) and isinstance(batch_tokens, int)
+    known &= _value(manifest, "inputs", "batch_warmup") is None  # else the first steps had fewer
     start = _value(manifest, "inputs", "start_from", "from")
     amount = f" ({short_count(steps * batch_tokens)} tokens)" if known else ""
     return f"{', '.join(names)}{amount}" + (f", starting from {start}" if start else "")

@@ -12,7 +12,7 @@ from pipeline.data.shards import FORMAT
 from pipeline.data.stream import Mixture, Part, Sequence, Stream
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
-from pipeline.recipe.resolve import horizon_steps, isolates_documents, with_batch_tokens
+from pipeline.recipe.resolve import StepRows, horizon_steps, isolates_documents, step_rows, with_batch_tokens
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.chat import RENDERING_VERSION, own_template
 from pipeline.tokenizer.encode import document_start, is_byte_level
@@ -52,8 +52,9 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         common["rendering"] = RENDERING_VERSION
     train_packing = {"max_row_overflow": recipe.data.max_row_overflow} if chat else {"packing": recipe.data.packing}
     steps = horizon_steps(recipe, int(batch_tokens))
+    rows = step_rows(recipe, int(batch_tokens))
     horizon = (
-        {"total_rows": steps * rows_per_step, "epochs": None}
+        {"total_rows": rows.before(steps), "epochs": None}
         if steps and steps > 0
         else {"total_rows": None, "epochs": float(recipe.train.get("num_train_epochs") or 1.0)}
     )
@@ -63,6 +64,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "kind": common["kind"],
         "row_tokens": recipe.data.row_tokens,
         "rows_per_step": rows_per_step,
+        **({"batch_warmup": batch_warmup(rows)} if rows.warmup_steps else {}),
         "isolated": isolates_documents(recipe),
         "bos": bos,
         "pad": pad,
@@ -126,6 +128,15 @@ def part_of(spec: Any, *, counted: bool) -> dict:
     if spec.weight is None and counted:
         return {"weight": None, "epochs": 1.0, "at_end": spec.at_end}
     return {"weight": 1.0 if spec.weight is None else spec.weight, "epochs": None, "at_end": spec.at_end}
+
+
+def batch_warmup(rows: StepRows) -> dict[str, int]:
+    return {"warmup_steps": rows.warmup_steps, "halvings": rows.halvings}
+
+
+def rows_of_steps(plan: dict) -> StepRows:
+    """Return the rows of the plan's steps."""
+    return StepRows(plan["rows_per_step"], **plan.get("batch_warmup", {}))
 
 
 def digest(value: Any) -> str:

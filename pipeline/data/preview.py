@@ -19,7 +19,7 @@ from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
-from pipeline.recipe.resolve import TEXT_ID, rows_per_step
+from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
@@ -39,7 +39,8 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
     """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
     names = rows.plan["train"]["sequences"]
     for number in range(min(count, rows.total_rows())):
-        step, at = divmod(number, rows.rows_per_step)
+        step = rows.of_steps.steps(number)
+        at = number - rows.of_steps.before(step)
         place = rows.places(step)[at]
         shard = rows.stream.shard(place)
         used = int(shard.used[place.row])
@@ -73,7 +74,7 @@ COUNTED_BYTES = 1_000_000  # of each source; of the rest the size is known
 
 def about_steps(tokens: float | None, recipe: Recipe) -> int | None:
     """Return the steps of a run over so many tokens. data.batch_tokens must be known."""
-    return None if tokens is None else int(tokens / recipe.data.row_tokens) // rows_per_step(recipe)
+    return None if tokens is None else step_rows(recipe).steps(int(tokens / recipe.data.row_tokens))
 
 
 def about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:

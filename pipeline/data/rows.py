@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
 from pipeline.data.packing import documents_begun
-from pipeline.data.plan import open_stream
+from pipeline.data.plan import open_stream, rows_of_steps
 from pipeline.data.preparation import Preparation, delete_used, note_used
 from pipeline.data.shards import Shard, shard_path
 from pipeline.data.stream import RowPlace, Stream
@@ -177,7 +177,7 @@ KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's
 
 
 class TrainingRows:
-    """Rows [step x rows_per_step, (step + 1) x rows_per_step) of the run's order are those of a global step.
+    """Rows [of_steps.before(step), of_steps.before(step + 1)) of the run's order are those of a global step.
 
     Steps count from 0; asking for a step waits until its shards are sealed.
     """
@@ -187,7 +187,7 @@ class TrainingRows:
         stream = open_stream(self.plan, "train")
         assert stream is not None
         self.stream: Stream = stream
-        self.rows_per_step: int = self.plan["rows_per_step"]
+        self.of_steps = rows_of_steps(self.plan)
         self.row_tokens: int = self.plan["row_tokens"]
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
@@ -213,10 +213,10 @@ class TrainingRows:
         if not rows.total_rows():
             rows.raise_if_too_bad()  # says why each row could not be read
             raise DataError(f"data.sources ({names}): nothing is left to train on. {nothing_left(rows.losses())}")
-        if rows.total_rows() < rows.rows_per_step:
+        if rows.total_steps() < 1:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
-                f"{rows.rows_per_step} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
+                f"{rows.of_steps.at(0)} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
             )
         return rows
 
@@ -226,12 +226,12 @@ class TrainingRows:
         return self.preparation.waited_s
 
     def total_rows(self) -> int:
-        """Return rows of the whole run; its steps are total_rows() // rows_per_step."""
+        """Return rows of the whole run; its steps are as many as these make whole."""
         assert self.stream.mixture.total_rows is not None
         return self.stream.mixture.total_rows
 
     def total_steps(self) -> int:
-        return self.total_rows() // self.rows_per_step
+        return self.of_steps.steps(self.total_rows())
 
     def _wait_for_the_end_where_it_matters(self) -> None:
         """Epochs need the length of their source; a source that stops the run, all that the run might need of it."""
@@ -245,7 +245,7 @@ class TrainingRows:
 
     def _wait_for(self, steps: int) -> None:
         """Wait until the first `steps` steps are sealed."""
-        rows = min(steps * self.rows_per_step, self.total_rows())
+        rows = min(self.of_steps.before(steps), self.total_rows())
         if self.stream.missing(rows) is None:
             return
 
@@ -257,7 +257,7 @@ class TrainingRows:
 
     def _slide(self, step: int, places: list[RowPlace]) -> None:
         """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
-        used = step * self.rows_per_step
+        used = self.of_steps.before(step)
         shards_used = [
             k // sequence.shard_rows
             for k, sequence in zip(self.stream.mixture.used(used), self.stream.sequences, strict=True)
@@ -272,12 +272,12 @@ class TrainingRows:
     def places(self, step: int) -> list[RowPlace]:
         """Return where the rows of a step lie."""
         if step not in self._places:
-            first = step * self.rows_per_step
-            assert 0 <= first <= self.total_rows() - self.rows_per_step, f"step {step} is not of this run"
+            first, end = self.of_steps.before(step), self.of_steps.before(step + 1)
+            assert 0 <= first < end <= self.total_rows(), f"step {step} is not of this run"
             self._wait_for(step + 1)
             while len(self._places) >= KEPT_STEPS:
                 del self._places[next(iter(self._places))]
-            places = self.stream.places(first, self.rows_per_step)
+            places = self.stream.places(first, end - first)
             if self.plan["keep_shards"]:
                 self._slide(step, places)
             self._places[step] = places
@@ -288,9 +288,12 @@ class TrainingRows:
         return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
 
     def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
-        """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
+        """Return a rank's training batch of `rows` rows, of a smaller step in proportion fewer. Past the step's last row come
+        fillers of weight 0."""
         places = self.places(step)
-        numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=self.rows_per_step)
+        # Not fewer micro-steps: transformers.Trainer counts on their number.
+        rows = -(-rows * len(places) // self.of_steps.full)
+        numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=len(places))
         return self.reader.batch(
             [None if i is None else (self.stream.shard(places[i]), places[i].row) for i in numbers]
         )
@@ -308,13 +311,14 @@ class TrainingRows:
 
         sources: of each, k = rows used (over epochs) and epoch from 1. epoch, pq, rg, source: of the last row used.
         """
-        used = self.stream.mixture.used(step * self.rows_per_step)
+        rows = self.of_steps.before(step)
+        used = self.stream.mixture.used(rows)
         names = [s["name"] for s in self.plan["train"]["sequences"]]
         sources = {
             name: {"key": key, "k": k, "epoch": self._epoch(s, max(0, k - 1)) + 1}
             for s, (name, key, k) in enumerate(zip(names, self.stream.keys, used, strict=True))
         }
-        position: dict = {"step": step, "rows": step * self.rows_per_step, "sources": sources}
+        position: dict = {"step": step, "rows": rows, "sources": sources}
         if step > 0:
             last = self.places(step - 1)[-1]
             source, pq, rg, _ = self._origin(last)
@@ -324,7 +328,7 @@ class TrainingRows:
     def consumed(self, step: int) -> dict[str, Consumed | None]:
         """Return what the first `step` steps trained on, by source; they must be sealed."""
         names = [s["name"] for s in self.plan["train"]["sequences"]]
-        return dict(zip(names, self.counter.consumed(step * self.rows_per_step), strict=True))
+        return dict(zip(names, self.counter.consumed(self.of_steps.before(step)), strict=True))
 
     def num_retries(self) -> int:
         """Return how often the process that prepares has read something again."""

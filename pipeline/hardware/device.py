@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -88,19 +88,39 @@ def find_by_device_name(device_name: str) -> Accelerator | None:
     return next((row for row in ACCELERATORS if re.fullmatch(row.device_name, device_name.strip())), None)
 
 
-def parse_hardware(text: str) -> tuple[int, Accelerator]:
-    """Return `8xH100` or `H100` as count and row. Raises ValueError with a sentence that lists the known names."""
-    match = re.fullmatch(r"(?:(\d+)\s*[xX*]\s*)?(.+)", text.strip())
-    wanted = (match[2] if match else text).lower().replace(" ", "").replace("_", "-")
+@dataclass(frozen=True)
+class Links:
+    """Bytes/s that one device sends to the others of its host, and through its part of the host's network cards to other hosts.
+
+    Of the maker's own server of eight; a machine of another make may have less, above all to other hosts.
+    """
+
+    within_bytes_s: float
+    between_bytes_s: float
+    source: str
+
+
+# NVLink's rates are published for both directions together, half of them is sent; network cards' for one direction.
+LINKS = {
+    "A100": Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
+    "A100-40GB": Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
+    "H100": Links(450e9, 50e9, "DGX H100 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
+    "H200": Links(450e9, 50e9, "DGX H200 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
+    "B200": Links(900e9, 50e9, "DGX B200 data sheet: NVLink 1.8 TB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
+}
+
+
+def parse_hardware(text: str) -> tuple[int, int, Accelerator]:
+    """Return `64x8xH100`, `8xH100` or `H100` as hosts, devices of each and row. Raises ValueError with a sentence that lists the known names."""
+    match = re.fullmatch(r"(?:(?:(\d+)\s*[xX*]\s*)?(\d+)\s*[xX*]\s*)?(.+)", text.strip())
+    hosts, count = (int(match[part] or 1) if match else 1 for part in (1, 2))
+    wanted = (match[3] if match else text).lower().replace(" ", "").replace("_", "-")
     for row in ACCELERATORS:
-        if wanted in (row.name.lower(), row.name.lower().replace("-", "")):
-            count = int(match[1] or 1) if match else 1
-            if count < 1:
-                break
-            return count, row
+        if wanted in (row.name.lower(), row.name.lower().replace("-", "")) and hosts * count:
+            return hosts, count, row
     names = " ".join(row.name for row in ACCELERATORS)
     raise ValueError(
-        f"{text!r} is no hardware we know, and a plan for it would be a guess. Write <count>x<name>, one of: {names}."
+        f"{text!r} is no hardware we know, and a plan for it would be a guess. Write <count>x<name> or <hosts>x<count>x<name>, one of: {names}."
     )
 
 
@@ -149,7 +169,7 @@ Kind = Literal["cuda", "mps", "cpu"]
 @dataclass(frozen=True)
 class DeviceInfo:
     """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's),
-    None where only torch could tell.
+    None where only torch could tell. hosts: machines of this kind that a plan is for. links: None when unknown.
 
     peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
     then MFU is not printed. source: where peaks and bandwidth come from.
@@ -163,6 +183,8 @@ class DeviceInfo:
     bandwidth_bytes_s: float | None
     power_w: float | None
     source: str | None
+    hosts: int = 1
+    links: Links | None = None
 
 
 @cache
@@ -182,9 +204,9 @@ def device_info() -> DeviceInfo:
 
 
 def planned_device(hardware: str) -> DeviceInfo:
-    """Return `8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
-    count, row = parse_hardware(hardware)
-    return _device("cuda", row.name, count, row.memory_gib, row)
+    """Return `8xH100`, `64x8xH100` as the devices of a plan. Raises ValueError with a sentence that lists the known names."""
+    hosts, count, row = parse_hardware(hardware)
+    return replace(_device("cuda", row.name, count, row.memory_gib, row), hosts=hosts)
 
 
 def device_without_torch() -> DeviceInfo:
@@ -209,12 +231,18 @@ def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: 
         bandwidth_bytes_s=known.bandwidth_bytes_s if known else None,
         power_w=known.power_w if known else None,
         source=known.source if known else None,
+        links=LINKS.get(known.name) if known else None,
     )
 
 
 def shards_model() -> bool:
     """Return whether the launcher asks for FSDP2 (accelerate_configs/fsdp2.yaml), and there are processes to share a model."""
     return os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def model_replicas() -> int:
+    """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP (accelerate_configs/hsdp.yaml)."""
+    return int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", 1)) if shards_model() else 1
 
 
 def leave_accelerators() -> None:

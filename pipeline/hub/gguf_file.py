@@ -22,11 +22,13 @@ class Architecture:
     """An architecture of llama.cpp. fixed: fields of the config of which it knows one value only.
 
     rotates_neighbours: RoPE turns pairs of neighbouring dimensions there, and halves of a head in transformers.
+    norms_add_one: transformers multiplies by 1 + the weight of a norm, and llama.cpp by what is written.
     """
 
     name: str
     fixed: dict[str, Any] = field(default_factory=dict)
     rotates_neighbours: bool = False
+    norms_add_one: bool = False
 
 
 ARCHITECTURES = {
@@ -50,7 +52,19 @@ ARCHITECTURES = {
     "qwen3": Architecture(
         name="qwen3", fixed={"hidden_act": "silu", "use_sliding_window": False, "attention_bias": False}
     ),
+    "gemma3_text": Architecture(
+        name="gemma3",
+        fixed={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "attention_bias": False,
+            "final_logit_softcapping": None,
+            "attn_logit_softcapping": None,
+            "use_bidirectional_attention": False,
+        },
+        norms_add_one=True,
+    ),
 }
+GEMMA3_PERIOD, GEMMA3_LOCAL_THETA = 6, 10_000.0  # every sixth layer sees all; the others turn by this base
 # llama.cpp's names (tokenizer.ggml.pre) of the patterns that cut text. Its llama-bpe also takes whole words that have an id
 # without merging (ignore_merges); smaug-bpe is the same pattern without that.
 PATTERNS = {
@@ -107,8 +121,25 @@ def why_not_computed(config: dict[str, Any]) -> list[str]:
         for name, value in ARCHITECTURES[kind].fixed.items()
         if config.get(name, value) != value
     ]
-    if (rope := _rope(config).get("rope_type", "default")) != "default":
+    ropes = _rope(config)
+    if kind == "gemma3_text":
+        reasons += _why_not_gemma3(config, ropes)
+        ropes = ropes.get("full_attention", {})
+    if (rope := ropes.get("rope_type", "default")) != "default":
         reasons.append(f"positions are scaled by {rope}, which this does not write")
+    return reasons
+
+
+def _why_not_gemma3(config: dict[str, Any], ropes: dict[str, Any]) -> list[str]:
+    reasons = []
+    layers = config["num_hidden_layers"]
+    kinds = [("full" if (i + 1) % GEMMA3_PERIOD == 0 else "sliding") + "_attention" for i in range(layers)]
+    if config.get("layer_types", kinds) != kinds:
+        reasons.append(f"its windows are not those of every layer but each {GEMMA3_PERIOD}th (layer_types)")
+    if ropes.get("sliding_attention", {}).get("rope_theta") != GEMMA3_LOCAL_THETA or "full_attention" not in ropes:
+        reasons.append(f"rope_theta of its windowed layers is not {GEMMA3_LOCAL_THETA:.0f} (rope_parameters)")
+    if config["query_pre_attn_scalar"] != config["head_dim"]:
+        reasons.append("query_pre_attn_scalar is not head_dim")
     return reasons
 
 
@@ -167,7 +198,11 @@ def _add_sizes(writer: Any, config: dict[str, Any], *, name: str) -> None:
     for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
         add(sizes["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(_rope(config)["rope_theta"])
+    ropes = _rope(config)
+    if config["model_type"] == "gemma3_text":
+        ropes = ropes["full_attention"]
+        writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_freq_base(ropes["rope_theta"])
 
 
 def _add_tokenizer(writer: Any, model: Path, tokenizer: dict[str, Any], *, ids: int) -> None:
@@ -215,11 +250,11 @@ def _add_tensors(writer: Any, model: Path, config: dict[str, Any], *, wanted: An
 
 def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield llama.cpp's name and the fp32 array of every tensor."""
-    from pipeline.model.export import read_weights
+    from pipeline.model.export import read_tensors
 
     sizes, names = _sizes(config), _names(config)
     architecture = ARCHITECTURES[config["model_type"]]
-    for name, tensor in read_weights(model).items():
+    for name, tensor in read_tensors(model).items():
         if name.endswith((".attn.bias", ".attn.masked_bias")):
             continue  # GPT-2's causal mask, in files of old versions
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -229,6 +264,8 @@ def _tensors(model: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             value = value.T  # GPT-2 stores (in, out)
         if architecture.rotates_neighbours and (heads := _turned_heads(name, sizes)):
             value = value.view(heads, 2, -1, value.shape[-1]).transpose(1, 2).reshape(value.shape)
+        if architecture.norms_add_one and value.ndim == 1:
+            value = value + 1
         yield names(name), value.contiguous().numpy()
 
 
@@ -294,18 +331,20 @@ def weights_of_gguf(path: Path, model: Path) -> dict[str, Any]:
     import torch
     from gguf import GGUFReader, quants
 
-    from pipeline.model.export import read_weights
+    from pipeline.model.export import read_tensors
 
     config = read_json(model / "config.json")
     sizes, named, architecture = _sizes(config), _names(config), ARCHITECTURES[config["model_type"]]
     written = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
     weights = {}
-    for name, own in read_weights(model).items():
+    for name, own in read_tensors(model).items():
         if (tensor := written.get(named(name))) is None:
             continue  # a tied head
         value = torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy())
         if architecture.rotates_neighbours and (heads := _turned_heads(name, sizes)):
             value = value.view(heads, -1, 2, value.shape[-1]).transpose(1, 2).reshape(value.shape)
+        if architecture.norms_add_one and value.ndim == 1:
+            value = value - 1
         weights[name] = value.T if ".c_" in name and value.ndim == 2 else value.view(own.shape)
     return weights
 

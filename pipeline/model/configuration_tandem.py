@@ -25,6 +25,9 @@ class TandemConfig(GPT2Config):
     residual_lambdas: each layer starts from resid_lambda * x + x0_lambda * embedding.
     backout: subtracts a learned share of the middle layer's output before the last norm.
     smear: adds a gated share of the embedding of the token before.
+    bigram_embeddings: rows of a table of embeddings for pairs of tokens, hashed, which every layer adds a learned share of
+        (modded-nanogpt PR 201, which has five times the vocabulary); None: none. For small models: nanochat found nothing at
+        depth 25.
     window_pattern: S (sliding) and L (full) per layer, repeated over the layers; the last layer is always full.
     sliding_window: keys that a token sees in an S layer, itself included (as everywhere in transformers). The
         default is one more than a quarter of n_positions rounded up to 128: the token itself and that many before.
@@ -38,7 +41,9 @@ class TandemConfig(GPT2Config):
     attribute_map = GPT2Config.attribute_map | {"num_key_value_heads": "n_kv_head"}
 
     # Tables and blocks are gathered one by one; the rest, and with it the head whose weight the loss reads, with the model.
-    base_model_fsdp_plan: ClassVar[dict[str, str]] = {"wte": "free_full_weight", "h.*": "free_full_weight"}
+    base_model_fsdp_plan: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("wte", "bigram_embedding", "h.*"), "free_full_weight"
+    )
 
     n_kv_head: int | None = None
     normalization: Literal["layer_norm", "rms_norm"] = "layer_norm"
@@ -53,6 +58,7 @@ class TandemConfig(GPT2Config):
     residual_lambdas: bool = False
     backout: bool = False
     smear: bool = False
+    bigram_embeddings: int | None = None
     window_pattern: str | None = None
     sliding_window: int | None = None
     initialization: Literal["gpt2", "nanochat"] = "gpt2"
@@ -98,6 +104,14 @@ class TandemConfig(GPT2Config):
                 f"smear reads {SMEAR_CHANNELS} channels and n_embd is {self.n_embd}",
             ),
             (
+                self.bigram_embeddings is not None and self.bigram_embeddings < 2,
+                f"bigram_embeddings {self.bigram_embeddings} must be at least 2 (null switches it off)",
+            ),
+            (
+                self.bigram_embeddings is not None and self.smear and self.n_layer < 2,
+                "bigram_embeddings beside smear need two layers, in whose caches the last token lies",
+            ),
+            (
                 self.value_embeddings and self.n_embd < VALUE_GATE_CHANNELS,
                 f"value_embeddings read {VALUE_GATE_CHANNELS} channels and n_embd is {self.n_embd}",
             ),
@@ -139,11 +153,16 @@ class TandemConfig(GPT2Config):
 
     @property
     def layer_types(self) -> list[str]:
-        """Return what transformers' caches read. The first layer of a smearing model also carries smear's state."""
+        """Return what transformers' caches read. The first layer of a smearing model also carries smear's state, the next one (or
+        without smear the first) the last token for bigram_embeddings."""
         types = ["full_attention" if window is None else "sliding_attention" for window in self.windows]
-        if self.smear:
-            types[0] = "hybrid" if types[0] == "full_attention" else "hybrid_sliding"
+        for layer in [0] * self.smear + [self.bigram_state_layer] * (self.bigram_embeddings is not None):
+            types[layer] = "hybrid" if types[layer] == "full_attention" else "hybrid_sliding"
         return types
+
+    @property
+    def bigram_state_layer(self) -> int:
+        return int(self.smear)
 
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:  # type: ignore[override]
@@ -162,6 +181,7 @@ class TandemConfig(GPT2Config):
         rows = self.padded_vocab_size
         checks = [
             (self.smear, "smear reads the token before each one, which vLLM does not keep"),
+            (self.bigram_embeddings, "bigram_embeddings read the token before each one, which vLLM does not keep"),
             (
                 rows != self.vocab_size,
                 f"its embedding is padded to {rows} rows for {self.vocab_size} tokens, and vLLM loads a row a token",

@@ -48,6 +48,7 @@ NANOCHAT_OPTIONS: dict[str, Any] = {
     "residual_lambdas": False,
     "backout": False,
     "smear": False,
+    "bigram_embeddings": None,
     "resid_pdrop": 0.0,
     "embd_pdrop": 0.0,
     "scale_attn_weights": True,
@@ -139,8 +140,8 @@ def save_model(
     form.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
-def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) -> PreTrainedModel:
-    """Return the model as the class and config that are written, without weights; its code files go into the folder.
+def saved_form(model: PreTrainedModel, folder: Path | None, *, padded: bool = False) -> PreTrainedModel:
+    """Return the model as the class and config that are written, without weights; its code files go into the folder, if one is given.
 
     padded: keep the rows that vocab_multiple adds, which an exact resume needs.
     """
@@ -153,9 +154,10 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
             config, model_class = native, native_class(native)
         else:
             config.auto_map = AUTO_MAP
-            folder.mkdir(parents=True, exist_ok=True)
-            for file in CODE_FILES:
-                shutil.copyfile(file, folder / file.name)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in CODE_FILES:
+                    shutil.copyfile(file, folder / file.name)
     config.use_cache = True  # Trainer switches it off; who loads the model wants to generate
     if config.model_type == "gpt2":
         config.n_ctx = (
@@ -169,13 +171,15 @@ def saved_form(model: PreTrainedModel, folder: Path, *, padded: bool = False) ->
 
 
 def saved_weights(form: PreTrainedModel, model: PreTrainedModel, state: dict | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it. state:
-    as for save_model."""
-    _assign(form, model, model.state_dict() if state is None else state)
+    """Return the tensors that save_pretrained would write for the model: its own, not copied. form: what saved_form gave for it.
+    state: the whole weights of a part of its names; of others there is a tensor without memory (meta)."""
+    _assign(form, model, model.state_dict() if state is None else state, strict=state is None)
     return revert_weight_conversion(form, remove_tied_weights_from_state_dict(form.state_dict(), form))
 
 
-def _assign(form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype: torch.dtype | None = None) -> None:
+def _assign(
+    form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype: torch.dtype | None = None, strict: bool = True
+) -> None:
     if dtype is not None:
         state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in state.items()}
     if isinstance(model.config, TandemConfig) and not isinstance(form.config, TandemConfig):
@@ -183,7 +187,7 @@ def _assign(form: PreTrainedModel, model: PreTrainedModel, state: dict, *, dtype
     if isinstance(model.config, TandemConfig):  # only rows of padding can be more than the form has
         rows = {name: len(value) for name, value in form.state_dict().items()}
         state = {name: value[: rows.get(name)] for name, value in state.items()}
-    form.load_state_dict(state, assign=True)
+    form.load_state_dict(state, assign=True, strict=strict)
     form.tie_weights()
 
 
@@ -193,7 +197,7 @@ def load_weights(model: PreTrainedModel, folder) -> None:
     Raises ValueError naming what is missing, left over or of another shape.
     """
     folder = Path(folder)
-    state = read_weights(folder)
+    state = read_tensors(folder)
     written_as = json.loads((folder / "config.json").read_text())["model_type"]
     own = model.state_dict()
     rename = written_as if isinstance(model.config, TandemConfig) else ""
@@ -223,11 +227,12 @@ def cut_like(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def read_weights(folder) -> dict[str, torch.Tensor]:
-    """Return all tensors of a saved model, by the names in its files."""
-    index = Path(folder) / "model.safetensors.index.json"
+def read_tensors(folder, name: str = "model.safetensors") -> dict[str, torch.Tensor]:
+    """Return all tensors of a file, or of the several that its index names, as transformers cuts a large model, by the names in there.
+    The files are mapped: what is not looked at takes no memory."""
+    index = Path(folder) / f"{name}.index.json"
     if not index.exists():
-        return load_file(Path(folder) / "model.safetensors")
+        return load_file(Path(folder) / name)
     files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     return {name: value for file in files for name, value in load_file(Path(folder) / file).items()}
 

@@ -22,6 +22,8 @@ def parameter_group(name: str, parameter) -> Group:
         return "x0_lambdas"
     if owner == "value_embedding":
         return "value_embeddings"
+    if owner == "bigram_embedding":
+        return "embeddings"
     if owner == "smear_gate" or path[-1] in ("smear_lambda", "backout_lambda"):
         return "gates"
     if parameter.ndim < 2:
@@ -35,11 +37,11 @@ def parameter_group(name: str, parameter) -> Group:
 
 
 def store_embeddings(model: Any, dtype: Any) -> None:
-    """Keep a Tandem's token and value embeddings in `dtype` from now on, with their gradients; positions stay as they are.
+    """Keep a Tandem's token, bigram and value embeddings in `dtype` from now on, with their gradients; positions stay as they are.
 
     They are looked up, not multiplied: what is looked up is computed with in the dtype of the other weights, as before.
     """
     for module in model.modules():
-        if getattr(module, "init_role", None) in ("embedding", "value_embedding"):
+        if getattr(module, "init_role", None) in ("embedding", "value_embedding", "bigram_embedding"):
             module.to(dtype)
     model.transformer.stream_dtype = model.lm_head.weight.dtype

@@ -57,7 +57,10 @@ def init_module(module: Any, config) -> None:
     """Sets the parameters that this module itself owns (not those of its children)."""
     if role := getattr(module, "init_role", NEW_ROWS.get(type(module))):
         init_matrix = _init_nanochat if config.initialization == "nanochat" else _init_gpt2
-        init_matrix(module.weight, role, config)
+        if role == "bigram_embedding":
+            init.zeros_(module.weight)
+        else:
+            init_matrix(module.weight, role, config)
         if getattr(module, "bias", None) is not None:
             init.zeros_(module.bias)
     elif isinstance(module, nn.LayerNorm):
@@ -100,6 +103,8 @@ def _init_scalars(module, config) -> None:
         init.copy_(own["resid_lambdas"], 1.15 - 0.10 * depth_L)
     if "x0_lambdas" in own:
         init.copy_(own["x0_lambdas"], 0.20 - 0.15 * depth_L)
+    if "bigram_lambdas" in own:
+        init.constant_(own["bigram_lambdas"], 0.1)
     if "backout_lambda" in own:
         init.constant_(own["backout_lambda"], 0.2)
     if "smear_lambda" in own:
@@ -653,6 +658,11 @@ class TandemModel(TandemPreTrainedModel):
             self.wpe = with_role(nn.Embedding(config.n_positions, config.n_embd), "position")
         if config.embedding_norm:
             self.ln_embedding = make_norm(config, config.n_embd)
+        if config.bigram_embeddings:
+            # Drawn from no generator: all other initial weights are those of the model without it.
+            sizes = config.bigram_embeddings, config.n_embd
+            self.bigram_embedding = with_role(nn.Embedding(*sizes, _weight=torch.zeros(sizes)), "bigram_embedding")
+            self.bigram_lambdas = nn.Parameter(torch.empty(config.n_layer))
         if config.smear:
             self.smear_gate = with_role(nn.Linear(SMEAR_CHANNELS, 1, bias=False), "gate")
             self.smear_lambda = nn.Parameter(torch.empty(1))
@@ -689,8 +699,8 @@ class TandemModel(TandemPreTrainedModel):
         config = self.config
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("forward takes exactly one of input_ids and inputs_embeds")
-        if input_ids is None and config.value_embeddings:
-            raise ValueError("a model with value_embeddings needs input_ids: each layer embeds the tokens itself")
+        if input_ids is None and (config.value_embeddings or config.bigram_embeddings):
+            raise ValueError("a model with value_embeddings or bigram_embeddings needs input_ids: it embeds them again")
         if use_cache is None:
             # Rows of packed documents get none by default: with a cache they would be one text.
             packed = position_ids is not None and attention_mask is None
@@ -733,10 +743,14 @@ class TandemModel(TandemPreTrainedModel):
         elif config.position_embedding == "rope":
             rotary = rotary_angles(config, position_ids)
         embedding_BTD = x_BTD if config.residual_lambdas else None
-        middle_BTD = None
+        middle_BTD = bigram_BTD = None
+        if config.bigram_embeddings:
+            bigram_BTD = self._embed_bigrams(input_ids, position_ids, past_key_values).to(x_BTD.dtype)
         for i, block in enumerate(self.h):
             lambdas = (self.resid_lambdas[i], self.x0_lambdas[i]) if config.residual_lambdas else None
             mask = masks["full_attention" if config.windows[i] is None else "sliding_attention"]
+            if bigram_BTD is not None:
+                x_BTD = x_BTD + self.bigram_lambdas[i].to(x_BTD.dtype) * bigram_BTD
             x_BTD = block(
                 x_BTD, embedding_BTD, lambdas, input_ids, rotary, mask, past_key_values=past_key_values, **kwargs
             )
@@ -748,17 +762,30 @@ class TandemModel(TandemPreTrainedModel):
             last_hidden_state=self.ln_f(x_BTD), past_key_values=past_key_values if use_cache else None
         )
 
-    def _smear(self, x_BTD, position_ids, past_key_values):
-        """Adds a gated share of the embedding before; a document's first token (position 0) has none."""
+    def _embed_bigrams(self, input_ids, position_ids, past_key_values):
+        """The embedding of each token with the one before, both hashed to a row of the table, (B, T, D); the last row is that of a
+        token with nothing before it. The hash and its numbers are modded-nanogpt's (PR 201)."""
+        before_BT1 = self._before(input_ids[..., None].float(), self.config.bigram_state_layer, past_key_values)
+        last = self.bigram_embedding.num_embeddings - 1
+        hashed_BT = (36313 * input_ids ^ 27191 * before_BT1[..., 0].long()) % last
+        return self.bigram_embedding(hashed_BT.where(position_ids > 0, last))
+
+    def _before(self, x_BTD, layer: int, past_key_values):
+        """Return what stood one position earlier, zeros at first; a cache keeps the last one as the layer's state."""
         before_BTD = F.pad(x_BTD[:, :-1], (0, 0, 1, 0))
         if past_key_values is not None:
             if not past_key_values.layers:  # a bare DynamicCache(): give it the layers of this config
                 past_key_values.layers = DynamicCache(config=self.config).layers
                 past_key_values.layer_class_to_replicate = None
-            continued = past_key_values.has_previous_state(0)
-            seen_BDT = past_key_values.update_conv_state(x_BTD.transpose(1, 2), 0, conv_kernel_size=1)
+            continued = past_key_values.has_previous_state(layer)
+            seen_BDT = past_key_values.update_conv_state(x_BTD.transpose(1, 2), layer, conv_kernel_size=1)
             if continued:
                 before_BTD = seen_BDT[..., -x_BTD.shape[1] - 1 : -1].transpose(1, 2)
+        return before_BTD
+
+    def _smear(self, x_BTD, position_ids, past_key_values):
+        """Adds a gated share of the embedding before; a document's first token (position 0) has none."""
+        before_BTD = self._before(x_BTD, 0, past_key_values)
         gate_BT1 = self.smear_lambda.to(x_BTD.dtype) * torch.sigmoid(self.smear_gate(x_BTD[..., :SMEAR_CHANNELS]))
         if position_ids is not None:
             gate_BT1 = gate_BT1 * (position_ids > 0)[..., None]

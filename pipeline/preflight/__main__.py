@@ -11,7 +11,7 @@ from functools import cache, partial
 from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
 from pipeline.preflight.checks import cadence_notes
 from pipeline.preflight.plan import Plan, make_plan, scored_at_most
-from pipeline.preflight.plan_table import duration_range, plan_table, probe_line, why_unknown
+from pipeline.preflight.plan_table import duration_range, layout_table, plan_table, probe_line, why_unknown
 from pipeline.preflight.probe import NotMeasured, keep, measure
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
@@ -47,18 +47,22 @@ def main(argv: list[str]) -> int:
     if options.depths:
         recipes = [read_recipe([*given, f"model.depth={depth}"]) for depth in options.depths]
         count = cache(partial(_about_tokens, recipes[0]))  # the text is the same at every depth
-        plans = [_plan(recipe, count)[0] for recipe in recipes]
+        plans = [_plans(recipe, count)[0] for recipe in recipes]
         print(f"plans of {options.recipe}")
         print(plan_table(plans, [f"depth {depth}" for depth in options.depths]))
         return 0
     recipe = read_recipe(given)
     if start_folder(recipe) is not None:
         recipe = resolve_start(recipe)
-    plan, planned = _plan(recipe, partial(_about_tokens, recipe))
+    plan, layouts, planned = _plans(recipe, partial(_about_tokens, recipe))
     print(f"plan of {options.recipe} ({recipe.stage}), run {recipe.run.name}")
     for line in describe_filled(recipe):
         print(f"  {line}")
     print(plan_table([plan]), flush=True)
+    if len(layouts) > 1 and plan.sizes:
+        print(layout_table(layouts), flush=True)
+    if plan.shards > 1 and planned:
+        print(f"planned as {plan.layout} ({_config_of(plan)}), since one row does not fit with a model on every device")
     _report_checks(plan, planned=planned)
     if options.probe and not planned:
         _probe(plan, given, seconds=options.probe)
@@ -97,25 +101,37 @@ def _depths(text: str) -> list[int]:
     return depths
 
 
-def _plan(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, bool]:
-    """Return the plan, and whether it is for other hardware than this machine (run.hardware). count: gives about the tokens
-    of a run in epochs, and the bytes that are held out."""
+def _plans(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]]) -> tuple[Plan, list[Plan], bool]:
+    """Return the plan, those of all layouts (DDP, HSDP, FSDP), and whether it is for other hardware than this machine (run.hardware): then it is in
+    the first layout that fits. count: gives about the tokens of a run in epochs, and the bytes that are held out."""
     if recipe.train.get("use_cpu"):
         leave_accelerators()
     here = device_without_torch()
     device = here if recipe.run.hardware is None else _planned(recipe)
-    planned = (device.kind, device.count, device.peak_flops) != (here.kind, here.count, here.peak_flops)
-    nproc = device.count if planned else whole_number(os.environ, "NPROC", device.count, least=1)
+    planned = device.hosts > 1 or (device.kind, device.count, device.peak_flops) != (
+        here.kind,
+        here.count,
+        here.peak_flops,
+    )
+    nproc = device.hosts * device.count if planned else whole_number(os.environ, "NPROC", device.count, least=1)
     processes = int(os.environ.get("WORLD_SIZE") or nproc)
-    plan = make_plan(recipe, device, processes=processes)
+    make = partial(make_plan, recipe, device, processes=processes)
+    plan = make()
     if plan.steps is None and _has_torch() and _can_count(recipe):
         from pipeline.data.preview import about_steps
 
         tokens, held_out = count()
         scored = None if held_out is None else scored_at_most(recipe, held_out)
-        steps = about_steps(tokens, plan.recipe)
-        plan = make_plan(recipe, device, processes=processes, scored_bytes=scored, about_steps=steps)
-    return plan, planned
+        make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
+        plan = make()
+    layouts = [make(shards=n) for n in sorted({1, processes // device.hosts, processes})]
+    if planned and plan.sizes:
+        plan = next((one for one in layouts if one.row_fits), layouts[-1] if plan.row_fits is False else plan)
+    return plan, layouts, planned
+
+
+def _config_of(plan: Plan) -> str:
+    return f"accelerate_configs/{'fsdp2' if plan.layout == 'FSDP' else 'hsdp'}.yaml"
 
 
 def _about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:

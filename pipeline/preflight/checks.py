@@ -12,8 +12,8 @@ from typing import Any
 
 from pipeline.hardware.cpu import has_memory_files
 from pipeline.preflight.attention import kernel_problems
-from pipeline.preflight.memory import DEVICE_SHARE, queued_bytes
-from pipeline.preflight.plan import Plan, gibibytes, gigabytes, make_plan
+from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
+from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
     DiskFullError,
@@ -225,7 +225,7 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
             f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
         )
-    notes += filter(None, [memory_doubt(plan)])
+    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
@@ -274,6 +274,30 @@ def memory_doubt(plan: Plan) -> str | None:
     return text + f"If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
 
 
+def _cut_rows(plan: Plan) -> str | None:
+    """Return a sentence where many ranks cut narrow matrices into unequal parts."""
+    if plan.sizes is None or plan.shards == 1:
+        return None
+    held, needed = (sum(padded(unit, shards) for unit in fsdp_units(plan.sizes)) for shards in (plan.shards, 1))
+    if held <= (1 + WASTE_WORTH_A_NOTE) * needed:
+        return None
+    return (
+        f"{plan.recipe.path}: {plan.shards} processes share each matrix by whole rows, and widths of {plan.sizes.n_embd} do not divide among them: "
+        f"they hold and send {100 * (held / needed - 1):.0f} % more than the model. Let fewer share it (HSDP), or choose a width that {plan.shards} divides."
+    )
+
+
+def _slow_links(plan: Plan) -> str | None:
+    """Return a sentence where a step waits for the links between devices."""
+    compute, links = compute_of_step(plan)[0], plan.links_s
+    if compute is None or links is None or links <= compute.value:
+        return None
+    return (
+        f"{plan.recipe.where('data.batch_tokens')}: a step computes for {compute.value:.2f} s on {micro_batch(plan.recipe)} rows a device, and the links need "
+        f"{links:.2f} s for its collectives ({plan.layout}): the devices wait. Make the batch larger, use fewer devices, or let fewer share a model."
+    )
+
+
 def _device_bytes(plan: Plan) -> float | None:
     """Memory of one process's device; processes on a CPU share its memory."""
     if plan.device.memory_gib is None:
@@ -318,8 +342,9 @@ def _memory(plan: Plan) -> list[TandemError]:
 
 def _or_shard(plan: Plan, limit: float) -> str:
     """Return the advice to shard the model, where that would make it fit."""
-    shared = plan.sharded_memory.fixed if plan.sharded_memory else None
-    if shared is None or shared > limit:
+    memory = make_plan(plan.recipe, plan.device, processes=plan.processes, shards=plan.processes).memory
+    shared = memory.fixed if memory else None
+    if plan.shards == plan.processes or shared is None or shared > limit:
         return ""
     return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
 
@@ -336,6 +361,11 @@ def _devices(plan: Plan) -> list[TandemError]:
     ]
 
 
+def _asked_for(name: str) -> int:
+    """Return a size of accelerate's parallelism_config."""
+    return int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1))
+
+
 def _sharding(plan: Plan) -> list[TandemError]:
     """Return what FSDP2 is not tried with, where the launcher asks for it, and DeepSpeed, which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
@@ -347,7 +377,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
         "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
         "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
         "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        "parallelism_config": "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ,
+        **{f"{name}_size above 1": _asked_for(name) > 1 for name in ("tp", "cp", "sp")},
     }
     keys = {
         "train.fp8": train.get("fp8"),
@@ -362,6 +392,12 @@ def _sharding(plan: Plan) -> list[TandemError]:
         for setting, is_set in launcher.items()
         if is_set
     ]
+    replicas, parts = _asked_for("dp_replicate"), _asked_for("dp_shard")
+    if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
+        found.append(
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}. "
+            "Change --num_processes or one of the two."
+        )
     found += [
         f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."
         for key, is_set in keys.items()

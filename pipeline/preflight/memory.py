@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo, shards_model
+from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import CountedSizes, Sizes
+from pipeline.recipe.sizes import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, CountedSizes, Sizes
 
 FP32 = 4
 # Bytes that the backward pass keeps per block, row position and unit of width: (modern, any other block), by 16-bit
@@ -71,36 +73,89 @@ def memory_of(
     compiled: bool,
     on_cpu: bool = False,
     rows: int | None = None,
-    sharded: bool | None = None,
+    shards: int | None = None,
 ) -> Memory:
     """Return the memory of one process. half: matrices are multiplied in bf16 or fp16 under autocast, over fp32 masters. rows: None for the
-    recipe's micro-batch. sharded: by FSDP2 over the processes; None for what the launcher asks for."""
+    recipe's micro-batch. shards: processes that share a model (FSDP2), 1 for none; None for what the launcher asks for."""
     weights = weight_bytes(recipe, sizes)
     activations = _activations(
         recipe, sizes, rows=rows or micro_batch(recipe), half=half, compiled=compiled, on_cpu=on_cpu
     )
     saves = on_cpu and recipe.train["save_strategy"] != "no"
+    saved = (checkpoint_bytes(recipe, sizes) or 0) if saves else 0
     gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
-    if shards_model() if sharded is None else sharded:
-        gathered = _gathered_bytes(sizes)
-        weights, gradients = weights // processes + gathered, weights // processes + gathered
-        optimizer = None if optimizer is None else optimizer // processes
+    if shards is None:
+        shards = processes // model_replicas() if shards_model() else 1
+    if shards > 1:
+        units = fsdp_units(sizes)
+        own = sum(padded(unit, shards) for unit in units) // shards
+        if recipe.optimizer.type == "muon_adamw":  # every rank keeps all variances
+            matrices = sum(padded(block_matrices(sizes, n), shards) for n in range(sizes.n_layer)) // shards
+            states = sizes.variances + (2 + weight_copies(recipe)) * own - matrices
+            optimizer = FP32 * states
+        elif optimizer is not None:
+            optimizer = optimizer * FP32 * own // weights
+        weights = gradients = FP32 * own + gathered_bytes(units)
+        saved //= processes  # each writes a part
     return Memory(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=round(KEPT_FREED * activations) if on_cpu else activations,
         process=PROCESS_BYTES + compiled * COMPILER_BYTES if on_cpu else 0,
-        saved=(checkpoint_bytes(recipe, sizes) or 0) if saves else 0,
+        saved=saved,
     )
 
 
-def _gathered_bytes(sizes: Sizes | CountedSizes) -> int:
-    """Return what a rank holds whole of a sharded model's weights, and of their gradients: the head (or the table that it is tied to)
-    through a step, a block and the next one."""
-    parameters = sizes.parameters()
-    block = (parameters["matrices"] + parameters["value_embeddings"]) // sizes.n_layer  # a table in one of the two
-    return FP32 * ((parameters["head"] or parameters["embeddings"]) + 2 * block)
+Shape = tuple[int, int]  # rows, by which FSDP2 cuts, and columns
+
+
+def block_matrices(sizes: Sizes | CountedSizes, layer: int) -> list[Shape]:
+    """Return the matrices of a block as they are stored, which Muon updates; of a counted model one that stands for all of them."""
+    width = sizes.n_embd
+    if not isinstance(sizes, Sizes):
+        return [(width, sizes.parameters()["matrices"] // sizes.n_layer // width)]
+    heads, kv, inner = sizes.n_head * sizes.head_dim, sizes.n_kv_head * sizes.head_dim, sizes.n_inner
+    if sizes.biases:  # Conv1D's, (in, out)
+        return [(width, heads + 2 * kv), (heads, width), (width, inner), (inner, width)]
+    gate = [(sizes.n_kv_head, VALUE_GATE_CHANNELS)] * _has_value_embedding(sizes, layer)
+    return [(heads, width), (kv, width), (kv, width), (width, heads), *gate, (inner, width), (width, inner)]
+
+
+def _has_value_embedding(sizes: Sizes, layer: int) -> bool:
+    return bool(sizes.value_embedding_layers) and layer % 2 == (sizes.n_layer - 1) % 2
+
+
+def fsdp_units(sizes: Sizes | CountedSizes) -> list[list[Shape]]:
+    """Return the parameters that FSDP2 gathers together: first those that stay whole through a micro-step (the head or the table that it is tied to, and
+    what is in no other unit), then each block's, and at last an untied table of tokens."""
+    width, counts = sizes.n_embd, sizes.parameters()
+    table = [(sizes.vocab_rows, width)]
+    blocks = [block_matrices(sizes, layer) for layer in range(sizes.n_layer)]
+    if not isinstance(sizes, Sizes):
+        root = [(sizes.vocab_rows, (counts["head"] or counts["embeddings"]) // sizes.vocab_rows)]
+        return [root, *blocks, *([table] if counts["head"] else [])]
+    kv = sizes.n_kv_head * sizes.head_dim
+    norm = [(width, 1)] * sizes.norm_parameters
+    for layer, block in enumerate(blocks):
+        block += 2 * norm + ([(sizes.vocab_rows, kv)] if _has_value_embedding(sizes, layer) else [])
+        if sizes.biases:
+            block += [(sizes.n_head * sizes.head_dim + 2 * kv, 1), (width, 1), (sizes.n_inner, 1), (width, 1)]
+    root = [*table, (sizes.learned_positions, width), *norm]
+    root += [(sizes.n_layer, 1)] * 2 * sizes.residual_lambdas + [(1, 1)] * sizes.backout
+    root += [(1, SMEAR_GATE_CHANNELS), (1, 1)] * sizes.smear
+    return [root, *blocks, *([] if sizes.tied else [table])]
+
+
+def padded(unit: list[Shape], shards: int) -> int:
+    """Return the elements of a unit over all ranks: each rank has as many rows of every parameter as the one with the most."""
+    return sum(-(-rows // shards) * shards * columns for rows, columns in unit)
+
+
+def gathered_bytes(units: list[list[Shape]]) -> int:
+    """Return what a rank holds whole of a sharded model's weights, and of their gradients: the first unit through a step, a block and the next one."""
+    root, *others = (padded(unit, 1) for unit in units)
+    return FP32 * (root + max((a + b for a, b in pairwise(others)), default=sum(others)))
 
 
 def weight_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
@@ -116,8 +171,12 @@ def _narrower_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 def optimizer_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
     """Optimizer state of one copy of the weights: what memory holds and what a checkpoint stores."""
     of_updates = _update_rule_bytes(recipe, sizes)
-    averages = weight_bytes(recipe, sizes) if recipe.optimizer.average_steps else 0
-    return None if of_updates is None else of_updates + averages
+    return None if of_updates is None else of_updates + weight_copies(recipe) * weight_bytes(recipe, sizes)
+
+
+def weight_copies(recipe: Recipe) -> int:
+    """Return how many more copies of the weights the optimizer keeps."""
+    return bool(recipe.optimizer.average_steps) + (recipe.optimizer.ema_nesterov is not None)
 
 
 def _update_rule_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int | None:
@@ -228,13 +287,14 @@ def planned_micro_batch(
     processes: int,
     half: bool,
     compiled: bool,
+    shards: int | None = None,
 ) -> int:
-    """Return the largest option that fits by arithmetic, 1 at the least. half, compiled: as for memory_of."""
+    """Return the largest option that fits by arithmetic, 1 at the least. half, compiled, shards: as for memory_of."""
     on_cpu = device.kind == "cpu"
     limit = CPU_SHARE * available_bytes() / processes if on_cpu else DEVICE_SHARE * (device.memory_gib or 0) * 2**30
     for rows in options(recipe, processes):
         tried = with_values(recipe, {"micro_batch": rows})
-        kinds: dict[str, bool] = {"half": half, "compiled": compiled, "on_cpu": on_cpu}
+        kinds: dict[str, Any] = {"half": half, "compiled": compiled, "on_cpu": on_cpu, "shards": shards}
         need = memory_of(tried, sizes, processes=processes, **kinds).total if sizes else None
         fits = need <= limit if need is not None and limit else rows <= UNKNOWN
         if fits and not (on_cpu and rows * recipe.data.row_tokens > CPU_POSITIONS):

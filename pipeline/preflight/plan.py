@@ -15,21 +15,34 @@ from typing import TYPE_CHECKING, Any
 from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
 from pipeline.hardware.device import DeviceInfo, shards_model
 from pipeline.preflight.memory import (
+    DEVICE_SHARE,
+    FP32,
     Memory,
     checkpoint_bytes,
     checkpoints_on_disk,
+    fsdp_units,
     memory_of,
     model_bytes,
     planned_micro_batch,
     queued_bytes,
     row_bytes,
 )
+from pipeline.preflight.parallelism import Collective, collectives
 from pipeline.preflight.probe import Probe, kept
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import horizon_steps, is_auto, micro_batch, micro_steps, rows_per_step, with_batch_tokens
+from pipeline.recipe.resolve import (
+    horizon_steps,
+    is_auto,
+    micro_batch,
+    micro_steps,
+    rows_per_step,
+    step_rows,
+    tokens_at,
+    with_batch_tokens,
+)
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.recipe.start_from import start_folder
@@ -50,7 +63,7 @@ PROBED = 1.15  # a run's mean step against the median of a probe of the same ste
 OTHER_MODEL, A_DOUBLING = 1.25, 1.15
 FARTHEST_DOUBLINGS = 6  # doublings: beyond, arithmetic is as good
 FORWARD = (0.2, 0.33, 0.5)  # of a training step's time a token: what scoring takes
-SAVE_BYTES_S = (5e9, 1e9, 2e8)
+SAVE_BYTES_S, DISK_BYTES_S = (5e9, 1e9, 2e8), (5e10, 1e10, 2e9)  # of a process, and of the disk that many of them share
 # Imports, model, compilation; report and model at the end.
 START_S = {"cpu": (6.0, 25.0, 120.0), "other": (15.0, 60.0, 300.0)}
 # CORE: its tasks, their items in all, and tokens that are scored for an item. Of a chat task: its items where no limit is given, and
@@ -126,15 +139,12 @@ def expected_duration(plan: "Plan") -> Duration | None:
     """Return how long the planned run takes; None while its steps or the speed of its device are not known."""
     near = _nearest(plan)
     step, source = _step(plan, near)
-    if plan.steps is None or step is None:
+    if plan.steps is None or plan.tokens is None or step is None:
         return None
     train, forward = plan.recipe.train, Span(*FORWARD)
     if near is not None and near.scored_token_share:
         forward = Span.around(near.scored_token_share, OTHER_MODEL)
-    if near is not None and near.save_s is not None:
-        save = Span.around(near.save_s, 2)
-    else:
-        save = Span(*(1 / rate for rate in SAVE_BYTES_S)) * (plan.checkpoint_bytes or 0)
+    save = plan.save if near is None or near.save_s is None else Span.around(near.save_s, 2)
     rest = Span(*START_S["cpu" if plan.device.kind == "cpu" else "other"])
     if near is not None:
         rest = Span.around(near.rest_s, 1.5)
@@ -142,12 +152,13 @@ def expected_duration(plan: "Plan") -> Duration | None:
         rest += Span.around(plan.probe.first_step_s, PROBED)
     saved = 0 if train["save_strategy"] == "no" else max(1, plan.steps // train["save_steps"])
     a_token = step * (1 / plan.batch_tokens)  # of all processes, which share the scoring too
+    sharers = plan.processes if plan.shards == 1 else 1  # of benchmarks: a forward of a shared model needs all ranks
     return Duration(
         step=step,
         start=rest,
-        steps=step * plan.steps,
+        steps=step * (plan.tokens / plan.batch_tokens),
         evaluations=a_token * forward * plan.evaluation_tokens * evaluations_of(plan.recipe, plan.steps),
-        benchmarks=_benchmarks(plan, a_token * forward, plan.steps),
+        benchmarks=_benchmarks(plan, a_token * forward * (plan.processes / sharers), plan.steps, sharers=sharers),
         saves=save * saved,
         source=source,
     )
@@ -159,8 +170,9 @@ def evaluations_of(recipe: Recipe, steps: int) -> int:
     return int(recipe.evals.bpb.at_start) + math.ceil(steps / every)
 
 
-def _benchmarks(plan: "Plan", scored_token: Span, steps: int) -> Span:
-    """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes."""
+def _benchmarks(plan: "Plan", scored_token: Span, steps: int, *, sharers: int) -> Span:
+    """Return the seconds of all scorings of CORE and of chat tasks while training. scored_token: seconds, of all processes that
+    share them."""
     core, chat, seconds = plan.recipe.evals.core, plan.recipe.evals.chat, Span(0, 0, 0)
     if core.every_steps is not None:
         of_core = min(CORE_TASKS * (core.max_per_task or CORE_ITEMS), CORE_ITEMS)
@@ -170,7 +182,7 @@ def _benchmarks(plan: "Plan", scored_token: Span, steps: int) -> Span:
         items = Span(*CHAT_ITEMS) if chat.max_per_task is None else Span.around(chat.max_per_task, 1)
         generated = len(chat.own) + len(set(chat.tasks) - LETTERS)
         blocks = plan.sizes.n_layer if plan.sizes is not None else UNKNOWN_BLOCKS
-        answer = Span(*BLOCK_S) * Span(*ANSWER_SHARE) * (blocks * chat.max_new_tokens / ANSWER_BATCH / plan.processes)
+        answer = Span(*BLOCK_S) * Span(*ANSWER_SHARE) * (blocks * chat.max_new_tokens / ANSWER_BATCH / sharers)
         once = (
             items * Span(*QUESTION_TOKENS) * scored_token * (len(chat.tasks) + len(chat.own))
             + items * answer * generated
@@ -207,6 +219,19 @@ def _step(plan: "Plan", near: FinishedRun | None) -> tuple[Span | None, str]:
         factor = OTHER_MODEL * A_DOUBLING ** abs(math.log2(flops / near.flops))
         ended = time.strftime("%Y-%m-%d", time.gmtime(near.time))
         return Span.around(near.step_s * flops / near.flops, factor), f"by run {near.run} of {ended} on this device"
+    step, source = compute_of_step(plan)
+    links = plan.links_s or 0  # which compute hides at best
+    if step is None or links <= step.low:
+        return step, source
+    slower = Span(*(max(seconds, links) for seconds in (step.low, step.value, step.high)))
+    return slower, f"{source}, and no faster than the links between devices"
+
+
+def compute_of_step(plan: "Plan") -> tuple[Span | None, str]:
+    """Return the seconds of a step's compute by arithmetic, and how they are known; None where the peak or the FLOPs are not known."""
+    flops = _step_flops(plan)
+    if flops is None:
+        return None, ""
     if plan.device.kind == "cpu":
         rates = product_rates()
         peak = rates and max(1, usable_cores() // plan.processes) * (
@@ -317,7 +342,7 @@ class Plan:
     micro_steps: int
     memory: Memory | None
     least_memory: Memory | None  # of a micro-batch of one row
-    sharded_memory: Memory | None = None  # under FSDP2, of a plan without it for several processes
+    shards: int = 1  # processes that share a model (FSDP2, HSDP)
     checkpoint_bytes: int | None
     run_disk_bytes: int | None
     shards_bytes: int | None
@@ -329,7 +354,7 @@ class Plan:
 
     @property
     def tokens(self) -> int | None:
-        return None if self.steps is None else self.steps * self.batch_tokens
+        return None if self.steps is None else tokens_at(self.recipe, self.steps)
 
     @property
     def flops(self) -> float | None:
@@ -352,10 +377,46 @@ class Plan:
         """Share of the computed rows that fill up the last micro-step of each step and teach nothing."""
         return 1 - rows_per_step(self.recipe) / (self.micro_steps * self.rows_per_pass)
 
+    @property
+    def row_fits(self) -> bool | None:
+        """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not known."""
+        least = self.least_memory.total if self.least_memory else None
+        limit = self.device.memory_gib
+        return None if least is None or limit is None else least <= DEVICE_SHARE * limit * 2**30
+
+    @property
+    def layout(self) -> str:
+        """Return how the model lies on the devices, in PyTorch's words."""
+        return {1: "DDP", self.processes: "FSDP"}.get(self.shards, "HSDP")
+
+    @cached_property
+    def collectives(self) -> list[Collective]:
+        """Return those of a step; none of one process, and of a model whose sizes are not known."""
+        if self.sizes is None:
+            return []
+        shape = {"processes": self.processes, "hosts": self.device.hosts, "shards": self.shards}
+        half = self.compute_format == "bfloat16"
+        return collectives(self.recipe, self.sizes, **shape, micro_steps=self.micro_steps, half=half)
+
+    @property
+    def links_s(self) -> float | None:
+        """Return the seconds of a step that the links between devices need; None where their speed is not known."""
+        links = self.device.links
+        return sum(one.seconds(links) for one in self.collectives) if links else None
+
     @cached_property
     def duration(self) -> Duration | None:
         """Return that of the whole run but the preparation of its data."""
         return expected_duration(self)
+
+    @property
+    def save(self) -> Span:
+        """Return the seconds that the writing of a checkpoint takes: by one process, or in parts by those that share a model, whole tensors each."""
+        whole = part = self.checkpoint_bytes or 0
+        if self.shards > 1 and self.sizes is not None:
+            tensors = [FP32 * rows * columns for unit in fsdp_units(self.sizes) for rows, columns in unit]
+            part = max(whole // self.processes, min(whole, max(tensors)))
+        return Span(*(max(part / rate, whole / disk) for rate, disk in zip(SAVE_BYTES_S, DISK_BYTES_S, strict=True)))
 
     @property
     def training_s(self) -> float | None:
@@ -401,11 +462,15 @@ def make_plan(
     processes: int,
     scored_bytes: int | None = None,
     about_steps: int | None = None,
+    shards: int | None = None,
 ) -> Plan:
     """Return the plan for that many processes, one for each accelerator (or several on a CPU). Its recipe has data.batch_tokens, and a micro-batch where it is auto.
 
-    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in epochs.
+    scored_bytes: of one scoring of the validation, where the data are open already. about_steps: of a horizon in epochs. shards:
+    processes that share a model; None for what the launcher asks for.
     """
+    if shards is None:
+        shards = processes if shards_model() else 1
     batch_tokens = with_batch_tokens(recipe, processes)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)
@@ -414,14 +479,23 @@ def make_plan(
     compute = _compute_format(recipe, device)
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
-    rows = None if steps is None else steps * rows_per_step(recipe)
+    rows = None if steps is None else step_rows(recipe).before(steps)
     half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
     if is_auto(recipe):
-        rows_planned = planned_micro_batch(recipe, sizes, device, processes=processes, half=half, compiled=compiled)
+        rows_planned = planned_micro_batch(
+            recipe, sizes, device, processes=processes, half=half, compiled=compiled, shards=shards
+        )
         recipe = with_values(recipe, {"micro_batch": rows_planned})
     by_rows = (
         partial(
-            memory_of, recipe, sizes, processes=processes, half=half, compiled=compiled, on_cpu=device.kind == "cpu"
+            memory_of,
+            recipe,
+            sizes,
+            processes=processes,
+            half=half,
+            compiled=compiled,
+            on_cpu=device.kind == "cpu",
+            shards=shards,
         )
         if sizes
         else None
@@ -438,7 +512,7 @@ def make_plan(
         micro_steps=micro_steps(recipe, processes),
         memory=by_rows() if by_rows else None,
         least_memory=by_rows(rows=1) if by_rows else None,
-        sharded_memory=by_rows(sharded=True) if by_rows and processes > 1 and not shards_model() else None,
+        shards=shards,
         checkpoint_bytes=checkpoint,
         run_disk_bytes=count * checkpoint + model_bytes(recipe, sizes) + queued_bytes(recipe, sizes)
         if sizes and checkpoint is not None and count

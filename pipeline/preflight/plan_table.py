@@ -1,29 +1,49 @@
 """Plans as a table: a line for each number, a column for each plan."""
 
+from bisect import bisect
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from pipeline.preflight.memory import FP32
-from pipeline.preflight.plan import Plan, Span, gibibytes, gigabytes
-from pipeline.recipe.resolve import is_auto, micro_batch
+from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of
+from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
+from pipeline.preflight.plan import (  # fmt: skip
+    DISK_BYTES_S,
+    SAVE_BYTES_S,
+    Plan,
+    Span,
+    compute_of_step,
+    gibibytes,
+    gigabytes,
+)
+from pipeline.recipe.resolve import is_auto, micro_batch, sizes_at_depth, step_rows
+from pipeline.recipe.sizes import Sizes
 from pipeline.report.fit import FARTHEST
 
+# Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
+# and the study of one thread before it); processes of a host where data.num_proc does not say.
+ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
+DEPTHS = range(1, 200)  # among which the largest model that fits is looked for
 UNKNOWN = "n/a"
 BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
 
 
-def plan_table(plans: list[Plan], headings: list[str] | None = None) -> str:
+Lines = list[tuple[str, Callable[[Plan], str | None]]]
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None, lines: Lines | None = None) -> str:
     """Return the plans side by side; headings stand above the columns."""
     rows = [("", headings)] if headings else []
-    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in LINES]
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in lines or LINES]
     label_width = max(len(label) for label, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
-    lines = []
+    printed = []
     for label, cells in rows:
         if label and all(cell == "" for cell in cells):
             continue
         padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
-        lines.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
-    return "\n".join(lines)
+        printed.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(printed)
 
 
 def why_unknown(plan: Plan) -> list[str]:
@@ -101,7 +121,11 @@ def _flops(convention: str) -> Callable[[Plan], str | None]:
 
 def _horizon(plan: Plan) -> str | None:
     about = "about " * plan.steps_are_estimated
-    return None if plan.steps is None else f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens"
+    if plan.steps is None:
+        return None
+    warmup = step_rows(plan.recipe).warmup_steps
+    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
+    return f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens{fewer}"
 
 
 def _tokens(plan: Plan) -> str | None:
@@ -128,8 +152,89 @@ def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
     return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
 
 
-def _sharded_memory(plan: Plan) -> str:
-    return "" if plan.sharded_memory is None or not plan.sharded_memory.total else gibibytes(plan.sharded_memory.total)
+def layout_table(plans: list[Plan]) -> str:
+    """Return what a device holds and sends in each layout of the same run, side by side, and under it what was assumed."""
+    plan, device = plans[-1], plans[-1].device
+    hosts = f"{device.hosts} host{'s' * (device.hosts > 1)}"
+    where = f"{hosts} of {plan.processes // device.hosts} {device.name}"
+    lines = [f"layouts on {where}", plan_table(plans, [one.layout for one in plans], LAYOUT_LINES)]
+    if device.links:
+        lines.append(f"assumed: links of {device.links.source}; {LINK_SHARE:.0%} of these rates; NCCL's latencies; compute hides the links at best")  # fmt: skip
+    elif device.kind != "cpu":
+        lines.append(
+            f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
+        )
+    here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
+    if here and parts and device.kind != "cpu":
+        among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
+            device.hosts > 1
+        )
+        processes = plan.recipe.data.num_proc or HOST_PROCESSES
+        lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
+        lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
+    if plan.checkpoint_bytes and device.kind != "cpu":
+        by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
+        alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
+        lines.append(f"assumed: a process writes {alone} a second, all together {together}; each tensor is written by one process")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _preparation(plan: Plan, *, hosts: int) -> Span | None:
+    """Return the seconds that so many hosts need to read, encode and pack the text of the run."""
+    if plan.tokens is None:
+        return None
+    processes = hosts * (plan.recipe.data.num_proc or HOST_PROCESSES)
+    return Span(*(plan.tokens / min(processes * rate, PACK_TOKENS_S) for rate in ENCODE_TOKENS_S))
+
+
+def deepest(plan: Plan) -> int | None:
+    """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not arithmetic."""
+    limit = plan.device.memory_gib
+    if plan.recipe.model.depth is None or limit is None or not isinstance(plan.sizes, Sizes):
+        return None
+    kinds: dict[str, Any] = {"half": plan.compute_format in ("bfloat16", "float16"), "compiled": plan.compiled, "on_cpu": plan.device.kind == "cpu"}  # fmt: skip
+    of_one_row = partial(memory_of, plan.recipe, processes=plan.processes, shards=plan.shards, rows=1, **kinds)
+
+    def needed(depth: int) -> int:
+        return of_one_row(sizes=sizes_at_depth(plan.recipe, depth)).total or 0
+
+    return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
+
+
+def _sent(kind: Kind) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        count = sum(sum(one.sent()) for one in plan.collectives if one.kind == kind)
+        return gigabytes(count) if count else "-"
+
+    return text
+
+
+def _links(plan: Plan) -> str | None:
+    return None if plan.links_s is None else f"{plan.links_s:.2f} s"
+
+
+def _compute(plan: Plan) -> str | None:
+    seconds, _ = compute_of_step(plan)
+    return None if seconds is None else f"{seconds.low:.2f} to {seconds.high:.2f} s"
+
+
+def _owned(plan: Plan) -> str:
+    """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    if not (count := sum(stacks.values())) or plan.processes == 1:
+        return "-"
+    ranks = plan.processes if plan.shards == 1 else plan.shards
+    idle = max(0, ranks - count)
+    return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
+
+
+def _orthogonalisation(plan: Plan) -> str | None:
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+    if not stacks or not peak:
+        return None if stacks else "-"
+    return f"{muon_flops(stacks, plan.processes if plan.shards == 1 else plan.shards) / peak:.3f} s"
 
 
 def _device_memory(plan: Plan) -> str | None:
@@ -200,7 +305,7 @@ def _expected(plan: Plan) -> str:
 
 
 # A number that can be unknown is None, and printed as n/a.
-LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
+LINES: Lines = [
     ("hardware", _device),
     ("compute format", lambda plan: plan.compute_format),
     ("model", _model),
@@ -226,7 +331,6 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("  activations", _memory("activations")),
     ("  copy of a checkpoint being written", _of_the_cpu("saved")),
     ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
-    ("memory a process, sharded by FSDP2", _sharded_memory),
     ("memory a process, as probed", _probed_memory),
     ("memory of the device", _device_memory),
     ("checkpoint", _checkpoint),
@@ -244,3 +348,20 @@ LINES: list[tuple[str, Callable[[Plan], str | None]]] = [
     ("final val/bpb, by fitted runs", _expected),
     ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
 ]
+
+LAYOUT_LINES: Lines = [
+    ("ranks that share a model", lambda plan: str(plan.shards)),
+    ("memory a device (estimate)", _memory("total")),
+    ("  weights, with what is gathered", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
+    *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
+    ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
+    ("links a step", _links),
+    ("compute a step", _compute),
+    ("Muon's matrices of a rank, at most", _owned),
+    ("  their products at the peak rate", _orthogonalisation),
+]  # fmt: skip

@@ -76,6 +76,14 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
+    if data.batch_tokens and (halved := 2**recipe.optimizer.schedule.batch_halvings):
+        rows = data.batch_tokens // data.row_tokens
+        if recipe.optimizer.schedule.batch_warmup_steps and rows % halved:
+            problems.add(
+                recipe.where("optimizer.schedule.batch_halvings"),
+                f"is {recipe.optimizer.schedule.batch_halvings}, and {rows} rows of a step cannot be halved that often. "
+                f"Make data.batch_tokens a multiple of {halved * data.row_tokens}, or halve it less often.",
+            )
     if recipe.train.get("max_steps", 0) > MOST_STEPS:
         named = horizons(recipe)[0]
         problems.add(
@@ -97,8 +105,9 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
         problems.add(
             where, f"is {model.embedding_dtype} beside train.fp16, for GPUs without bfloat16. Keep one of the two."
         )
-    if recipe.optimizer.average_steps:
-        problems.add(where, f"is {model.embedding_dtype} beside optimizer.average_steps, whose small changes it rounds away. Remove one of the two.")  # fmt: skip
+    for name in ("average_steps", "ema_nesterov"):
+        if getattr(recipe.optimizer, name):
+            problems.add(where, f"is {model.embedding_dtype} beside optimizer.{name}, whose small changes it rounds away. Remove one of the two.")  # fmt: skip
     if model.start_from and start is None:
         return
     kind = model.type if start is None else start.get("model_type")
@@ -245,7 +254,16 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         unused = [
             n
             for n in recipe.places
-            if n.startswith(("optimizer.groups.", "optimizer.schedule.", "optimizer.rate_scale", "optimizer.average_"))
+            if n.startswith(
+                (
+                    "optimizer.groups.",
+                    "optimizer.schedule.",
+                    "optimizer.rate_scale",
+                    "optimizer.decay_scale",
+                    "optimizer.average_",
+                    "optimizer.ema_",
+                )
+            )
         ]
         for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(
@@ -264,7 +282,18 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
                 recipe.where(f"train.{name}"),
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
             )
+    span = recipe.optimizer.ema_nesterov_span
+    if len(span) != 2 or not 0 <= span[0] < span[1] <= 1:
+        problems.add(
+            recipe.where("optimizer.ema_nesterov_span"),
+            f"is {span}; it must be two ascending shares of the run. Write [0.15, 0.75].",
+        )
     if ":" in kind:
+        if recipe.optimizer.ema_nesterov is not None:
+            problems.add(
+                recipe.where("optimizer.ema_nesterov"),
+                f"is not done around {kind}, an optimizer of your own. Remove it, or set optimizer.type: muon_adamw.",
+            )
         return
     for group in vars(recipe.optimizer.groups):
         settings: Group = getattr(recipe.optimizer.groups, group)

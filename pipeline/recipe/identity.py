@@ -8,14 +8,30 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.recipe.schema import Recipe
+from pipeline.recipe.schema import Groups, Recipe
 from pipeline.recipe.supported_arguments import ARGUMENTS
 
 # Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
 KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
-LATER = {"model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6}
+LATER: dict[str, Any] = {
+    "model.embedding_dtype": "float32",
+    "optimizer.average_steps": None,
+    "optimizer.average_weight": 0.6,
+}
+LATER |= {
+    "optimizer.decay_scale": None,
+    "optimizer.ema_nesterov": None,
+    "optimizer.ema_nesterov_steps": 100,
+    "optimizer.ema_nesterov_span": [0.15, 0.75],
+}
+LATER |= {"optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2}
+LATER |= {
+    f"optimizer.groups.{group.name}.{name}": None
+    for group in fields(Groups)
+    for name in ("decay_fraction", "update_floor", "row_floor")
+}
 LATER_OF_A_SOURCE = ("columns",)
 
 

@@ -2,8 +2,9 @@
 
 import math
 import os
+from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
 from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Source
+from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Schedule, Source
 from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
 from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
 from pipeline.recipe.supported_arguments import defaults
@@ -28,6 +29,55 @@ def rows_per_step(recipe: Recipe) -> int:
     """Return rows of one optimizer step over all processes. data.batch_tokens must be known."""
     assert recipe.data.batch_tokens, "data.batch_tokens is known once the number of processes is"
     return recipe.data.batch_tokens // recipe.data.row_tokens
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Rows of each optimizer step, zero-based, over all processes: `full`, and in the first warmup_steps fewer. They begin halved
+    `halvings` times, and are doubled after every warmup_steps / halvings steps. Arithmetic alone: a resume needs only the step.
+
+    Source: batch size warmup, arXiv 2505.23971 (OLMo); modded-nanogpt PR 163.
+    """
+
+    full: int
+    warmup_steps: int = 0
+    halvings: int = 0
+
+    def at(self, step: int) -> int:
+        return self.full >> halvings_at(step, warmup_steps=self.warmup_steps, halvings=self.halvings)
+
+    def before(self, step: int) -> int:
+        """Return rows of the first `step` steps."""
+        rows = max(0, step - self.warmup_steps) * self.full
+        for part in range(self.halvings):
+            first, end = (min(step, -(-n * self.warmup_steps // self.halvings)) for n in (part, part + 1))
+            rows += (end - first) * (self.full >> (self.halvings - part))
+        return rows
+
+    def steps(self, rows: int) -> int:
+        """Return how many whole steps so many rows make."""
+        beyond = rows - self.before(self.warmup_steps)
+        if beyond >= 0:
+            return self.warmup_steps + beyond // self.full
+        return bisect_right(range(self.warmup_steps + 1), rows, key=self.before) - 1
+
+
+def halvings_at(step: int, *, warmup_steps: int, halvings: int) -> int:
+    """Return how many times the batch of a step is halved."""
+    return halvings - step * halvings // warmup_steps if step < warmup_steps else 0
+
+
+def step_rows(recipe: Recipe, batch_tokens: int | None = None) -> StepRows:
+    """Return the rows of the run's steps. batch_tokens: where data.batch_tokens is not known yet."""
+    schedule = recipe.optimizer.schedule if recipe.optimizer.type != "trainer" else Schedule()
+    full = rows_per_step(recipe) if batch_tokens is None else batch_tokens // recipe.data.row_tokens
+    warmup = schedule.batch_warmup_steps
+    return StepRows(full, warmup, schedule.batch_halvings if warmup else 0)
+
+
+def tokens_at(recipe: Recipe, step: int) -> int:
+    """Return row positions of the first `step` steps. data.batch_tokens must be known."""
+    return step_rows(recipe).before(step) * recipe.data.row_tokens
 
 
 def isolates_documents(recipe: Recipe) -> bool:
@@ -67,19 +117,20 @@ def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
     if "max_steps" in recipe.train:
         return recipe.train["max_steps"]
     run = recipe.run
+    steps_of = step_rows(recipe, batch_tokens).steps
     if run.tokens is not None:
-        return run.tokens // batch_tokens
+        return steps_of(run.tokens // recipe.data.row_tokens)
     if run.tokens_per_param is not None:
         sizes = sizes_of(recipe)
         if sizes.scaling is None:
             raise ValueError(f"the parameters that a token passes are not known: {sizes.unknown}")
-        return int(run.tokens_per_param * sizes.scaling) // batch_tokens
+        return steps_of(int(run.tokens_per_param * sizes.scaling) // recipe.data.row_tokens)
     if run.flops is not None:
         sizes = sizes_of(recipe)
         flops = sizes.flops_per_token("nanochat")
         if flops is None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
-        return int(run.flops / flops) // batch_tokens
+        return steps_of(int(run.flops / flops) // recipe.data.row_tokens)
     return None
 
 
@@ -110,6 +161,7 @@ MATRIX_GROUP: dict[str, dict[str, Any]] = {
     "adamw": {"learning_rate": 3e-3, "betas": [0.9, 0.95], "eps": 1e-10, "weight_decay": 0.1},
     "muon_adamw": {"learning_rate": 0.02, "momentum": 0.97, "weight_decay": MATRIX_DECAY},
 }
+MUON_FLOORS = ("update_floor", "row_floor")  # settings of Muon's matrices that are off where they are not given
 
 # fill(key, value) sets an open key by the dial; with cause=None by a plain default, which is not worth a line.
 Fill = Callable[..., None]
@@ -174,7 +226,9 @@ def fill_rates(recipe: Recipe, fill: Fill) -> None:
 
 def group_settings(optimizer_type: str, group: str) -> set[str]:
     """Return names of the settings that a group has under an optimizer type."""
-    return set(MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group])
+    table = MATRIX_GROUP[optimizer_type] if group == "matrices" else ADAM_GROUPS[group]
+    floors = MUON_FLOORS if (optimizer_type, group) == ("muon_adamw", "matrices") else ()
+    return {*table, *floors, "decay_fraction"}
 
 
 def _scaling(recipe: Recipe) -> int:
@@ -182,7 +236,7 @@ def _scaling(recipe: Recipe) -> int:
 
 
 def _reference_scaling(recipe: Recipe) -> int:
-    return _known_scaling(_at_depth(recipe, REFERENCE_DEPTH))
+    return _known_scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
 
 
 def _known_scaling(sizes: Sizes | CountedSizes) -> int:
@@ -191,7 +245,7 @@ def _known_scaling(sizes: Sizes | CountedSizes) -> int:
     return sizes.scaling
 
 
-def _at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
+def sizes_at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
     width = width_of(recipe, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)

@@ -204,6 +204,7 @@ TANDEM_OPTIONS: dict[str, Any] = {
     "residual_lambdas": bool,
     "backout": bool,
     "smear": bool,
+    "bigram_embeddings": int | None,
     "window_pattern": str | None,
     "sliding_window": int | None,
     "initialization": Literal["gpt2", "nanochat"],
@@ -326,6 +327,7 @@ class Sizes:
     residual_lambdas: bool = False
     backout: bool = False
     smear: bool = False
+    bigram_embeddings: int = 0
     unknown: str | None = None  # as of CountedSizes: here all is known
 
     def parameters(self) -> dict[str, int]:
@@ -338,9 +340,10 @@ class Sizes:
         biases = self.n_layer * (heads + 2 * kv + width + self.n_inner + width) if self.biases else 0
         norms = self.norm_parameters * (2 * self.n_layer + 1) * width
         extras = 2 * self.n_layer * self.residual_lambdas + self.backout + (SMEAR_GATE_CHANNELS + 1) * self.smear
+        extras += self.n_layer * bool(self.bigram_embeddings)
         head = self.vocab_rows * width
         counts = {
-            "embeddings": self.vocab_rows * width + self.learned_positions * width,
+            "embeddings": (self.vocab_rows + self.bigram_embeddings + self.learned_positions) * width,
             "value_embeddings": self.value_embedding_layers * self.vocab_rows * kv,
             "head": 0 if self.tied else head,
             "matrices": matrices,
@@ -354,8 +357,9 @@ class Sizes:
 
     @property
     def table_parameters(self) -> int:
-        """Return those of the token and the value embeddings, which are looked up and never multiplied; positions are not among them."""
-        return self.vocab_rows * (self.n_embd + self.value_embedding_layers * self.n_kv_head * self.head_dim)
+        """Return those of the token, bigram and value embeddings, which are looked up and never multiplied; positions are not among them."""
+        values = self.value_embedding_layers * self.n_kv_head * self.head_dim
+        return self.vocab_rows * (self.n_embd + values) + self.bigram_embeddings * self.n_embd
 
     @property
     def variances(self) -> int:
@@ -471,6 +475,7 @@ def _sizes(options: dict[str, Any], model_type: str, row_tokens: int) -> Sizes:
         residual_lambdas=bool(options.get("residual_lambdas")),
         backout=bool(options.get("backout")),
         smear=bool(options.get("smear")),
+        bigram_embeddings=options.get("bigram_embeddings") or 0,
     )
 
 

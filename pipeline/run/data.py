@@ -7,6 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from pipeline.data.plan import batch_warmup
 from pipeline.data.preparation import Preparation, short_count, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import warning_lines
@@ -22,6 +23,7 @@ from pipeline.process.user_code import import_built_in, ran
 from pipeline.recipe import Recipe
 from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.open_run import OpenRun, refuse_without_steps
 from pipeline.sources.open import with_recorded_inputs
@@ -55,8 +57,9 @@ def resolve_warmup(recipe: Recipe) -> Recipe:
 def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     """Return steps and tokens of the run, and of each source the epochs planned, as far as its length can be known or estimated."""
     steps = recipe.train["max_steps"]
-    tokens = recipe.data.batch_tokens or 0
-    lines = [f"training: {steps:,} steps of {tokens:,} tokens, {short_count(steps * tokens)} in all"]
+    tokens, warmup = recipe.data.batch_tokens or 0, step_rows(recipe).warmup_steps
+    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
+    lines = [f"training: {steps:,} steps of {tokens:,} tokens{fewer}, {short_count(tokens_at(recipe, steps))} in all"]
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:
@@ -161,6 +164,7 @@ def record_inputs(
             "sources": [source.describe() for source in sources[0]],
             "validation": [source.describe() for source in sources[1]],
             "batch_tokens": recipe.data.batch_tokens,
+            **({"batch_warmup": batch_warmup(rows.of_steps)} if rows.of_steps.warmup_steps else {}),
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),

@@ -44,7 +44,7 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
         leave_accelerators()
     if "FSDP_VERSION" in os.environ:
         # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
-        os.environ["ACCELERATE_USE_FSDP"] = "false"
+        os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -6,6 +6,9 @@ A job is one line of JSON on stdin: the temporary folder that holds the small fi
 its manifest, what rotation keeps, and for each large file its descriptor and size: an unnamed file in memory, inherited.
 No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints/.writing locked: the next start of the
 run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the error as JSON on stderr.
+
+Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above report
+the sums of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames as for one process.
 """
 
 import errno
@@ -16,24 +19,42 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.process.storage import Held, lock, locks_are_inherited, parse_json, publish_folder, remove_file
+from pipeline.process.storage import (
+    Held,
+    folder_bytes,
+    fsync_file,
+    lock,
+    locks_are_inherited,
+    parse_json,
+    publish_folder,
+    read_json,
+    remove_file,
+    write_json,
+)
 from pipeline.run_dir.checkpoints import rotate, seal
 
 LOCK = ".writing"
 _CHUNK = 8 << 20
+# Seconds in which nothing is written, after which the other ranks' files are given up: a rank starts a killed process again, after
+# its step at the latest, while the training lives.
+PATIENCE_S, PATIENCE_WITHOUT_TRAINING_S = 600.0, 10.0
 
 
 @dataclass(kw_only=True)
 class Job:
-    """One checkpoint to write. images: file name -> (descriptor, bytes); scores: step -> what rotation finds the best by."""
+    """One checkpoint to write. images: file name -> (descriptor, bytes); scores: step -> what rotation finds the best by.
+
+    rank, ranks: of a sharded model, whose ranks write a part each; training: the process that started this one.
+    """
 
     temporary: str
     target: str
@@ -42,24 +63,28 @@ class Job:
     keep: int | None
     every: int | None
     scores: dict[int, float]
+    rank: int = 0
+    ranks: int = 1
+    training: int = field(default_factory=os.getpid)
 
 
 def start(job: Job) -> subprocess.Popen:
     """Begin to write; the caller leaves the images alone until the process has ended."""
     if os.name == "nt":  # where no descriptors are inherited
         return cast(subprocess.Popen, Written(job))
-    held = take_lock(Path(job.target).parent)
+    held = take_lock(Path(job.target).parent) if job.rank == 0 else None
     try:
         process = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
             stderr=subprocess.PIPE,
-            pass_fds=[*held.descriptors(), *(descriptor for descriptor, _ in job.images.values())],
+            pass_fds=[*(held.descriptors() if held else ()), *(descriptor for descriptor, _ in job.images.values())],
             start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
         )
     finally:
-        held.close()  # the process holds it now
+        if held:
+            held.close()  # the process holds it now
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(asdict(job)).encode() + b"\n")
@@ -76,8 +101,11 @@ class Written:
     def __init__(self, job: Job):
         self.returncode, self.stderr = 0, b""
         try:
-            with take_lock(Path(job.target).parent):
-                write(job)
+            if job.rank:
+                write_part(job)
+            else:
+                with take_lock(Path(job.target).parent):
+                    write(job)
         except OSError as error:
             self.returncode, self.stderr = 1, error_line(error).encode()
 
@@ -96,21 +124,83 @@ def take_lock(checkpoints: Path, *, wait_s: float = 0.0) -> Held:
 
 
 def write(job: Job) -> None:
-    """Write the images, seal, rename, rotate. After an error nothing of it is left."""
+    """Write the images, wait for those of other ranks, seal, rename, rotate. After an error nothing of it is left."""
     temporary, target = Path(job.temporary), Path(job.target)
     for left in temporary.glob(".*"):  # half a manifest of a writer that was killed
         remove_file(left)
     try:
         sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
+        if job.ranks > 1:
+            sums |= _sums_of_other_ranks(job)
         seal(temporary, sums=sums, **job.facts)
         publish_folder(temporary, target)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        discard(temporary)
         raise
+    shutil.rmtree(reports(temporary), ignore_errors=True)
     try:
         rotate(target.parent, keep=job.keep, every=job.every, scores=job.scores)
     except OSError as error:
         raise NotRotatedError(error.errno, error.strerror, error.filename) from error
+
+
+def write_part(job: Job) -> None:
+    """Write the images of a rank above 0 into the folder that rank 0's process publishes, and report to it their sums, or the error."""
+    temporary = Path(job.temporary)
+    report = reports(temporary) / f"{job.rank}.json"
+    if report.exists() or not report.parent.exists():
+        return  # killed when all was reported, and started again: rank 0's process may be sealing by now
+    try:
+        sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
+        for name in sums:
+            fsync_file(temporary / name)  # here: another host's fsync would not reach what this one has cached
+    except OSError as error:
+        for name in job.images:
+            remove_file(temporary / name)  # a full disk has room for the report then
+        write_json(report, json.loads(error_line(error)))
+        raise
+    write_json(report, {"sums": sums})
+
+
+def reports(temporary: Path) -> Path:
+    """Return the folder of the reports of ranks above 0: beside the checkpoint's, which holds nothing else at any time."""
+    return temporary.with_name(f"{temporary.name}-reports")
+
+
+def discard(temporary: Path) -> None:
+    """Remove what was written of a checkpoint that will not be."""
+    for folder in (temporary, reports(temporary)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sums_of_other_ranks(job: Job) -> dict[str, str]:
+    """Return sha256 by name of all that the other ranks' processes have written, once all have reported.
+
+    Raises OSError with the error of one of them, and when nothing has been written for so long that one must be lost.
+    """
+    temporary = Path(job.temporary)
+    missing, sums = set(range(1, job.ranks)), dict[str, str]()
+    written, since = -1, time.monotonic()
+    while True:
+        for rank in [r for r in missing if (reports(temporary) / f"{r}.json").exists()]:
+            report = read_json(reports(temporary) / f"{rank}.json")
+            if "sums" not in report:
+                raise OSError(report["errno"], report["strerror"], report["filename"])
+            sums |= report["sums"]
+            missing.discard(rank)
+        if not missing:
+            return sums
+        if (now := folder_bytes(temporary)) != written:
+            written, since = now, time.monotonic()
+        patience_s = PATIENCE_S if os.getppid() == job.training else PATIENCE_WITHOUT_TRAINING_S
+        if time.monotonic() - since > patience_s:
+            lost = " and ".join(map(str, sorted(missing)))
+            raise OSError(
+                errno.ETIMEDOUT,
+                f"nothing was written for {patience_s:.0f} s of the part of rank {lost}",
+                str(temporary),
+            )
+        time.sleep(0.02)
 
 
 class NotRotatedError(OSError):
@@ -165,9 +255,10 @@ def main() -> int:
     job = Job(**json.loads(text))
     job.scores = {int(step): score for step, score in job.scores.items()}
     # Held to the end of the process; where it was not inherited, the training has let go of it for this one.
-    own = None if locks_are_inherited() else take_lock(Path(job.target).parent, wait_s=10.0)  # noqa: F841
+    takes_lock = job.rank == 0 and not locks_are_inherited()
+    own = take_lock(Path(job.target).parent, wait_s=10.0) if takes_lock else None  # noqa: F841
     try:
-        write(job)
+        (write_part if job.rank else write)(job)
     except OSError as error:
         print(error_line(error), file=sys.stderr)
         return 1

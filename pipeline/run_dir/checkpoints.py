@@ -125,7 +125,7 @@ def loadable_strays(folder: Path) -> list[str]:
 def has_whole_model(folder: Path) -> bool:
     """Return whether from_pretrained loads what was written, however damaged the training state beside it is."""
     damaged = {problem.split(" ", 1)[0] for problem in problems(folder)}
-    state = ("optimizer.", "scheduler.", "trainer_state.", "position.", "rng-")
+    state = ("optimizer", "scheduler.", "trainer_state.", "position.", "rng-")
     return all(name.startswith(state) for name in damaged)
 
 

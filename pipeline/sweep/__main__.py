@@ -18,6 +18,7 @@ from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
+from pipeline.recipe.resolve import step_rows
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.sweep.runs import Job, Runs, figure_of, is_final
@@ -74,6 +75,8 @@ class Sweep:
         self.figures: dict[Path, Figure] = {}
         digest = _digest([dump_recipe(recipe), options.equal, self.metric])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
+        # Runs of another baseline under the same --name, whose record is gone or elsewhere, are not taken for ours.
+        self.runs_prefix = f"{options.name}-{digest[:6]}" if options.name else self.folder.name
         self.folder.mkdir(parents=True, exist_ok=True)
         self._held = lock(self.folder / ".lock")
         if self._held is None:
@@ -148,21 +151,29 @@ class Sweep:
             raise RecipeError(
                 f"--equal {equal}: the recipe's horizon is in epochs, of which the steps are not known yet. Give train.max_steps=N or run.tokens=N."
             )
-        if step_s is not None:
-            return int(base.steps * self.record["baseline"]["step_s"] / step_s)
+        rows = step_rows(plan.recipe)
+        if step_s is not None:  # of a whole batch
+            batches = base.tokens / base.batch_tokens * self.record["baseline"]["step_s"] / step_s
+            return rows.steps(int(batches) * rows.full)
         if equal == "tokens":
-            return base.tokens // plan.batch_tokens
+            return rows.steps(base.tokens // plan.recipe.data.row_tokens)
         each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
         if each is None or base.flops is None:
             raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
-        return int(base.flops / (each * plan.batch_tokens))
+        return rows.steps(
+            int(base.flops / (each * plan.recipe.data.row_tokens) + 1e-3)
+        )  # rounded down but for rounding
 
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
-        budget = overrides and overrides[-1].startswith("train.max_steps=")  # in place of the baseline's horizon
-        fixed = [word for word in self.fixed if not (budget and word.partition("=")[0] in EXCLUSIVE[0])]
-        name = f"{self.folder.name}-{_digest(overrides)[:6] if overrides else 'baseline'}"
+        budget = overrides and overrides[-1].startswith("train.max_steps=")
+        replaced = (
+            "train.seed",
+            *(EXCLUSIVE[0] if budget else ()),
+        )  # by the run's own seed, and in place of the baseline's horizon
+        fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
+        name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
             for seed in range(first, first + seeds)

@@ -22,7 +22,7 @@ from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import isolates_documents, micro_batch, micro_steps
+from pipeline.recipe.resolve import isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
 from pipeline.recipe.start_from import check_sizes
 from pipeline.recipe.supported_arguments import training_arguments
@@ -289,6 +289,7 @@ def build_trainer(
     peaks = device_info().peak_flops or {}
     meter = StepMeter(
         batch_tokens=int(recipe.data.batch_tokens or 0),
+        tokens_at=partial(tokens_at, recipe),
         max_steps=args.max_steps,
         world_size=args.world_size,
         flops_per_token={

@@ -5,7 +5,6 @@ import json
 import math
 import mmap
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -27,7 +26,7 @@ from transformers.trainer_callback import TrainerState
 from pipeline.data.rows import IGNORED
 from pipeline.hardware.cpu import has_memory_files
 from pipeline.metrics import BEST_BY
-from pipeline.model.export import cut_like, load_weights, saved_form, saved_weights
+from pipeline.model.export import cut_like, load_weights, read_tensors, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
@@ -36,6 +35,7 @@ from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.rng import set_rng_state
 
@@ -323,6 +323,24 @@ STATE = "trainer_state.json"
 MODEL, OPTIMIZER, SCHEDULER, POSITION = "model.safetensors", "optimizer.safetensors", "scheduler.json", "position.json"
 
 
+def large_files(weights: Tensors, optimizer: Tensors) -> dict[str, tuple[Tensors, dict | None]]:
+    """Return the tensors and metadata of each, as transformers writes them."""
+    return {MODEL: (weights, {"format": "pt"}), OPTIMIZER: (optimizer, None)}
+
+
+def part_file(name: str, rank: int, ranks: int) -> str:
+    """Return the file of a rank's part of model.safetensors or optimizer.safetensors, named as transformers names the files of a large model."""
+    return name.replace(".", f"-{rank + 1:05}-of-{ranks:05}.")
+
+
+def write_index(folder: Path, name: str, parts: list[dict[str, int]]) -> None:
+    """Write what finds the tensors of model.safetensors or optimizer.safetensors that the ranks write a part each of. parts: bytes by name
+    of each rank."""
+    files = {tensor: part_file(name, rank, len(parts)) for rank, part in enumerate(parts) for tensor in part}
+    index = {"metadata": {"total_size": sum(sum(part.values()) for part in parts)}, "weight_map": files}
+    (folder / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
 def rng_file(rank: int) -> str:
     return f"rng-{rank}.safetensors"
 
@@ -335,9 +353,13 @@ class ModelFiles:
         self.form: Any = None
         self.contents: dict[str, bytes] = {}
 
-    def write(self, model: Any, folder: Path, weights: Tensors | None = None) -> Tensors:
-        """Write the files into the empty folder, and give the weights for model.safetensors. weights: those of a sharded model, whole."""
-        if self.form is None:
+    def write(self, model: Any, folder: Path) -> Tensors:
+        """Write the files into the empty folder, and give the weights for model.safetensors."""
+        self.write_small(model, folder)
+        return self.weights(model)
+
+    def write_small(self, model: Any, folder: Path) -> None:
+        if not self.contents:
             self.form = saved_form(model, folder, padded=True)
             self.form.save_pretrained(folder, state_dict={})
             self.tokenizer.save_pretrained(folder)
@@ -345,7 +367,12 @@ class ModelFiles:
         else:
             for name, content in self.contents.items():
                 (folder / name).write_bytes(content)
-        return saved_weights(self.form, model, weights)
+
+    def weights(self, model: Any, part: Tensors | None = None) -> Tensors:
+        """Return the weights as they are saved; of a sharded model this rank's part. part: of the model's own, whole."""
+        if self.form is None:
+            self.form = saved_form(model, None, padded=True)
+        return {name: tensor for name, tensor in saved_weights(self.form, model, part).items() if not tensor.is_meta}
 
 
 def write_training_state(
@@ -368,7 +395,8 @@ def write_training_state(
 
 def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
-    missing = [name for name in (STATE, OPTIMIZER, SCHEDULER, POSITION) if not (folder / name).exists()]
+    optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else f"{OPTIMIZER}.index.json"
+    missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
     if missing:
         raise DataError(
             f"{folder}: {', '.join(missing)} missing, so the run cannot go on exactly. Use model.start_from to start a new run from its weights."
@@ -384,7 +412,7 @@ def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
 
 def read_optimizer(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
     """Return the optimizer's tensors and scheduler.json."""
-    return load_file(folder / OPTIMIZER), read_json(folder / SCHEDULER)
+    return read_tensors(folder, OPTIMIZER), read_json(folder / SCHEDULER)
 
 
 def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
@@ -398,12 +426,9 @@ def read_rng(folder: Path, rank: int) -> dict[str, torch.Tensor] | None:
 ANOTHER = "Take an earlier checkpoint with run.resume=STEP."
 
 
-def write_state(
-    trainer: "TandemTrainer", folder: Path, *, weights: Tensors, ranks: list[tuple[dict, float, dict]]
-) -> dict[str, tuple[dict, dict]]:
-    """Write all files but the large ones; gives the weights for theirs. ranks: each one's random state, and what it has not
-    logged: loss, and sums of TrainedText."""
-    weights = trainer.model_files.write(trainer.accelerator.unwrap_model(trainer.model), folder, weights)
+def write_state(trainer: "TandemTrainer", folder: Path, *, ranks: list[tuple[dict, float, dict]]) -> None:
+    """Write all files but the large ones. ranks: each one's random state, and what it has not logged: loss, and sums of TrainedText."""
+    trainer.model_files.write_small(trainer.accelerator.unwrap_model(trainer.model), folder)
     state, scaler = trainer.state, trainer.accelerator.scaler
     state.save_to_json(str(folder / "trainer_state.json"))
     write_training_state(
@@ -425,7 +450,6 @@ def write_state(
             "log_row": trainer.log_row.state_dict(),
         },
     )
-    return {MODEL: (weights, {"format": "pt"})}
 
 
 def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
@@ -499,7 +523,8 @@ class Restore(TrainerCallback):
 
 
 class CheckpointSaver:
-    """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only.
+    """At most one checkpoint is being written; the next one, a stop and the end wait for it. Used on rank 0 only, but for a sharded model,
+    of which every rank writes a part.
 
     keep, every: what `rotate` leaves; best: also the checkpoint with the lowest validation result.
     """
@@ -534,20 +559,70 @@ class CheckpointSaver:
 
         write_small: writes the small files into a folder and gives the large ones, name -> (tensors, metadata).
         """
+        if (opened := self._open(step, write_small)) is not None:
+            self._begin(step, *opened, **facts)
+
+    def save_part(
+        self,
+        step: int,
+        *,
+        write_small: Callable[[Path], None],
+        large: dict[str, tuple[Tensors, dict | None]],
+        **facts,
+    ) -> None:
+        """Do as `save` with the parts of all ranks, which all call it. large: this one's part of the tensors."""
+        on_every_rank(self.wait)
+        own = {file: {name: tensor.nbytes for name, tensor in tensors.items()} for file, (tensors, _) in large.items()}
+        sizes, rank = from_every_rank(own), torch.distributed.get_rank()
+
+        def write_all_small(folder: Path) -> None:
+            write_small(folder)
+            for file in large:
+                write_index(folder, file, [of_rank[file] for of_rank in sizes])
+            checkpoint_writer.reports(folder).mkdir()
+
+        opened = on_rank_0(lambda: self._open(step, write_all_small))
+        if opened is None:
+            return
+        parts = {part_file(file, rank, len(sizes)): part for file, part in large.items()}
+        try:
+            on_every_rank(lambda: self._begin(step, opened[0], parts, rank=rank, ranks=len(sizes), **facts))
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _open(self, step: int, write_small: Callable[[Path], Any]) -> tuple[Path, Any] | None:
+        """Return the folder that becomes checkpoint-<step>, with the small files, and what `write_small` gave; None where that is there."""
         self.wait()
         target = self.run.checkpoint(step)
         if target.exists():
-            return
+            return None
         try:
             temporary = temporary_folder(target)
         except OSError as error:
             raise not_written(target, error) from error
         try:
-            large = write_small(temporary)
+            return temporary, write_small(temporary)
+        except BaseException as error:
+            checkpoint_writer.discard(temporary)
+            raise (not_written(target, error) if isinstance(error, OSError) else error) from error
+
+    def _begin(
+        self,
+        step: int,
+        temporary: Path,
+        large: dict[str, tuple[Tensors, dict | None]],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        **facts,
+    ) -> None:
+        target = self.run.checkpoint(step)
+        try:
             for name, (tensors, metadata) in large.items():
                 self._image(name, tensors, metadata).fill(tensors)
         except BaseException as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            checkpoint_writer.discard(temporary)
             raise (not_written(target, error) if isinstance(error, OSError) else error) from error
         self.job = checkpoint_writer.Job(
             temporary=str(temporary),
@@ -557,6 +632,8 @@ class CheckpointSaver:
             keep=self.keep,
             every=self.every,
             scores=self.scores,
+            rank=rank,
+            ranks=ranks,
         )
         self.started = time.perf_counter()
         self.process = self._start()
@@ -566,7 +643,7 @@ class CheckpointSaver:
         try:
             return checkpoint_writer.start(self.job)
         except OSError as error:  # no memory, process or descriptor is left
-            shutil.rmtree(self.job.temporary, ignore_errors=True)
+            checkpoint_writer.discard(Path(self.job.temporary))
             raise not_written(Path(self.job.target), error) from error
 
     def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> FileImage:
@@ -578,28 +655,39 @@ class CheckpointSaver:
         return image
 
     def check(self) -> float | None:
-        """Return seconds that the checkpoint took, once after it was written; None before. Does not wait; raises its failure."""
+        """Return seconds that the checkpoint took, once after it was written, on rank 0; else None. Does not wait; raises its failure."""
         if self.process is None or self.process.poll() is None:
             return None
         return self._end()
 
-    def wait(self) -> float | None:
-        """Wait for the writing, then do as `check`."""
+    def wait(self, *, patience_s: float = math.inf) -> float | None:
+        """Wait for the writing, then do as `check`. patience_s: while nothing is written; then None too, and the process goes on alone."""
         if self.process is None:
             return None
-        with waiting("saving the checkpoint", after_s=1.0):
-            return self._end()
+        with waiting("saving the checkpoint", after_s=1.0), suppress(subprocess.TimeoutExpired):
+            return self._end(patience_s)
+        return None
 
-    def _end(self) -> float:
+    def _give_up(self) -> None:
+        """End the writing of a checkpoint that another rank could not begin to write."""
+        if self.process is not None and self.job is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+            checkpoint_writer.discard(Path(self.job.temporary))
+
+    def _end(self, patience_s: float = math.inf) -> float | None:
         assert self.process is not None
         assert self.job is not None
-        stderr, target = self._wait_for_writer(self.process), Path(self.job.target)
+        stderr, target = self._wait_for_writer(self.process, patience_s), Path(self.job.target)
         status = self.process.returncode
         if status < 0 and not target.exists():  # killed, perhaps for memory; all that it was to write is here still
             self.process = self._start()
-            stderr = self._wait_for_writer(self.process)
+            stderr = self._wait_for_writer(self.process, patience_s)
             status = self.process.returncode
         self.process = None
+        if self.job.rank and status == 0:
+            return None  # rank 0's process has its report
         if status > 0 and (not_deleted := checkpoint_writer.not_rotated(stderr)):  # that fills the disk in time
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)
         elif status > 0 or not target.exists():
@@ -607,10 +695,10 @@ class CheckpointSaver:
         self.note_good(target)
         return time.perf_counter() - self.started
 
-    def _wait_for_writer(self, process: subprocess.Popen) -> bytes:
+    def _wait_for_writer(self, process: subprocess.Popen, patience_s: float) -> bytes:
         """Return what the writer says at its end. While what it has written grows, a long wait for it is no hang."""
         assert self.job is not None
-        written = 0
+        written, since = 0, time.monotonic()
         while True:
             try:
                 return process.communicate(timeout=1.0)[1]
@@ -618,13 +706,15 @@ class CheckpointSaver:
                 with suppress(OSError):  # renamed meanwhile
                     now = sum(path.stat().st_size for path in Path(self.job.temporary).iterdir())
                     if now != written:
-                        written = now
+                        written, since = now, time.monotonic()
                         beat()
+                if time.monotonic() - since > patience_s:
+                    raise
 
 
 def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:
     """Return what the writer says of its end, as the exception that it would have been here."""
-    shutil.rmtree(job.temporary, ignore_errors=True)
+    checkpoint_writer.discard(Path(job.temporary))
     try:
         error = checkpoint_writer.last_words(stderr)
     except ValueError:

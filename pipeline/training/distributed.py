@@ -43,6 +43,20 @@ def on_rank_0(decide: Callable[[], Decision]) -> Decision:
     return outcome[0]
 
 
+def on_every_rank(act: Callable[[], Decision]) -> list[Decision]:
+    """Call `act` on every rank and give every rank all results, in rank order; a TandemError or OSError of one is raised on all."""
+    result, error = None, None
+    try:
+        result = act()
+    except (TandemError, OSError) as raised:
+        error = raised
+    outcomes = from_every_rank((result, error))
+    if (found := next((e for _, e in outcomes if e is not None), None)) is not None:
+        found.of_all_ranks = True
+        raise found
+    return [value for value, _ in outcomes]
+
+
 def from_every_rank(value: Any) -> list:
     """Return what every rank has to say, in rank order; every rank must call this."""
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:

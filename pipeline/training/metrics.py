@@ -228,6 +228,7 @@ class StepMeter:
 
     flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
     compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
+    batch_tokens: row positions of a step; tokens_at: of the first so many steps, where not all are as large.
     windows, isolated_flops: keys that the layers' queries see at most, and the exact FLOPs by the mean of those they saw
     (recipe/sizes.py): rows whose documents are isolated have fewer pairs than their length says.
     """
@@ -245,8 +246,10 @@ class StepMeter:
         bf16_peak: float | None,
         windows: Sequence[int] = (),
         isolated_flops: Callable[[KeysSeen], float | None] | None = None,
+        tokens_at: Callable[[int], int] | None = None,
     ):
-        self.batch_tokens, self.max_steps, self.world_size = batch_tokens, max_steps, world_size
+        self.max_steps, self.world_size = max_steps, world_size
+        self.tokens_at = tokens_at or (lambda step: step * batch_tokens)
         self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
         self.isolated_flops = isolated_flops
         # Of this rank's isolated rows since the last reading.
@@ -261,7 +264,7 @@ class StepMeter:
         self._first = True
         self._first_step_s: float | None = None
         self._carried_s = 0.0  # of the interval that was open at the checkpoint
-        self._timed_steps, self._timed_s = 0, 0.0
+        self._timed_tokens, self._timed_s = 0, 0.0
 
     def begin(self) -> None:
         """Begin a step. What came before the first one, as loading a checkpoint, is no time of steps."""
@@ -296,18 +299,19 @@ class StepMeter:
         """Return numbers of the interval since the last reading, which ends after `step` steps in all."""
         elapsed = max(self._elapsed(), 1e-9)
         steps = max(self._steps_since, 1)
+        tokens = self.tokens_at(step) - self.tokens_at(step - steps)
         waited, self._waited_s = wait_s - self._waited_s, wait_s
         self.total_s += elapsed
         if not self._first:
             # The first interval holds compilation and cold caches: it counts as time, not in the forecast.
-            self._timed_steps, self._timed_s = self._timed_steps + steps, self._timed_s + elapsed
+            self._timed_tokens, self._timed_s = self._timed_tokens + tokens, self._timed_s + elapsed
         starting = self._first
         self._first, self._carried_s = False, 0.0
         self._started, self._paused_s, self._steps_since = time.perf_counter(), 0.0, 0
         self.loss_ema = self.EMA * self.loss_ema + (1 - self.EMA) * loss
         self.logged += 1
         step_s = elapsed / steps
-        tokens_per_s = self.batch_tokens / step_s
+        tokens_per_s = tokens / steps / step_s
         numbers = {
             "train/loss_ema": self.loss_ema / (1 - self.EMA**self.logged),
             "perf/step_s": step_s,
@@ -316,8 +320,9 @@ class StepMeter:
             "perf/total_s": self.total_s,
             "data/wait_s": waited / steps,
         }
-        if self._timed_steps or step >= self.max_steps:  # a forecast from compilation would be off by hours
-            numbers["perf/eta_s"] = (self.max_steps - step) * self._timed_s / max(self._timed_steps, 1)
+        if self._timed_tokens or step >= self.max_steps:  # a forecast from compilation would be off by hours
+            left = self.tokens_at(self.max_steps) - self.tokens_at(step)
+            numbers["perf/eta_s"] = left * self._timed_s / max(self._timed_tokens, 1)
         if starting:
             numbers["perf/first_step_s"] = self._first_step_s or _since_process_start()
         exact, nanochat = self._exact_flops(), self.flops_per_token.get("nanochat")
@@ -428,7 +433,10 @@ class LogRow:
         row |= self.update.read([p for group in trainer.optimizer.param_groups for p in group["params"]])
         position = trainer.rows.position(step)
         row |= {f"data/{name}": position[name] for name in ("epoch", "pq", "rg") if name in position}
-        row |= {"data/tokens": trainer.meter.targets, "data/samples": step * trainer.rows.rows_per_step}
+        row |= {
+            "data/tokens": trainer.meter.targets,
+            "data/samples": trainer.meter.tokens_at(step) // trainer.rows.row_tokens,
+        }
         if args.process_index == 0:
             row["data/retries"] += trainer.rows.num_retries()
             row |= data_numbers(trainer.rows.consumed(step), row_tokens=trainer.rows.row_tokens)

@@ -3,6 +3,7 @@
 The parts and where they were published: Muon (Jordan et al. 2024); Polar Express, the polynomial that orthogonalises
 (arXiv 2505.16932); MuonEq, equal row norms before it (arXiv 2603.28254); Muon+, the exact norm after it (2602.21545);
 NorMuon, the running variance per neuron (2510.05491). Their order and constants are nanochat's, so that its rates hold.
+Off by default: the floors of an update's norm (modded-nanogpt's optimization track).
 
 Shapes: M stacked matrices of R rows and C columns, as they are stored. `output_dim` says which axis counts the outputs: -2
 for nn.Linear's (out, in), -1 for GPT-2's Conv1D (in, out). float32 stacks are changed in place where a name ends in _: on a
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 # Five steps for singular values in [0.001, 1] with cushion 2, whose result is shrunk by 2 % for safety: Polar Express,
 # Algorithm 1. Each triple (a, b, c) maps a singular value s to a s + b s^3 + c s^5.
@@ -192,11 +193,30 @@ class _Stack:
         variance_MN = torch.stack(self.variances).float()
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN), variance_MN
 
+    def _raise_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
+        """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the weights.
+
+        Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor (PR 328).
+        Matrices and rows of zeros, as an output begins, have no floor.
+        """
+        factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
+        of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
+        squares = torch.stack([x_MRC.square().sum(dim, keepdim=True), of_weights])
+        of_updates, of_weights = self._of_all_rows(squares) if -2 in dim else squares
+        x_MRC.mul_((of_weights / of_updates.clamp_min(TINY)).sqrt().mul_(floor / factor).clamp_min_(1))
+
+    def _of_all_rows(self, sums: Tensor) -> Tensor:
+        return sums
+
     def update(self, norms: list[Tensor] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC, variance_MN = self._ended()
         torch._foreach_copy_(self.variances, list(variance_MN))
+        if floor := self.group.get("update_floor"):
+            self._raise_(x_MRC, floor, (-2, -1))
+        if floor := self.group.get("row_floor"):
+            self._raise_(x_MRC, floor, (-3 - self.output_dim,))
         rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
@@ -207,7 +227,7 @@ class _Stack:
 
 
 class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2). Each is made whole by one rank alone, its owner, which sends the others
+    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same. Each is made whole by one rank alone, its owner, which sends the others
     their rows of the direction: a rank holds its share of the stack whole, and never the stack.
 
     first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
@@ -219,9 +239,10 @@ class _SharedStack(_Stack):
 
     def _begin(self, x_MRC: Tensor) -> None:
         mesh, placements = self.members[0].device_mesh, self.members[0].placements
-        if placements != (Shard(0),):
-            raise NotImplementedError(f"Muon's matrices are cut by rows over one dimension of ranks, not {placements}")
-        self.process_group, rank, ranks = mesh.get_group(), mesh.get_local_rank(), mesh.size()
+        dim = len(placements) - 1
+        if placements not in ((Shard(0),), (Replicate(), Shard(0))):
+            raise NotImplementedError(f"Muon's matrices are cut by rows, in HSDP's copies or in one, not {placements}")
+        self.process_group, rank, ranks = mesh.get_group(dim), mesh.get_local_rank(dim), mesh.size(dim)
         rows, columns = self.members[0].shape
         most = -(-rows // ranks)
         self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2
@@ -252,6 +273,10 @@ class _SharedStack(_Stack):
             received, flat, sizes, [tensor.numel() for tensor in sent], group=self.process_group, async_op=async_op
         )
         return received.split(sizes), work
+
+    def _of_all_rows(self, sums: Tensor) -> Tensor:
+        dist.all_reduce(sums, group=self.process_group)
+        return sums
 
     def _ended(self) -> tuple[Tensor, Tensor]:
         rows = [part.view(len(numbers), -1) for part, numbers in zip(self.parts, self.owned, strict=True) if numbers]

@@ -20,18 +20,25 @@ from pipeline.hardware.device import bf16_is_fast, decide_bf16
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import guarded, import_attribute
+from pipeline.recipe.resolve import MUON_FLOORS
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
 from pipeline.training.muon import local, muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
+DRIFT = "drift"  # EMA-Nesterov's m, the moving average of the weights' changes
 CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
 
 
 class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups marked kind="adamw" (lr, betas, eps, weight_decay), Muon for kind="muon" (lr, momentum, weight_decay,
-    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's).
+    outputs_first: stored (out, in) as nn.Linear does, or (in, out) as GPT-2's Conv1D does; product_dtype: a name of torch's; and
+    where they are given update_floor and row_floor).
+
+    A group with "lookahead" adds EMA-Nesterov (arXiv 2605.25395; modded-nanogpt, PR 308) to its rule A: between two steps its
+    parameters hold y = x + lookahead m, where the gradient is taken, and a step makes x' = A(y), m' = average m + (1 - average)(x' - x)
+    and y' = x' + next_lookahead m'. The norms that are measured are those of A.
 
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
@@ -61,8 +68,11 @@ class MuonAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if parameters := [p for p in group["params"] if p.grad is not None]:
+                self._add_states(group, parameters)
+                if "lookahead" in group:
+                    self._begin_drift(group, parameters)
                 if group["kind"] == "muon":
-                    self._muon(group, parameters)
+                    muon_step(group, parameters, self.state, norms=self._norms)
                 elif self._norms is None:
                     self._adamw(group, parameters)
                 else:
@@ -71,17 +81,38 @@ class MuonAdamW(torch.optim.Optimizer):
                         self._adamw(group, some)
                         torch._foreach_sub_(before, [local(p) for p in some])
                         self._norms.append(total_norm(before))
+                if "lookahead" in group:
+                    self._end_drift(group, parameters)
         self._norms = None
         return loss
 
-    def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _add_states(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for p in parameters:
-            if not self.state[p]:
+            if not self.state[p] and group["kind"] == "muon":
+                variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
+                self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
+            elif not self.state[p]:
                 self.state[p] = {
                     "step": torch.zeros((), dtype=torch.float32, device=p.device if group["fused"] else "cpu"),
                     "exp_avg": torch.zeros_like(p),
                     "exp_avg_sq": torch.zeros_like(p),
                 }
+            if "lookahead" in group and DRIFT not in self.state[p]:
+                self.state[p][DRIFT] = torch.zeros_like(p)
+
+    def _begin_drift(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Take (1 - average) x off average m, so that no copy of x is held while the rule moves it: x is y - lookahead m."""
+        drifts, average = [local(self.state[p][DRIFT]) for p in parameters], group["lookahead_average"]
+        torch._foreach_mul_(drifts, average + (1 - average) * group["lookahead"])
+        torch._foreach_add_(drifts, [local(p) for p in parameters], alpha=average - 1)
+
+    def _end_drift(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        drifts, own = [local(self.state[p][DRIFT]) for p in parameters], [local(p) for p in parameters]
+        torch._foreach_add_(drifts, own, alpha=1 - group["lookahead_average"])
+        if group["next_lookahead"]:
+            torch._foreach_add_(own, drifts, alpha=group["next_lookahead"])
+
+    def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         adamw(
             parameters,
             [p.grad for p in parameters],  # type: ignore[misc]  # step() keeps those that have one
@@ -99,13 +130,6 @@ class MuonAdamW(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-    def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for p in parameters:
-            if not self.state[p]:
-                variance = torch.zeros(max(p.shape), dtype=p.dtype, device=p.device)
-                self.state[p] = {"momentum": torch.zeros_like(p), "variance": variance}
-        muon_step(group, parameters, self.state, norms=self._norms)
 
 
 # The optimizers by optimizer.type, each made from parameter_groups; a type's default settings: MATRIX_GROUP of recipe/resolve.py.
@@ -200,11 +224,21 @@ def parameter_groups(model: torch.nn.Module, recipe: Recipe) -> list[dict[str, A
 
 
 def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
-    """Return lr and weight_decay, and the initial_lr that a schedule scales and never changes."""
+    """Return lr and weight_decay, and what a schedule reads and never changes: initial_lr, decay_fraction, peak_lookahead."""
     assert settings.learning_rate is not None, "the recipe's reader fills every group"
     rate_scale = recipe.optimizer.rate_scale
     rate = settings.learning_rate * (1.0 if rate_scale is None else rate_scale)
-    return {"lr": rate, "initial_lr": rate, "weight_decay": settings.weight_decay}
+    assert settings.weight_decay is not None
+    decay_scale = recipe.optimizer.decay_scale
+    decay = settings.weight_decay if decay_scale is None else settings.weight_decay * decay_scale
+    group: dict[str, Any] = {"lr": rate, "initial_lr": rate, "weight_decay": decay}
+    if settings.decay_fraction is not None:
+        group["decay_fraction"] = settings.decay_fraction
+    if recipe.optimizer.ema_nesterov is not None:
+        group["lookahead_average"] = 1 - 1 / recipe.optimizer.ema_nesterov_steps
+        group |= {"lookahead": 0.0, "next_lookahead": 0.0}
+        group |= {"peak_lookahead": recipe.optimizer.ema_nesterov, "lookahead_span": recipe.optimizer.ema_nesterov_span}
+    return group
 
 
 def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
@@ -213,13 +247,16 @@ def adamw_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
 
 
 def muon_group(settings: Group, recipe: Recipe) -> dict[str, Any]:
+    common = rates(settings, recipe)
+    floors = {name: value for name in MUON_FLOORS if (value := getattr(settings, name)) is not None}
     return {
+        **floors,
         "kind": "muon",
-        **rates(settings, recipe),
+        **common,
         "momentum": settings.momentum,
         # What the schedule scales and never changes, beside initial_lr.
         "peak_momentum": settings.momentum,
-        "initial_weight_decay": settings.weight_decay,
+        "initial_weight_decay": common["weight_decay"],
         "product_dtype": product_dtype(recipe),
     }
 

@@ -1,26 +1,32 @@
-"""A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state.
+"""A model that all ranks share (FSDP2): each holds a part of every parameter, its gradient and its optimizer state. Under HSDP several
+groups of ranks share a copy each, and sum their gradients.
 
 transformers shards the model by its own plan (base_model_fsdp_plan) and the Trainer takes it as one that was loaded so; unlike
 accelerate's FSDP this runs on gloo too. Parameters stay float32 and autocast computes in half precision, as without
 sharding: gradients are reduced in float32 and the loss keeps its digits. accelerate's policy would reduce in bfloat16 and
 give the loss in it, and fsdp_mixed_precision of transformers would round num_items_in_batch.
 
-What needs a whole tensor (a checkpoint, model/) gathers it with all ranks, one tensor at a time, for rank 0 alone.
+A checkpoint needs whole tensors: each is made whole by one rank, which writes it, and all ranks write about as many bytes.
+model/ is gathered with all ranks, one tensor at a time, for rank 0 alone.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.distributed import DistributedConfig
 
+from pipeline.hardware.device import model_replicas
 from pipeline.process.errors import RecipeError
 from pipeline.training.fp8 import without_fp8
+from pipeline.training.muon import local
 
 
 def shard_model(model: PreTrainedModel) -> None:
@@ -41,7 +47,8 @@ def shard_model(model: PreTrainedModel) -> None:
     warnings.filterwarnings(
         "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor)", category=FutureWarning
     )
-    config = DistributedConfig(fsdp_size=torch.distributed.get_world_size())
+    replicas = model_replicas()
+    config = DistributedConfig(fsdp_size=dist.get_world_size() // replicas, dp_replicate_size=replicas)
     resolved, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, resolved, mesh)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
@@ -65,9 +72,48 @@ def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whole, on the CPU of rank 0, and nothing on the others; every rank calls it. Without sharding the same tensors."""
     if not any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         return dict(tensors)
-    first, whole = torch.distributed.get_rank() == 0, dict[str, Tensor]()
+    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if first:
             whole[name] = gathered.detach().cpu()
     return whole
+
+
+def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return this rank's part of the tensors, whole and on the CPU; each tensor is in the part of one rank. Every rank calls it with all.
+
+    In a round each rank is sent the rows of one tensor by those that hold them: on the device there are never more than two whole.
+    """
+    sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    first = next(iter(sharded.values()))
+    group = first.device_mesh.get_group(first.placements.index(Shard(0)))
+    ranks = dist.get_process_group_ranks(group)
+    place = ranks.index(dist.get_rank())
+    parts = divided(sharded, dist.get_world_size())
+    nothing = torch.empty(0, dtype=torch.uint8, device=local(first).device)
+    own = {}
+    for names in zip_longest(*(parts[rank] for rank in ranks)):
+        sent = [local(sharded[n]).detach().reshape(-1).view(torch.uint8) if n else nothing for n in names]
+        sizes = [0] * len(ranks)
+        if name := names[place]:
+            rows, row_bytes = len(sharded[name]), sharded[name].nbytes // len(sharded[name])
+            most = -(-rows // len(ranks))
+            sizes = [min(max(rows - r * most, 0), most) * row_bytes for r in range(len(ranks))]  # as torch.chunk cuts
+        received = nothing.new_empty(sum(sizes))
+        dist.all_to_all_single(received, torch.cat(sent), sizes, [len(part) for part in sent], group=group)
+        if name:
+            own[name] = received.view(sharded[name].dtype).view(sharded[name].shape).cpu()
+    plain = {name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in sharded}
+    return own | {name: plain[name] for name in divided(plain, dist.get_world_size())[dist.get_rank()]}
+
+
+def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:
+    """Return the names in so many lists of about as many bytes, the largest tensors first; the same on every rank."""
+    lists: list[list[str]] = [[] for _ in range(parts)]
+    filled = [0] * parts
+    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
+        least = filled.index(min(filled))
+        lists[least].append(name)
+        filled[least] += tensors[name].nbytes
+    return lists

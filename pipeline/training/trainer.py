@@ -24,7 +24,7 @@ from pipeline.training.checkpoint import (
     optimizer_tensors,
     write_state,
 )
-from pipeline.training.distributed import Ranks, from_every_rank, on_rank_0
+from pipeline.training.distributed import Ranks, from_every_rank, on_every_rank, on_rank_0
 from pipeline.training.fp8 import convert_to_fp8
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
@@ -33,8 +33,9 @@ from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
-from pipeline.training.sharding import forward_only, whole_on_rank_0
+from pipeline.training.sharding import forward_only, own_part
 
+LOST_PART_S = 30.0
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
 
@@ -272,25 +273,30 @@ class TandemTrainer(Trainer):
                 if isinstance(callback, StepCallback):
                     callback.on_step_done(self.args, self.state, self.control)
         if last or self.control.should_training_stop:  # here, where the watch for hangs still looks
-            self.log_written(on_rank_0(self.saver.wait))
+            self.log_written(on_every_rank(self.saver.wait)[0])
 
     def save_checkpoint(self) -> None:
-        """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes."""
+        """Copy checkpoint-<step>, which is written while training goes on. All ranks take part; the first one writes, of a sharded model
+        each rank a part."""
         started = time.perf_counter()
         step = self.state.global_step
         with self.meter.pause():
             ranks = from_every_rank((get_rng_state(), self.loss_sum.total.item(), self.text.state()))
             optimizer = optimizer_tensors(self.optimizer, self.model)
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
-            weights = self.accelerator.unwrap_model(self.model).state_dict()
-            # By all ranks, before the first one is alone.
-            weights, optimizer = whole_on_rank_0(weights), whole_on_rank_0(optimizer)
+            model = self.accelerator.unwrap_model(self.model)
+            facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
+            write_small = partial(write_state, self, ranks=ranks)
+            if self.is_sharded:
+                own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
+                self.saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
+            else:
 
-            def write_small(folder: Path) -> dict:
-                return write_state(self, folder, weights=weights, ranks=ranks) | {files.OPTIMIZER: (optimizer, None)}
+                def write_small_give_large(folder: Path) -> dict:
+                    write_small(folder)
+                    return files.large_files(self.model_files.weights(model), optimizer)
 
-            facts = {"tokens": step * self.meter.batch_tokens, "world_size": self.args.world_size}
-            on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))
+                on_rank_0(lambda: self.saver.save(step, write_small=write_small_give_large, **facts))
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 
@@ -312,6 +318,7 @@ class TandemTrainer(Trainer):
                 self.train()
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell
-                self.saver.wait()
+                # Whoever is to write another part of a sharded model may have been lost with its rank.
+                self.saver.wait(patience_s=LOST_PART_S if self.is_sharded else math.inf)
             raise
         self.guard.check_state(self, {}, so="the finished model was not written")

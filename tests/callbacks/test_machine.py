@@ -24,7 +24,7 @@ def machine(tmp_path, monkeypatch, *, world_size=1, local_ranks=1):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_ranks))
     trainer = SimpleNamespace(
         args=SimpleNamespace(world_size=world_size, local_process_index=0),
-        meter=SimpleNamespace(total_s=0.0, batch_tokens=1000),
+        meter=SimpleNamespace(total_s=0.0, tokens_at=lambda step: 1000 * step),
         state=SimpleNamespace(global_step=0),
     )
     made = Machine(trainer, RunDirectory(tmp_path), attempt=1, gpu_hz=0)

@@ -23,7 +23,7 @@ def begin(run, *, attempt, step):
         every_steps=4,
         chat=False,
         attempt=attempt,
-        batch_tokens=1,
+        tokens_at=lambda step: step,
         meter=meter,
         writers=[],
     )

@@ -27,7 +27,7 @@ def log(tracker, steps):
 
 def wandb_run(folder):
     return WandbRun(
-        RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, batch_tokens=512
+        RunDirectory(folder), project="p", config={}, notes=None, tags=[], attempt=1, tokens_at=lambda step: 512 * step
     )  # fmt: skip
 
 
@@ -35,7 +35,10 @@ def test_each_tracker_that_a_recipe_may_name_is_made(tmp_path):
     (names,) = get_args(get_type_hints(Monitor)["trackers"])
     for name in get_args(names):
         recipe = Recipe(monitor=Monitor(trackers=[name]))
-        assert len(trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, batch_tokens=512)) == 1, name
+        assert (
+            len(trackers_of(recipe, RunDirectory(tmp_path), attempt=1, start_step=0, tokens_at=lambda step: 512 * step))
+            == 1
+        ), name
 
 
 def test_tensorboard_holds_each_step_once_after_a_restart_as_float32(tmp_path):

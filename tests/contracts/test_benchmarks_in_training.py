@@ -69,7 +69,7 @@ def events(run, name):
     return [row for row in read_rows(run.directory / "metrics.jsonl") if row.get("event") == name]
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "modern"])
 def test_core_is_scored_at_its_cadence_and_at_the_end_and_changes_nothing(runner, model):
     run = runner.train(recipe_of(runner, "scored", model))
     assert sorted(run.values("core_partial/v1")) == [4, 8, 10]
@@ -142,7 +142,7 @@ def test_what_was_due_and_not_scored_is_scored_first_after_a_kill(runner):
     assert sorted(run.values("core_partial/v1")) == [5, 8, 10]  # the checkpoint's step, before the next one is made
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_while_scoring_saves_the_step_and_it_is_scored_first_after_the_resume(runner, ranks):
     recipe = recipe_of(runner, "cut")
     whole = runner.train(recipe, "run.name=whole", ranks=ranks)

@@ -23,6 +23,7 @@ from tests.runner import ROOT, Runner, WarmRunner
 
 REPO = "somebody/model"
 SEAL = "last-checkpoint/MANIFEST.json"
+SHARDED = {"ranks": 2, "sharded": True}
 
 
 def state_on(hub):
@@ -50,7 +51,7 @@ def train_with_the_hub(runner, recipe, *overrides, **variables):
     return Runner.train(runner, recipe, *overrides, **variables)
 
 
-def cut_after_its_push(runner, recipe, hub, home, *overrides):
+def cut_after_its_push(runner, recipe, hub, home, *overrides, **how):
     """Killed behind step 12 as soon as the checkpoint of step 10 is on the Hub."""
     return runner.kill(
         recipe,
@@ -58,19 +59,28 @@ def cut_after_its_push(runner, recipe, hub, home, *overrides):
         name="cut",
         after_step=12,
         ready=lambda directory: state_on(hub) == 10,
+        **how,
         **environment(hub.url, home),
     )
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
-def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, another_machine, tmp_path, model):
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        ("modern", {}),
+        pytest.param("modern", SHARDED, marks=pytest.mark.slow),
+    ],
+    ids=["gpt2", "modern", "modern-sharded"],
+)
+def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, another_machine, tmp_path, model, how):
     recipe = runner.recipe("hub", model, hub={"id": REPO, "strategy": "checkpoint"})
-    uncut = runner.train(recipe, "run.name=uncut", "hub.id=null")
+    uncut = runner.train(recipe, "run.name=uncut", "hub.id=null", **how)
     with hub_stand_in() as hub:
-        cut_after_its_push(runner, recipe, hub, tmp_path / "hf")
+        cut_after_its_push(runner, recipe, hub, tmp_path / "hf", **how)
         home = tmp_path / "another hf"
         gone_on = train_with_the_hub(
-            another_machine, recipe, "run.name=cut", *another_machine.here, **environment(hub.url, home)
+            another_machine, recipe, "run.name=cut", *another_machine.here, **how, **environment(hub.url, home)
         )
         assert f"checkpoint-10 was restored from {REPO}@" in gone_on.output
         assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
@@ -160,16 +170,24 @@ save_file(logits, "logits.safetensors")
 """
 
 
-@pytest.mark.parametrize("model", ["gpt2", "modern"])
+@pytest.mark.parametrize(
+    ("model", "how"),
+    [
+        pytest.param("gpt2", {}, marks=pytest.mark.slow),
+        ("modern", {}),
+        pytest.param("modern", SHARDED, marks=pytest.mark.slow),
+    ],
+    ids=["gpt2", "modern", "modern-sharded"],
+)
 def test_every_revision_that_training_pushed_loads_without_our_package_with_the_checkpoints_logits(
-    runner, tmp_path, model
+    runner, tmp_path, model, how
 ):
     hub_section = {"id": REPO, "strategy": "all_checkpoints", "revision": "{run}"}
     recipe = runner.recipe(
         "hub", model, hub=hub_section, train={**TEN_STEPS, "max_steps": 15, "save_total_limit": None}
     )
     with hub_stand_in() as hub:
-        run = train_with_the_hub(runner, recipe, **environment(hub.url, tmp_path / "hf"))
+        run = train_with_the_hub(runner, recipe, **how, **environment(hub.url, tmp_path / "hf"))
         repo = hub.repos[REPO]
         tags = [f"hub-step-{step}" for step in (5, 10, 15)]
         assert list(repo.tags) == tags

@@ -4,12 +4,21 @@ import json
 
 import pytest
 
+from pipeline.model.export import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
+from pipeline.training.checkpoint import layout_of, part_file
 from tests.contracts.test_benchmarks_in_training import events, recipe_of
-from tests.contracts.test_exact_resume import ONLY_AVERAGE, assert_ends_as_its_average, assert_same_end, positions
+from tests.contracts.test_exact_resume import (
+    CANDIDATES,
+    ONLY_AVERAGE,
+    assert_ends_as_its_average,
+    assert_same_end,
+    positions,
+)
 from tests.contracts.test_one_step_any_shape import TOLERANCE
 
 SHARDED = {"ranks": 2, "sharded": True}
+HYBRID = {"ranks": 4, "sharded": True, "replicas": 2}
 FP32 = "train.bf16=false"
 
 
@@ -40,6 +49,19 @@ def test_losses_and_gradient_norms_of_two_ranks_that_share_a_model_are_those_of_
     assert two.values("val/loss") == pytest.approx(one.values("val/loss"), rel=TOLERANCE[model])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_losses_of_four_ranks_that_share_two_copies_of_a_model_are_those_of_one_process(runner, model):
+    recipe = runner.recipe("hybrid", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5})
+    small = ("train.per_device_train_batch_size=2", FP32)
+    one, four = (
+        runner.train(recipe, f"run.name={name}", *small, **how) for name, how in (("one", {}), ("four", HYBRID))
+    )
+    assert "4 processes, 2 copies of the model, each sharded (HSDP)" in four.output
+    for name in ("train/loss", "optim/grad_norm", "val/loss"):
+        assert four.values(name) == pytest.approx(one.values(name), rel=TOLERANCE[model]), name
+
+
 def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(runner):
     recipe = runner.recipe("half", "modern", train={"bf16": True, "max_steps": 10, "logging_steps": 1})
     # Slowly, as in test_one_step_any_shape.py.
@@ -56,7 +78,7 @@ def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", ONLY_AVERAGE)])
+@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", [*ONLY_AVERAGE, *CANDIDATES])])
 def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, more):
     recipe = runner.recipe("resume", model)
     uncut = runner.train(recipe, "run.name=uncut", FP32, *more, **SHARDED)
@@ -80,13 +102,38 @@ def test_a_run_may_go_from_sharded_to_one_process_and_back_without_a_repeated_or
     assert "sharded False -> True" in elastic.output
     assert elastic.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=TOLERANCE["modern"])
     assert positions(elastic.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
-    # A checkpoint holds the same tensors, whatever wrote it.
-    files = [run.directory / "checkpoints" / "checkpoint-20" for run in (whole, elastic)]
-    a, b = (
-        {name: (folder / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors")}
-        for folder in files
-    )
-    assert a == b
+    # A checkpoint holds the same tensors, whatever wrote it; of a sharded model each rank has written a part of them.
+    one, two = (run.directory / "checkpoints" / "checkpoint-20" for run in (whole, elastic))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert layout_of(read_tensors(one, name)) == layout_of(read_tensors(two, name))
+        parts = [(two / part_file(name, rank, 2)).stat().st_size for rank in (0, 1)]
+        assert max(parts) < 0.6 * (one / name).stat().st_size
+        assert not (two / name).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2", "modern"])
+def test_a_run_goes_from_two_ranks_to_one_to_four_to_two_copies_on_four_without_a_repeated_or_skipped_row(
+    runner, model
+):
+    recipe = runner.recipe("shapes", model)
+    whole = runner.train(recipe, "run.name=whole", FP32, ranks=2)
+    shapes = [SHARDED, {"ranks": 1}, {"ranks": 4, "sharded": True}, HYBRID]
+    for after_step, shape in zip((6, 11, 16), shapes, strict=False):
+        directory = runner.kill(recipe, FP32, name="shapes", after_step=after_step, **shape)
+    assert [step_of(checkpoint) for checkpoint in by_step(directory / "checkpoints")] == [10, 15]
+    last = runner.train(recipe, FP32, **shapes[-1])
+    assert "replicas 1 -> 2" in last.output
+    assert last.values("train/loss") == pytest.approx(whole.values("train/loss"), rel=TOLERANCE[model])
+    assert positions(last.directory)[20]["rows"] == positions(whole.directory)[20]["rows"]
+
+
+@pytest.mark.slow
+def test_a_hybrid_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner):
+    recipe = runner.recipe("resume", "modern")
+    uncut = runner.train(recipe, "run.name=uncut", FP32, **HYBRID)
+    runner.kill(recipe, FP32, name="cut", after_step=12, **HYBRID)
+    assert_same_end(runner.train(recipe, "run.name=cut", FP32, **HYBRID), uncut)
 
 
 def test_samples_evaluations_and_benchmarks_of_a_sharded_model_are_those_of_one_process(runner):

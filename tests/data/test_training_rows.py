@@ -9,7 +9,7 @@ import torch
 from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
-from pipeline.recipe.schema import Source
+from pipeline.recipe.schema import Optimizer, Schedule, Source
 
 
 def steps_as_dealt(rows, steps, *, world_size, micro_batch):
@@ -17,7 +17,7 @@ def steps_as_dealt(rows, steps, *, world_size, micro_batch):
     dealt = []
     for step in steps:
         found, micro_step = [], 0
-        while micro_step * world_size * micro_batch < rows.rows_per_step:
+        while micro_step * world_size * micro_batch < rows.of_steps.full:
             for rank in range(world_size):
                 batch = rows.micro_batch(step, micro_step, rank=rank, world_size=world_size, rows=micro_batch)
                 assert batch["labels"] is batch["shift_labels"]
@@ -48,6 +48,25 @@ def test_num_targets_counts_the_labels_of_the_whole_global_batch(bench, stage):
         assert count == sum(int((label != -100).sum()) for label in labels)
     if stage == "sft":
         assert len(set(counts)) > 1  # masks are ragged
+
+
+def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(bench):
+    warmup = {"batch_warmup_steps": 5, "batch_halvings": 2}
+    recipe = bench.recipe(train={"max_steps": 20})
+    recipe.optimizer = Optimizer(type="adamw", schedule=Schedule(**warmup))
+    rows = TrainingRows.open(preparation=bench.prepared(recipe))
+    plain = TrainingRows.open(preparation=bench.prepared(bench.recipe(train={"max_steps": 20})))
+    assert rows.total_rows() == 3 * 2 + 2 * 4 + 15 * 8
+    expected = steps_as_dealt(rows, range(20), world_size=1, micro_batch=8)
+    assert [len(step) for step in expected] == [2, 2, 2, 4, 4, *[8] * 15]
+    assert [pair for step in expected for pair in step] == [
+        pair for step in steps_as_dealt(plain, range(17), world_size=1, micro_batch=8) for pair in step
+    ][:134]
+    for world_size, micro_batch in ((1, 1), (2, 2), (3, 1), (3, 2)):
+        assert steps_as_dealt(rows, range(20), world_size=world_size, micro_batch=micro_batch) == expected
+    assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 2  # a quarter of the work
+    assert rows.position(4)["rows"] == 10
+    assert sum(consumed.samples for consumed in rows.consumed(4).values()) == 10
 
 
 def test_a_batch_past_the_last_row_is_all_fillers(bench):

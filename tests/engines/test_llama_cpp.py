@@ -24,7 +24,17 @@ SIZES = {
     **{"intermediate_size": 256, "max_position_embeddings": 256, "initializer_range": 0.2, "head_dim": 32},
 }
 # Each architecture with another of the patterns; qwen3 with qwen2's is what model.preset portable writes.
-MODELS = {"qwen3": ("qwen2", {}), "llama": ("gpt2", {}), "mistral": ("llama3", {"sliding_window": None})}
+GEMMA3 = {
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 9,
+}  # windows, one layer without, and one more
+MODELS = {
+    "qwen3": ("qwen2", {}),
+    "llama": ("gpt2", {}),
+    "mistral": ("llama3", {"sliding_window": None}),
+    "gemma3_text": ("qwen2", GEMMA3),
+}
 ENGINE = """
 import json
 import sys

@@ -40,6 +40,13 @@ def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command
     assert campaign("kill", "--only", "19") == rows  # trials that were made are not made again
 
 
+def test_a_sharded_run_that_is_killed_inside_a_save_goes_on_to_the_same_bits(campaign):
+    """With all its processes, and the ranks with one of the two that write."""
+    rows = campaign("sharded", "--only", "1", "34")
+    assert {hit["whom"] for row in rows for hit in row["kills"]} >= {"everything", "ranks and a writer"}
+    assert all(hit["writing"] for row in rows for hit in row["kills"])
+
+
 def test_a_failed_file_call_of_a_save_leaves_a_whole_checkpoint_that_the_next_start_goes_on_from(campaign):
     rows = campaign("calls", "--times", "3")
     assert all(row["whole"] for row in rows)
@@ -53,6 +60,11 @@ def test_a_full_disk_is_reported_in_a_sentence_and_the_run_goes_on_once_there_is
 
 def test_every_damage_to_a_file_of_a_checkpoint_is_found_and_named(campaign):
     files = ("model.safetensors", "optimizer.safetensors", "position.json", "MANIFEST.json", "modeling_tandem.py")
+    files += (
+        "model-00001-of-00002.safetensors",
+        "optimizer-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    )
     damages = ("missing", "truncated", "empty", "bit", "swapped")
     cells = [f"{file}-{damage}" for file in files for damage in damages]
     rows = campaign("corruption", "--only", *cells, "new.bin-extra")

@@ -41,7 +41,7 @@ def test_a_device_that_only_resembles_a_known_one_has_no_peak(device_name):
 
 @pytest.mark.parametrize("name", ["T4", "V100"])
 def test_devices_without_bfloat16_have_no_bfloat16_peak(name):
-    assert "bfloat16" not in parse_hardware(name)[1].peak_flops
+    assert "bfloat16" not in parse_hardware(name)[-1].peak_flops
 
 
 def test_every_row_names_its_source_and_no_name_fits_two_rows():
@@ -52,15 +52,22 @@ def test_every_row_names_its_source_and_no_name_fits_two_rows():
 
 
 @pytest.mark.parametrize(
-    ("text", "count", "name"),
-    [("8xH100", 8, "H100"), ("h100", 1, "H100"), ("2 x RTX4090", 2, "RTX4090"), ("16xa100-40gb", 16, "A100-40GB")],
+    ("text", "found"),
+    [
+        ("8xH100", (1, 8, "H100")),
+        ("h100", (1, 1, "H100")),
+        ("2 x RTX4090", (1, 2, "RTX4090")),
+        ("16xa100-40gb", (1, 16, "A100-40GB")),
+        ("64x8xH100", (64, 8, "H100")),
+        ("2 x 4 x a100", (2, 4, "A100")),
+    ],
 )
-def test_planned_hardware_is_read_as_count_and_device(text, count, name):
-    found_count, row = parse_hardware(text)
-    assert (found_count, row.name) == (count, name)
+def test_planned_hardware_is_read_as_hosts_count_and_device(text, found):
+    hosts, count, row = parse_hardware(text)
+    assert (hosts, count, row.name) == found
 
 
-@pytest.mark.parametrize("text", ["8xH900", "0xH100", "", "eight H100", "8x"])
+@pytest.mark.parametrize("text", ["8xH900", "0xH100", "", "eight H100", "8x", "0x8xH100", "2x2x2xH100", "8x0xH100"])
 def test_unknown_planned_hardware_is_refused_with_the_known_names(text):
     with pytest.raises(ValueError, match=r"one of: .*H100.*RTX4090"):
         parse_hardware(text)

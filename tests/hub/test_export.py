@@ -11,7 +11,7 @@ import torch
 from pipeline.hub.export import export
 from pipeline.hub.gguf_file import weights_of_gguf, why_not_cut
 from pipeline.model.build import build_model
-from pipeline.model.export import read_weights, save_model
+from pipeline.model.export import read_tensors, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
 from pipeline.tokenizer.load import train_bpe
 
@@ -41,16 +41,23 @@ def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
     path = export(str(model), to="gguf", dtype=dtype, output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
     reader = gguf.GGUFReader(path)
     assert sum(int(tensor.n_elements) for tensor in reader.tensors) == sum(
-        w.numel() for w in read_weights(model).values()
+        w.numel() for w in read_tensors(model).values()
     )
     assert list(tmp_path.iterdir()) == [path], "no half-written file stays"
     assert reader.fields["tokenizer.ggml.pre"].contents() == "gpt-2"
     assert reader.fields["general.architecture"].contents() == "gpt2"
     (one,) = (tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_up.weight")
-    mine = read_weights(model)["transformer.h.1.mlp.c_fc.weight"].T
+    mine = read_tensors(model)["transformer.h.1.mlp.c_fc.weight"].T
     theirs = torch.from_numpy(gguf.quants.dequantize(one.data, one.tensor_type).copy())
     tolerance = {"f32": 0.0, "f16": 1e-3, "bf16": 4e-3, "q8_0": 1e-2}[dtype]
     assert (theirs - mine).abs().max() <= tolerance * mine.abs().max()
+
+
+LLAMA = {
+    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
+}
+GEMMA3 = LLAMA | {"kind": "gemma3_text", "pattern": "qwen2", "head_dim": 16, "query_pre_attn_scalar": 16}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,12 @@ def test_a_gguf_holds_every_weight_and_the_tokenizer(model, tmp_path, dtype):
         ({"kind": "tandem", "normalization": "rms_norm"}, "written as tandem"),
         ({"activation_function": "relu"}, "activation_function is relu"),
         ({"pattern": "nanochat"}, "a pattern that llama.cpp has not"),
+        (GEMMA3 | {"query_pre_attn_scalar": 32}, "query_pre_attn_scalar is not head_dim"),
+        (GEMMA3 | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        (
+            GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e5}}},
+            "rope_theta of its windowed layers",
+        ),
     ],
 )
 def test_what_llama_cpp_cannot_run_is_refused_with_the_reason(tmp_path, fields, said):
@@ -88,7 +101,7 @@ def test_a_tokenizer_that_llama_cpp_would_run_otherwise_is_named(model, part, ch
 def test_shards_hold_the_same_weights_in_the_type_asked_for(model, tmp_path):
     folder = export(str(model), to="safetensors", dtype="bf16", output=str(tmp_path / "out"), max_shard_size="100KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    weights, mine = read_weights(folder), read_weights(model)
+    weights, mine = read_tensors(folder), read_tensors(model)
     assert weights.keys() == mine.keys()
     assert all(torch.equal(weights[name], value.bfloat16()) for name, value in mine.items())
     said = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; import sys; M.from_pretrained(sys.argv[1]); T.from_pretrained(sys.argv[1])"
@@ -115,19 +128,16 @@ def test_the_command_writes_beside_the_run_under_its_name(model, tmp_path):
     assert (run / "export" / "small-q8_0.gguf").stat().st_size > 0
 
 
-LLAMA = {
-    **{"n_layer": None, "n_embd": None, "n_head": None, "n_positions": None, "num_hidden_layers": 2, "hidden_size": 64},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 128},
-}
-
-
-@pytest.mark.parametrize(("kind", "pattern"), [("gpt2", "gpt2"), ("llama", "llama3"), ("qwen3", "qwen2")])
+@pytest.mark.parametrize(
+    ("kind", "pattern"), [("gpt2", "gpt2"), ("llama", "llama3"), ("qwen3", "qwen2"), ("gemma3_text", "qwen2")]
+)
 def test_the_weights_of_a_gguf_are_read_back_as_they_were(tmp_path, kind, pattern):
     pytest.importorskip("gguf")
-    folder = write_model(tmp_path / "m", kind=kind, pattern=pattern, **(LLAMA if kind != "gpt2" else {}))
+    fields = {"gpt2": {}, "gemma3_text": GEMMA3}.get(kind, LLAMA)
+    folder = write_model(tmp_path / "m", **fields | {"kind": kind, "pattern": pattern})
     path = export(str(folder), to="gguf", dtype="f32", output=str(tmp_path / "m.gguf"), max_shard_size="5GB")
-    back, mine = weights_of_gguf(path, folder), read_weights(folder)
-    assert back.keys() == mine.keys() - ({"lm_head.weight"} if kind == "gpt2" else set())
+    back, mine = weights_of_gguf(path, folder), read_tensors(folder)
+    assert back.keys() == mine.keys() - ({"lm_head.weight"} if kind in ("gpt2", "gemma3_text") else set())
     assert all(torch.equal(value, mine[name]) for name, value in back.items())
 
 

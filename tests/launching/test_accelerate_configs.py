@@ -33,7 +33,7 @@ def launch_arguments(path, monkeypatch):
 
 
 def test_the_files_are_those_of_the_readme():
-    assert {p.stem for p in CONFIGS} == {"cpu", "cpu_2", "single_gpu", "ddp", "fsdp2", "multi_node"}
+    assert {p.stem for p in CONFIGS} == {"cpu", "cpu_2", "single_gpu", "ddp", "fsdp2", "hsdp", "multi_node"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -55,6 +55,7 @@ def test_accelerate_reads_the_file_and_its_command(path, monkeypatch):
         ("single_gpu", False, False, 1, 1),
         ("ddp", True, False, 8, 1),
         ("fsdp2", False, True, 8, 1),
+        ("hsdp", False, True, 16, 2),
         ("multi_node", True, False, 16, 2),
     ],
 )
@@ -69,6 +70,8 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
         if fsdp:
             assert environ["ACCELERATE_USE_FSDP"] == "true"
             assert environ["FSDP_VERSION"] == "2"  # which hardware/device.py reads
+            replicas = environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1")
+            assert replicas == ("2" if name == "hsdp" else "1")
     else:
         _, environ = prepare_simple_launcher_cmd_env(arguments)
         assert environ["ACCELERATE_USE_CPU"] == str(name == "cpu")

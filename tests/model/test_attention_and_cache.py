@@ -8,6 +8,11 @@ from transformers import DynamicCache
 ATTENTIONS = ["eager", "sdpa", "flex_attention"]
 
 
+@pytest.fixture(params=["gpt2", "modern", "bigrams"])
+def name(request):
+    return request.param
+
+
 @pytest.fixture(params=ATTENTIONS)
 def implementation(request):
     # flex_attention spelt out: compiling it for each length of these tests takes minutes on a CPU.

@@ -66,10 +66,12 @@ def test_two_mistakes_are_reported_at_once():
 
 
 def test_every_parameter_has_the_group_of_what_it_does():
-    groups = {name: parameter_group(name, p) for name, p in tiny("modern").named_parameters()}
+    groups = {name: parameter_group(name, p) for name, p in tiny("bigrams").named_parameters()}
     assert groups["transformer.wte.weight"] == "embeddings"
     assert groups["transformer.h.1.attn.value_embedding.weight"] == "value_embeddings"
     assert groups["transformer.h.1.attn.value_gate.weight"] == "matrices"
+    assert groups["transformer.bigram_embedding.weight"] == "embeddings"
+    assert groups["transformer.bigram_lambdas"] == "scalars"
     assert groups["transformer.smear_gate.weight"] == "gates"
     assert groups["transformer.resid_lambdas"] == "scalars"
     assert groups["transformer.x0_lambdas"] == "x0_lambdas"

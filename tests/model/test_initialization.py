@@ -74,6 +74,14 @@ def test_moderns_weights_are_nanochats():
     assert trunk.backout_lambda.item() == pytest.approx(0.2)
 
 
+def test_bigram_embeddings_begin_at_zero_beside_the_weights_of_the_model_without_them():
+    plain, bigrams = (build_model("tandem", FIELDS[name], seed=1).state_dict() for name in ("modern", "bigrams"))
+    assert not bigrams.pop("transformer.bigram_embedding.weight").any()
+    assert torch.equal(bigrams.pop("transformer.bigram_lambdas"), torch.full((4,), 0.1))
+    assert plain.keys() == bigrams.keys()
+    assert all(torch.equal(plain[key], bigrams[key]) for key in plain)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "modern"])
 def test_weights_are_a_function_of_the_seed_and_move_no_generator(name):
     torch.manual_seed(7)

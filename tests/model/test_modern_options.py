@@ -6,8 +6,13 @@ from tiny_models import MODERN, NANOCHAT, random_ids, tiny
 
 ON = {"value_embeddings": True, "residual_lambdas": True, "backout": True, "smear": True, "qk_norm_scale": 1.2}
 WINDOW = {"window_pattern": "SSSL", "sliding_window": 9}
+BIGRAMS = {"bigram_embeddings": 53}  # of no preset
 OFF = {name: type(value)() for name, value in ON.items()} | {"qk_norm_scale": 1.0} | dict.fromkeys(WINDOW)
-CASES = {name: {name: value} for name, value in ON.items()} | {"windows": WINDOW, "all": ON | WINDOW}
+CASES = {name: {name: value} for name, value in ON.items()} | {
+    "windows": WINDOW,
+    "bigrams": BIGRAMS,
+    "all": ON | WINDOW | BIGRAMS,
+}
 
 
 def norm(x):
@@ -29,9 +34,15 @@ def spelt_out(model, ids):
     if config.smear:
         gates = w["smear_lambda"] * torch.sigmoid(x[:, :24] @ w["smear_gate.weight"].T)
         x = torch.stack([x[0], *(x[t] + gates[t] * x[t - 1] for t in range(1, len(ids)))])
+    if config.bigram_embeddings:
+        pairs = zip(ids[1:].tolist(), ids[:-1].tolist(), strict=True)
+        rows = [52, *(((36313 * token) ^ (27191 * before)) % 52 for token, before in pairs)]
+        bigrams = w["bigram_embedding.weight"][rows]
     first, middle = x, None
     for i in range(config.n_layer):
         h = f"h.{i}."
+        if config.bigram_embeddings:
+            x = x + w["bigram_lambdas"][i] * bigrams
         if config.residual_lambdas:
             x = w["resid_lambdas"][i] * x + w["x0_lambdas"][i] * first
         y = norm(x)

@@ -109,6 +109,11 @@ def test_a_split_pattern_of_an_earlier_layer_that_llama_cpp_has_not_is_replaced(
     assert recipe_of(tmp_path, "tokenizer.split_pattern=llama3").tokenizer.split_pattern == "llama3"
 
 
+def test_bigram_embeddings_are_refused_beside_it(tmp_path):
+    with pytest.raises(RecipeError, match=r"model\.type: .*Qwen3Config has no field bigram_embeddings"):
+        recipe_of(tmp_path, "model.options.bigram_embeddings=5120")
+
+
 def test_another_type_beside_it_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"portable is a preset of model\.type qwen3, not of llama"):
         recipe_of(tmp_path, "model.type=llama")

@@ -31,7 +31,9 @@ torch.save({"logits": logits, "tokens": tokens, "hidden": base(ids).last_hidden_
 """
 
 
-def test_a_process_without_this_package_computes_the_same_logits_and_tokens(model, name, tmp_path):
+@pytest.mark.parametrize("name", ["gpt2", "modern", "bigrams"])
+def test_a_process_without_this_package_computes_the_same_logits_and_tokens(name, tmp_path):
+    model = tiny(name)
     ids = random_ids(2, 40)
     model.config.use_cache = False  # as Trainer leaves it
     save_model(model, tmp_path / "model")
@@ -43,7 +45,7 @@ def test_a_process_without_this_package_computes_the_same_logits_and_tokens(mode
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     seen = torch.load(tmp_path / "seen.pt")
-    assert ("transformers_modules" in seen["class"]) == (name == "modern")
+    assert ("transformers_modules" in seen["class"]) == (name != "gpt2")
     assert (seen["logits"] - model(ids).logits).abs().max() <= 1e-4
     assert (seen["hidden"] - model.transformer(ids).last_hidden_state).abs().max() <= 1e-4
     mask = torch.ones(1, 12, dtype=torch.long)

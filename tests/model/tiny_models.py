@@ -30,7 +30,7 @@ MODERN = NANOCHAT | {
     "initialization": "nanochat",
     "vocab_multiple": 64,
 }
-FIELDS = {"gpt2": GPT2, "modern": MODERN}
+FIELDS = {"gpt2": GPT2, "modern": MODERN, "bigrams": MODERN | {"bigram_embeddings": 53}}
 
 
 def stirred(model, scale=0.1):

@@ -175,6 +175,17 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
         (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
         assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
         assert checks._sharding(quickstart(override, processes=1)) == []
+    for name, size in {"DP_REPLICATE": 2, "DP_SHARD": 4, "TP": 2, "CP": 1}.items():
+        monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}_SIZE", str(size))
+    found = messages(checks._sharding(quickstart(processes=4)), RecipeError)
+    assert [found[0].split(":")[1], found[1].split(":")[1]] == [
+        " tp_size above 1 is not supported. Start from accelerate_configs/fsdp2.yaml.",
+        " dp_replicate_size 2 x dp_shard_size 4 is not the number of processes, 4. Change --num_processes or one of the two.",
+    ]
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "1")
+    assert checks._sharding(quickstart(processes=8)) == []
+    for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP"):
+        monkeypatch.delenv(f"PARALLELISM_CONFIG_{name}_SIZE")
     monkeypatch.setenv("FSDP_VERSION", "1")
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     found = messages(checks._sharding(quickstart(processes=2)), RecipeError)

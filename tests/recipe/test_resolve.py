@@ -10,7 +10,7 @@ import pytest
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
 from pipeline.recipe.identity import default_name, differences, must_match
-from pipeline.recipe.resolve import micro_steps, plain, rows_per_step, with_batch_tokens
+from pipeline.recipe.resolve import StepRows, micro_steps, plain, rows_per_step, tokens_at, with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
 
@@ -112,6 +112,31 @@ def test_a_horizon_named_later_replaces_the_inherited_one(folder, horizon):
 def test_two_horizons_on_one_command_line_are_refused(folder):
     with pytest.raises(RecipeError, match="second horizon"):
         read_recipe([write(folder), "train.max_steps=7", "run.tokens=4096"])
+
+
+@pytest.mark.parametrize(("warmup_steps", "halvings"), [(7, 3), (2, 3), (12, 1), (0, 0)])
+def test_rows_of_smaller_first_steps_add_up_and_are_counted_back(warmup_steps, halvings):
+    rows, before = StepRows(64, warmup_steps, halvings), 0
+    sizes = [rows.at(step) for step in range(30)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 64 // 2**halvings
+    assert sizes[warmup_steps:] == [64] * (30 - warmup_steps)
+    for step, size in enumerate(sizes):
+        assert rows.before(step) == before
+        assert rows.steps(before) == step
+        before += size
+        assert rows.steps(before - 1) == step
+
+
+def test_a_horizon_in_tokens_has_more_steps_where_the_first_are_smaller(folder):
+    adamw = "optimizer.type=adamw"
+    warmup = [adamw, "optimizer.schedule.batch_warmup_steps=8"]
+    assert read_recipe([write(folder), "run.tokens=51200", adamw]).train["max_steps"] == 100
+    recipe = read_recipe([write(folder), "run.tokens=51200", *warmup])
+    assert recipe.train["max_steps"] == 105  # four steps of 2 rows, four of 4, then of 8
+    assert tokens_at(recipe, 105) == 51200
+    with pytest.raises(RecipeError, match="8 rows of a step cannot be halved that often"):
+        read_recipe([write(folder), *warmup, "optimizer.schedule.batch_halvings=4"])
 
 
 def test_steps_are_whole_batches_of_the_tokens(folder):

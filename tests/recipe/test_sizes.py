@@ -137,8 +137,8 @@ def test_parameters_are_those_of_the_transformers_model(index):
     assert sizes_from_config(config, row_tokens=64).parameters()["total"] == model_parameters(config)
 
 
-@pytest.mark.parametrize("preset", ["gpt2", "modern"])
-def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
+@pytest.mark.parametrize("options", [["gpt2"], ["modern"], ["modern", "model.options.bigram_embeddings=5000"]])
+def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
     import torch
 
     from pipeline.model.configuration_tandem import TandemConfig
@@ -146,7 +146,13 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, preset):
     from pipeline.recipe.sizes import model_fields
 
     recipe = modern(
-        tmp_path, 5, f"model.preset={preset}", "model.head_dim=32", "model.aspect_ratio=16", "data.row_tokens=512"
+        tmp_path,
+        5,
+        f"model.preset={options[0]}",
+        *options[1:],
+        "model.head_dim=32",
+        "model.aspect_ratio=16",
+        "data.row_tokens=512",
     )
     recipe = with_values(recipe, {"tokenizer.vocab_size": 1000})
     fields = model_fields(recipe, vocab_size=1000, bos_token_id=0, eos_token_id=1, pad_token_id=2)

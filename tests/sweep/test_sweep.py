@@ -21,7 +21,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import lock, write_json
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sweep.__main__ import main
+from pipeline.sweep.__main__ import Sweep, _options, main
 from pipeline.sweep.runs import PACKAGE, Job, Runs, _Started, _step
 from pipeline.sweep.search import Axis, grid, read_space
 from pipeline.sweep.verdict import Figure, holm, judge_all, paired
@@ -293,7 +293,7 @@ def test_a_number_of_processes_that_is_none_is_refused(recipe, tmp_path, monkeyp
 
 
 def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_path):
-    command = [recipe, "train.max_steps=4", "model.n_embd=64,32", "--seeds", "1", "--parallel", "2", "--equal", "flops", "--name", "s"]  # fmt: skip
+    command = [recipe, "train.max_steps=4", "train.seed=7", "model.n_embd=64,32", "--seeds", "1", "--parallel", "2", "--equal", "flops", "--name", "s"]  # fmt: skip
     output = (done := sweep(tmp_path, *command)).communicate(timeout=300)[0]
     assert done.returncode == 0, output
     record = json.loads((tmp_path / "sweeps" / "s" / "sweep.json").read_text())
@@ -303,6 +303,7 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert candidate["verdict"] == "not shown"
     for entry in (record["baseline"], candidate):
         (run,) = entry["runs"]
+        assert run["seed"] == 7
         rows = read_rows(Path(run["run"]) / "metrics.jsonl")
         assert [row["val/bpb"] for row in rows if "val/bpb" in row] == [run["value"]]
         assert max(row["step"] for row in rows) == entry["steps"]
@@ -314,6 +315,17 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert done.returncode == 0, again
     assert "0 of them to make" in again
     assert [file.read_bytes() for file in files] == before
+
+
+def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = set()
+    for fixed in ([], ["train.max_steps=7"]):
+        sweep = Sweep(_options([str(recipe), *fixed, "--name", "s"]), fixed)
+        paths.add(sweep.jobs(sweep.record["baseline"], 1)[0].path)
+        sweep._held.close()
+        (tmp_path / "sweeps").rename(tmp_path / f"lost-{len(paths)}")
+    assert len(paths) == 2
 
 
 def kill_all(process):

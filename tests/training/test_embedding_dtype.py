@@ -22,6 +22,7 @@ from tests.runner import WarmRunner
 BF16 = "model.embedding_dtype=bfloat16"
 TABLES = {
     "transformer.wte.weight",
+    "transformer.bigram_embedding.weight",
     "transformer.h.1.attn.value_embedding.weight",
     "transformer.h.3.attn.value_embedding.weight",
 }
@@ -37,8 +38,8 @@ def bf16_names(tensors):
 
 
 def test_token_and_value_embeddings_alone_are_stored_so_and_the_rest_computes_in_float32():
-    model, ids = tiny("modern"), random_ids(2, 20)
-    rounded = tiny("modern")
+    model, ids = tiny("bigrams"), random_ids(2, 20)
+    rounded = tiny("bigrams")
     store_embeddings(model, torch.bfloat16)
     assert bf16_names(model.state_dict()) == TABLES
     with torch.no_grad():
@@ -58,6 +59,7 @@ def test_memory_is_planned_as_it_is_taken(kind):
     plain = ["optimizer.groups=null", "optimizer.schedule=null"] if kind == "trainer" else []
     if kind == "adamw":
         plain = ["optimizer.groups.matrices={learning_rate: 0.003}"]
+    plain += ["model.options.bigram_embeddings=5120"]
     recipe = read_recipe([QUICKSTART, *SMALL, f"optimizer.type={kind}", *plain, BF16])
     model = build_from_recipe(recipe, Ids())
     optimizer = (
@@ -96,7 +98,7 @@ def test_the_norm_of_mixed_gradients_has_the_bits_of_float32():
     assert torch.equal(total_norm(gradients[1:]), torch.nn.utils.get_total_norm(gradients[1:]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_load_in_float32(runner, ranks):
     short = {"max_steps": 8, "save_steps": 2, "bf16": True, "max_grad_norm": 0.5}
     recipe = runner.recipe("narrow", "modern", train=short)

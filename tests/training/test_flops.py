@@ -17,7 +17,7 @@ SHAPES = {
     "modern, all heads": ("tandem", {**PLAIN, **GPT2, "n_layer": 4}),
     "grouped queries": ("tandem", {**PLAIN, **GPT2, "n_kv_head": 1, "vocab_size": 500}),
     "value embeddings": ("tandem", {**MODERN, **GPT2, "n_layer": 5, "n_kv_head": 2, "window_pattern": None}),
-    "windows": ("tandem", {**MODERN, **GPT2, "n_layer": 4, "n_embd": 96, "n_head": 3, "sliding_window": 24}),
+    "windows": ("tandem", {**MODERN, **GPT2, "n_layer": 4, "n_embd": 96, "n_head": 3, "sliding_window": 24, "bigram_embeddings": 99}),
     "llama": (
         "llama",
         {

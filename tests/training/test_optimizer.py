@@ -13,7 +13,7 @@ from pipeline.model.build import build_model
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder
 from pipeline.recipe.resolve import MATRIX_GROUP
-from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
+from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule, with_values
 from pipeline.training import optimizer as module
 from pipeline.training.optimizer import OPTIMIZERS, MuonAdamW, build_optimizer, look_for_lomo_once
 from pipeline.training.schedules import StepSchedule, apply_schedule
@@ -149,6 +149,21 @@ def test_a_state_dict_round_trip_gives_bitwise_the_same_next_steps(make):
     train(model, optimizer, range(3, 6))
     train(copy, restored, range(3, 6))
     assert torch.equal(weights(model), weights(copy))
+
+
+def test_decay_scale_multiplies_the_decay_of_every_group_under_the_schedule():
+    model = modern()
+    plain, scaled = (recipe(), with_values(recipe(), {"optimizer.decay_scale": 10.0}))
+    groups = [build_optimizer(model, one).param_groups for one in (plain, scaled)]
+    for one, ten in zip(*groups, strict=True):
+        assert ten["weight_decay"] == 10 * one["weight_decay"]
+        assert ten["lr"] == one["lr"]
+    optimizer = build_optimizer(model, scaled)
+    apply_schedule(optimizer, Schedule(), 50, 100)
+    muon = [
+        (now, before) for now, before in zip(optimizer.param_groups, groups[0], strict=True) if now["kind"] == "muon"
+    ]
+    assert all(now["weight_decay"] == pytest.approx(10 * 0.5 * before["weight_decay"]) for now, before in muon)
 
 
 def test_under_accelerate_with_clipping_the_schedule_still_reaches_every_group():

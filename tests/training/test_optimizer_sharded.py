@@ -1,42 +1,46 @@
-"""The optimizer over parameters that FSDP2 cut among two gloo ranks."""
+"""The optimizer over parameters that FSDP2 cut among gloo ranks, or HSDP among those of each copy."""
 
 import os
 
 import pytest
 import torch
 import torch.multiprocessing
-from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed import all_gather_object, destroy_process_group, get_world_size, init_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from pipeline.model.build import build_model
 from pipeline.process.errors import DataError
-from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe
+from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
-from pipeline.training.sharding import shard_model, whole_on_rank_0
+from pipeline.training.schedules import apply_schedule
+from pipeline.training.sharding import own_part, shard_model, whole_on_rank_0
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
-    "normalization": "rms_norm", "position_embedding": "rope", "value_embeddings": True, "residual_lambdas": True,
+    "normalization": "rms_norm", "position_embedding": "rope", "value_embeddings": True, "residual_lambdas": True, "bigram_embeddings": 70,
     "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
 }  # fmt: skip
 
 
-def recipe():
+AHEAD = {"ema_nesterov": 0.5, "ema_nesterov_steps": 4, "ema_nesterov_span": [0.1, 1.0]}
+
+
+def recipe(**more):
     adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=1e-8, weight_decay=0.01)
     names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas", "gates")
     groups = Groups(matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=0.2), **dict.fromkeys(names, adamw))
-    return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups))
+    return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups, **more))
 
 
-def model_and_optimizer(*, sharded=False):
+def model_and_optimizer(*, sharded=False, **more):
     model = build_model("tandem", FIELDS, seed=0)
     if sharded:
         shard_model(model)
-    return model, build_optimizer(model, recipe())
+    return model, build_optimizer(model, recipe(**more))
 
 
 def train(model, optimizer, steps):
@@ -44,6 +48,7 @@ def train(model, optimizer, steps):
         input_ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         model(input_ids=input_ids, labels=input_ids).loss.backward()
+        apply_schedule(optimizer, Schedule(warmup_steps=1), step, 8)
         optimizer.step()
 
 
@@ -76,11 +81,37 @@ def assert_the_head_of_a_foreign_model_is_no_group_of_its_own():
         assert groups == own | {""}
 
 
-def rank_main(rank, rendezvous):
+def assert_the_ranks_parts_are_all_tensors_whole(tensors, expected):
+    """Each of them once, and about as many bytes on every rank."""
+    parts = [None] * get_world_size()
+    all_gather_object(parts, own_part(tensors))
+    assert sorted(name for part in parts for name in part) == sorted(expected)
+    for name, tensor in [item for part in parts for item in part.items()]:
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.device.type == "cpu"
+    sizes = [sum(tensor.nbytes for tensor in part.values()) for part in parts]
+    assert max(sizes) - min(sizes) <= max(tensor.nbytes for tensor in expected.values())
+
+
+def rank_main(rank, rendezvous, ranks, replicas):
     torch.set_num_threads(1)
-    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    model, optimizer = model_and_optimizer()
-    sharded, sharded_optimizer = model_and_optimizer(sharded=True)
+    os.environ |= {"FSDP_VERSION": "2", "WORLD_SIZE": str(ranks)}
+    os.environ["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] = str(replicas)
+    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    share = replicas / ranks
+    assert_sharded_moves_as_whole(rank, share, **AHEAD)
+    sharded = assert_sharded_moves_as_whole(rank, share)
+    assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
+    assert_what_one_rank_alone_sees_is_refused(sharded, rank)
+    destroy_process_group()
+    # Not through the interpreter's end, where a thread of gloo that wants the interpreter's lock makes the process abort; every
+    # entry of the pipeline leaves like this too.
+    os._exit(0)
+
+
+def assert_sharded_moves_as_whole(rank, share, **more):
+    model, optimizer = model_and_optimizer(**more)
+    sharded, sharded_optimizer = model_and_optimizer(sharded=True, **more)
     assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
     train(model, optimizer, range(4))
     train(sharded, sharded_optimizer, range(4))
@@ -89,14 +120,17 @@ def rank_main(rank, rendezvous):
             whole(other.detach()), one.detach(), rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
 
-    assert own_bytes(sharded, sharded_optimizer) <= 1.15 / 2 * own_bytes(model, optimizer)
+    assert own_bytes(sharded, sharded_optimizer) <= 1.15 * share * own_bytes(model, optimizer)
     own = optimizer_tensors(sharded_optimizer, sharded)
     of_rank_0 = whole_on_rank_0(own)
     tensors = {key: whole(value).clone() for key, value in own.items()}
     assert tensors.keys() == optimizer_tensors(optimizer, model).keys()
     assert of_rank_0.keys() == (tensors.keys() if rank == 0 else set())
     assert all(torch.equal(value, tensors[key]) for key, value in of_rank_0.items())
-    fresh = build_optimizer(sharded, recipe())
+    assert_the_ranks_parts_are_all_tensors_whole(own, tensors)
+    weights = sharded.state_dict()
+    assert_the_ranks_parts_are_all_tensors_whole(weights, {key: whole(value) for key, value in weights.items()})
+    fresh = build_optimizer(sharded, recipe(**more))
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
     train(sharded, sharded_optimizer, [4])
@@ -107,13 +141,10 @@ def rank_main(rank, rendezvous):
     train(sharded, fresh, [4])
     for p, expected in zip(sharded.parameters(), uncut, strict=True):
         assert torch.equal(whole(p.detach()), expected)
-    assert_the_head_of_a_foreign_model_is_no_group_of_its_own()
-    assert_what_one_rank_alone_sees_is_refused(sharded, rank)
-    destroy_process_group()
-    # Not through the interpreter's end, where a thread of gloo that wants the interpreter's lock makes the process abort; every
-    # entry of the pipeline leaves like this too.
-    os._exit(0)
+    return sharded
 
 
-def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path):
-    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"),), nprocs=2)
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
+def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path, ranks, replicas):
+    arguments = str(tmp_path / "rendezvous"), ranks, replicas
+    torch.multiprocessing.spawn(rank_main, args=arguments, nprocs=ranks)

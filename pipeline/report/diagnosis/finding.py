@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pipeline.recipe.resolve import StepRows
 from pipeline.recipe.schema import Schedule
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.columns import Columns
@@ -141,6 +142,14 @@ class Figures:
     def starts_trained(self) -> bool:
         """Return whether the weights were trained before the first step."""
         return bool(self.recipe("model.start_from") or self.recipe("run.fork_from"))
+
+    def tokens_at(self, steps: np.ndarray, batch: int) -> np.ndarray:
+        """Return row positions of the first so many steps of `batch` each, of which the first ones may have been smaller."""
+        schedule = self.schedule()
+        if schedule is None or not schedule.batch_warmup_steps:
+            return steps * batch
+        rows = StepRows(batch, schedule.batch_warmup_steps, schedule.batch_halvings)
+        return np.array([rows.before(int(step)) for step in steps], np.float64)
 
     def schedule(self) -> Schedule | None:
         """Return the recipe's schedule of groups, None when it does not say.

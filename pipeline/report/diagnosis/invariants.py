@@ -111,7 +111,7 @@ def column(data: RunData, name: str) -> Series:
 @rule(
     "tokens are steps times the batch",
     needs="tokens or data/samples, with data.batch_tokens",
-    threshold="`tokens` = step x data.batch_tokens in every row; data/samples = step x data.batch_tokens / data.row_tokens; data/tokens at most `tokens`; those of the sources add up to those of the run",
+    threshold="`tokens` = step x data.batch_tokens in every row (less where optimizer.schedule.batch_warmup_steps begins with smaller batches); data/samples = tokens / data.row_tokens; data/tokens at most `tokens`; those of the sources add up to those of the run",
     reason="both are the same count: who believes the one plans by the other",
     advice=CONTRADICTION,
 )
@@ -124,11 +124,14 @@ def tokens_are_counted(figures: Figures) -> Verdict | None:
     if isinstance(own, int) and own != batch:
         audit.wrong.append(f"data.batch_tokens is {own:,} in the recipe and {batch:,} in the manifest")
     tokens = column(figures.data, "tokens")
-    audit.equal("tokens", tokens.steps, tokens.values, tokens.steps * batch, why=f"step x {batch:,} is")
+    audit.equal(
+        "tokens", tokens.steps, tokens.values, figures.tokens_at(tokens.steps, batch), why=f"step x {batch:,} is"
+    )
     samples, targets = figures.series("data/samples"), figures.series("data/tokens")
     if width:
-        audit.equal("data/samples", samples.steps, samples.values, samples.steps * (batch / width), why=f"step x {batch / width:g} rows is")  # fmt: skip
-    audit.at("data/tokens", targets.steps, targets.values, targets.values <= targets.steps * batch, wanted=targets.steps * batch, why="the rows hold")  # fmt: skip
+        audit.equal("data/samples", samples.steps, samples.values, figures.tokens_at(samples.steps, batch) / width, why=f"step x {batch / width:g} rows is")  # fmt: skip
+    most = figures.tokens_at(targets.steps, batch)
+    audit.at("data/tokens", targets.steps, targets.values, targets.values <= most, wanted=most, why="the rows hold")
     for count in ("tokens", "samples", "documents"):
         _sources_add_up(audit, figures, count)
     return audit.verdict("tokens and rows are steps times the batch", "tokens, rows and steps do not agree")
@@ -221,7 +224,7 @@ def _position(audit: Audit, figures: Figures) -> None:
 @rule(
     "every rate is its peak times the schedule",
     needs="optim/lr/<group> with optimizer.groups in the recipe, or optim/lr with train.learning_rate, and optim/lrm",
-    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm; of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
+    threshold="rate of each group = optimizer.groups.<group>.learning_rate x optimizer.rate_scale x optim/lrm (left out: a group with a decay_fraction of its own); of Trainer's own optimizers train.learning_rate x optim/lrm; optim/lr is the first group's",
     reason="the logged rate is what the optimizer used: another one than the recipe's is another experiment",
     advice="Look for a callback or an optimizer of one's own that sets rates, and for a recipe.yaml that was changed after the run.",
 )
@@ -235,9 +238,10 @@ def rates_are_the_recipes(figures: Figures) -> Verdict | None:
     if kind in MATRIX_GROUP:
         scale, groups = figures.recipe("optimizer.rate_scale"), figures.recipe("optimizer.groups") or {}
         for name, group in groups.items():
-            peak = (group or {}).get("learning_rate")
+            group = group or {}
+            peak = group.get("learning_rate")
             steps, rate, multiplier = both(figures, f"optim/lr/{name}", "optim/lrm")
-            if peak is not None:
+            if peak is not None and group.get("decay_fraction") is None:
                 wanted = peak * (1.0 if scale is None else scale) * multiplier
                 audit.equal(f"optim/lr/{name}", steps, rate, wanted, why="recipe x schedule is")
         rates = [figures.series(f"optim/lr/{name}") for name in groups]
@@ -329,7 +333,9 @@ def _speed(audit: Audit, figures: Figures) -> None:
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     steps, rate, step_s = both(figures, "perf/tok_per_s", "perf/step_s")
     if isinstance(batch, int):
-        audit.equal("perf/tok_per_s x perf/step_s", steps, rate * step_s, batch, share=1e-4, why="data.batch_tokens is")
+        since = np.concatenate([[0], steps[:-1]])
+        whole = figures.tokens_at(steps, batch) - figures.tokens_at(since, batch) == (steps - since) * batch
+        audit.equal("perf/tok_per_s x perf/step_s", steps[whole], (rate * step_s)[whole], batch, share=1e-4, why="data.batch_tokens is")  # fmt: skip
     steps, share, wait_s = both(figures, "data/wait_frac", "data/wait_s")
     if np.array_equal(steps, figures.series("perf/step_s").steps):
         wanted = np.minimum(wait_s / np.maximum(figures.series("perf/step_s").values, 1e-12), 1.0)

@@ -1,0 +1,168 @@
+"""The processes that write the parts of a sharded model's checkpoint, one for each rank: whole or nothing, whichever of them is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.process.errors import CannotWriteError
+from pipeline.run_dir import checkpoint_writer
+from pipeline.run_dir.checkpoint_writer import reports
+from pipeline.run_dir.checkpoints import problems
+from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.checkpoint import CheckpointSaver, part_file
+from tests.conftest import ROOT
+
+RANKS = 3
+PARTS = [{"weight": torch.full((1_000_000,), float(rank))} for rank in range(RANKS)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.checkpoints.mkdir(parents=True)
+    return directory
+
+
+def file(rank):
+    return part_file("model.safetensors", rank, RANKS)
+
+
+def begun(run, *, ranks=range(RANKS), step=5):
+    """Return a saver for each rank that has begun to write its part, as save_part begins it on each of them."""
+    savers = [CheckpointSaver(run, keep=2, every=None, best=False) for _ in ranks]
+
+    def small(folder):
+        (folder / "config.json").write_text("{}")
+        reports(folder).mkdir()
+
+    folder, _ = savers[0]._open(step, small)
+    for rank, saver in zip(ranks, savers, strict=True):
+        saver._begin(step, folder, {file(rank): (PARTS[rank], {"format": "pt"})}, rank=rank, ranks=RANKS)
+    return savers
+
+
+def names(run):
+    return sorted(name for name in os.listdir(run.checkpoints) if name != checkpoint_writer.LOCK)
+
+
+def assert_whole(run, step=5):
+    assert problems(run.checkpoint(step)) == []
+    assert sorted(os.listdir(run.checkpoint(step))) == ["MANIFEST.json", "config.json", *map(file, range(RANKS))]
+    for rank, part in enumerate(PARTS):
+        assert torch.equal(load_file(run.checkpoint(step) / file(rank))["weight"], part["weight"])
+
+
+def test_the_parts_of_all_ranks_become_one_sealed_folder_that_rank_0_publishes(run):
+    savers = begun(run)
+    assert [saver.wait() is None for saver in reversed(savers)] == [True, True, False]
+    assert_whole(run)
+    assert names(run) == ["checkpoint-5"]
+    assert savers[0].last_good[0] == 5
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_killed_process_of_any_rank_is_started_again_with_what_was_copied(run, rank):
+    savers = begun(run)
+    os.kill(savers[rank].process.pid, signal.SIGKILL)
+    for saver in reversed(savers):
+        saver.wait()
+    assert_whole(run)
+    assert names(run) == ["checkpoint-5"]
+
+
+def test_a_process_that_is_killed_when_all_was_reported_writes_nothing_again(run):
+    """Rank 0's process may be sealing what it has written, or have published it."""
+    savers = begun(run, ranks=(0, 1))
+    savers[1].wait()
+    folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
+    before = (folder / file(1)).stat()
+    assert checkpoint_writer.start(savers[1].job).wait() == 0
+    after = (folder / file(1)).stat()
+    assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
+    savers[0]._give_up()
+    assert names(run) == []
+    assert checkpoint_writer.start(savers[1].job).wait() == 0
+    assert names(run) == []
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_all_processes_killed_at_any_moment_leave_the_whole_checkpoint_or_none(run, moment):
+    begun_before = begun(run, step=3)
+    for saver in begun_before:
+        saver.wait()
+    savers = begun(run)
+    time.sleep(moment * 0.04)
+    for saver in savers:
+        os.kill(saver.process.pid, signal.SIGKILL)
+    for saver in savers:
+        saver.process.wait()
+    RunDirectory(run.path).hold()
+    assert names(run) in (["checkpoint-3"], ["checkpoint-3", "checkpoint-5"])
+    assert_whole(run, 3)
+    if run.checkpoint(5).exists():
+        assert_whole(run, 5)
+
+
+def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing(run, monkeypatch):
+    import resource
+
+    popen = subprocess.Popen
+
+    def limited(*args, **settings):
+        return popen(*args, **settings, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)))
+
+    savers = begun(run, ranks=(0, 1))
+    folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
+    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", limited)
+    last = CheckpointSaver(run, keep=2, every=None, best=False)
+    last._begin(5, folder, {file(2): (PARTS[2], None)}, rank=2, ranks=RANKS)
+    for saver in (last, savers[0]):
+        with pytest.raises(CannotWriteError, match=rf"{file(2)}: File too large, so checkpoint-5 was not written"):
+            saver.wait()
+    savers[1].wait()
+    assert names(run) == []
+
+
+IMPATIENT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pipeline.run_dir import checkpoint_writer
+checkpoint_writer.PATIENCE_S = 1.0
+sys.exit(checkpoint_writer.main())
+"""
+
+
+def test_a_part_that_never_comes_is_given_up_and_named(run, monkeypatch):
+    command, popen = [sys.executable, "-c", IMPATIENT, str(ROOT)], subprocess.Popen
+    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", lambda _, **how: popen(command, **how))
+    savers = begun(run, ranks=(0, 2))
+    savers[1].wait()
+    with pytest.raises(CannotWriteError, match="nothing was written for 1 s of the part of rank 1, so checkpoint-5"):
+        savers[0].wait()
+    assert names(run) == []
+
+
+@pytest.mark.parametrize("ranks", [RANKS, RANKS - 1], ids=["all parts", "a part is lost"])
+def test_the_processes_outlive_the_death_of_all_ranks_and_a_lost_part_does_not_hold_up_the_next_start(run, ranks):
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pipeline.run_dir.run_directory import RunDirectory
+from tests.artifacts.test_checkpoint_parts import begun
+begun(RunDirectory({str(run.path)!r}), ranks=range({ranks}))
+os.killpg(0, signal.SIGKILL)
+"""
+    trainer = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    assert trainer.wait() == -signal.SIGKILL
+    started = time.monotonic()
+    RunDirectory(run.path).hold()
+    assert time.monotonic() - started < 60
+    if ranks == RANKS:
+        assert_whole(run)
+    assert names(run) == (["checkpoint-5"] if ranks == RANKS else [])
