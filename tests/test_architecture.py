@@ -260,8 +260,8 @@ RUNS_CODE = {
     "pipeline": set(),  # transformers' and diffusers' pipeline(...)
     "AutoConfig.from_pretrained": {"model/build.py", "preflight/plan.py"},
     "AutoModelForCausalLM.from_pretrained": {"hub/isolated_load_test.py"},
-    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/gguf_file.py", "hub/isolated_load_test.py", "tokenizer/load.py"},
-    "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/load.py"},
+    "AutoTokenizer.from_pretrained": {"hub/export.py", "hub/gguf_file.py", "hub/isolated_load_test.py", "tokenizer/load.py", "tokenizer/train.py"},
+    "PreTrainedTokenizerFast.from_pretrained": {"tokenizer/train.py"},
     "model_class.from_pretrained": {"model/build.py"},  # with what allow_model_code decided
 }  # fmt: skip
 # Files in which trust_remote_code may be another thing than False.

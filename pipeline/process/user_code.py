@@ -43,6 +43,8 @@ BUILT_IN = {
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
     "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "callbacks.Benchmarks": "pipeline.callbacks.evaluations:Benchmarks",
+    "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
