@@ -12,8 +12,7 @@ import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.process.progress import short_count
-from pipeline.report.aligned import trained_on
-from pipeline.report.curves import finite
+from pipeline.report.curves import finite, trained_on
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
 from pipeline.report.imported_logs import is_imported
