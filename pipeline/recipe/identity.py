@@ -16,22 +16,11 @@ KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "mode
 
 # Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
 LATER: dict[str, Any] = {
-    "model.embedding_dtype": "float32",
-    "optimizer.average_steps": None,
-    "optimizer.average_weight": 0.6,
-}
-LATER |= {
-    "optimizer.decay_scale": None,
-    "optimizer.ema_nesterov": None,
-    "optimizer.ema_nesterov_steps": 100,
-    "optimizer.ema_nesterov_span": [0.15, 0.75],
-}
-LATER |= {"optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2}
-LATER |= {
-    f"optimizer.groups.{group.name}.{name}": None
-    for group in fields(Groups)
-    for name in ("decay_fraction", "update_floor", "row_floor")
-}
+    "model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6, "optimizer.decay_scale": None,
+    "optimizer.ema_nesterov": None, "optimizer.ema_nesterov_steps": 100, "optimizer.ema_nesterov_span": [0.15, 0.75],
+    "optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2,
+}  # fmt: skip
+LATER |= {f"optimizer.groups.{g.name}.{key}": None for g in fields(Groups) for key in ("decay_fraction", "update_floor", "row_floor")}  # fmt: skip
 LATER_OF_A_SOURCE = ("columns",)
 
 

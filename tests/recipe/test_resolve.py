@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
-from pipeline.recipe.identity import default_name, differences, must_match
+from pipeline.recipe.identity import LATER, default_name, differences, must_match
 from pipeline.recipe.resolve import StepRows, micro_steps, plain, rows_per_step, tokens_at, with_batch_tokens
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
@@ -112,6 +112,25 @@ def test_a_horizon_named_later_replaces_the_inherited_one(folder, horizon):
 def test_two_horizons_on_one_command_line_are_refused(folder):
     with pytest.raises(RecipeError, match="second horizon"):
         read_recipe([write(folder), "train.max_steps=7", "run.tokens=4096"])
+
+
+def test_keys_that_came_later_leave_older_runs_their_identity_until_they_are_used(folder):
+    recipe = read_recipe([write(folder), "optimizer.type=muon_adamw"])
+    names = {name.removeprefix("optimizer.") for name in must_match(recipe) if name.startswith("optimizer.")}
+    in_schedule = ("warmup_steps", "decay_fraction", "decay", "final_fraction", "momentum_warmup_steps", "weight_decay")
+    assert {name for name in names if not name.startswith("groups.")} == {"type", "rate_scale", *(f"schedule.{key}" for key in in_schedule)}  # fmt: skip
+    of_groups = {name.split(".")[2] for name in names if name.startswith("groups.")}
+    assert of_groups == {"learning_rate", "betas", "eps", "weight_decay", "momentum"}
+    used = {
+        "optimizer.ema_nesterov": 0.5,
+        "optimizer.groups.matrices.row_floor": 0.4,
+        "optimizer.schedule.batch_halvings": 3,
+    }
+    changed = read_recipe(
+        [write(folder), "optimizer.type=muon_adamw", *(f"{key}={value}" for key, value in used.items())]
+    )
+    assert LATER.keys() & must_match(changed).keys() == used.keys()
+    assert changed.run.name != recipe.run.name
 
 
 @pytest.mark.parametrize(("warmup_steps", "halvings"), [(7, 3), (2, 3), (12, 1), (0, 0)])

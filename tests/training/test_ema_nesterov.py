@@ -79,6 +79,17 @@ def test_it_goes_on_bitwise_from_a_checkpoint(at):
     assert torch.equal(resumed.late, uncut.late)
 
 
+def test_where_it_looks_not_ahead_every_weight_is_bitwise_that_of_the_rule():
+    model, rule = Two(), Two()
+    optimizer = ahead_of(model)
+    for group in optimizer.param_groups:
+        group |= {"lookahead_span": [1.0, 1.0], "update_floor": 1e-9, "row_floor": 1e-9}  # floors that hold nothing
+    train(model, optimizer, range(STEPS))
+    train(rule, optimizer_with_schedule(rule), range(STEPS))
+    assert torch.equal(model.matrix, rule.matrix)
+    assert torch.equal(model.late, rule.late)
+
+
 def test_without_it_no_state_is_added():
     model = Two()
     optimizer = optimizer_with_schedule(model)
