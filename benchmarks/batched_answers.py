@@ -13,7 +13,7 @@ from common import DEVICE, arguments, in_turns, show
 from pipeline.generation.texts import continuations
 from pipeline.model.build import build_model
 from pipeline.recipe.sizes import MODERN
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 
 def main() -> None:

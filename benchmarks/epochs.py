@@ -23,7 +23,7 @@ from pipeline.recipe.reader import read_recipe
 from pipeline.recipe.sizes import model_fields
 from pipeline.run.data import resolve_warmup
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import StepSchedule
 

@@ -29,7 +29,7 @@ from pipeline.model.build import build_model, use_chunked_loss
 from pipeline.recipe.reader import read_recipe
 from pipeline.recipe.sizes import model_fields
 from pipeline.tokenizer.encode import byte_lengths, plain_backend
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import StepSchedule
 

@@ -101,7 +101,7 @@ BREAKAGES = (
     # Chat
     Breakage("half of the oldest turn stays in a conversation that is too long", "del messages[: turns[1]]", "del messages[: turns[1] - 1]", "test_a_turn_with_a_tool_call_is_left_out_as_a_whole"),
     # Launcher
-    Breakage("a run with a wrong recipe is started again", "MENDABLE = (1, 70, ", "MENDABLE = (1, 64, 70, ", "test_a_crash_is_started_again_only_when_that_can_mend_it_and_progress_was_made"),
+    Breakage("a run with a wrong recipe is started again", "RESTARTABLE = (1, 70, ", "RESTARTABLE = (1, 64, 70, ", "test_a_crash_is_started_again_only_when_that_can_mend_it_and_progress_was_made"),
     Breakage("overrides alone are taken for a recipe", 'if arguments and "=" not in arguments[0] and not', "if arguments and not", "test_the_default_recipe_is_used_when_only_overrides_are_given"),
 )
 # fmt: on

@@ -29,7 +29,7 @@ MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("callbacks.default", "run.finish", "run.data", "report.page", "report.plots", "report.single", "training.build",
         "evals.command", "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare", "data.preparation",
-        "tokenizer.load", "preflight.checks", "preflight.inputs", "run.start", "run.open_run", "sources.overlap")  # fmt: skip
+        "tokenizer.load", "tokenizer.train", "preflight.checks", "preflight.inputs", "run.start", "run.open_run", "sources.overlap")  # fmt: skip
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import Any
 from transformers import PrinterCallback, TrainerCallback
 
 from pipeline.callbacks.alarms import Spikes, Stragglers
-from pipeline.callbacks.evaluations import Benchmarks, Samples
 from pipeline.callbacks.hang_watch import HangWatch
 from pipeline.callbacks.log import Compiling, Console, MetricsFile
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
+from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stop_signals import StopSignals
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
@@ -32,7 +32,9 @@ def add_callbacks(
     wanted = benchmarks_of(recipe)
     for benchmark in wanted:
         benchmark.require_ready(trainer.processing_class)
-    benchmarks = Benchmarks(trainer, run, wanted, attempt=attempt, stop=stop)
+    benchmarks = (
+        [import_built_in("callbacks.Benchmarks")(trainer, run, wanted, attempt=attempt, stop=stop)] if wanted else []
+    )
     samples = recipe.samples
     trainer.remove_callback(PrinterCallback)
     for callback in (
@@ -68,7 +70,7 @@ def add_callbacks(
         *own_callbacks(recipe),
         *([] if recipe.monitor.on_spike == "skip" else [Spikes(run, policy=recipe.monitor.on_spike, attempt=attempt)]),
         Stragglers(run, attempt=attempt),
-        benchmarks,
+        *benchmarks,
         stop,
         GarbageBetweenSteps(),
     ):

@@ -75,7 +75,7 @@ class Compiling(TrainerCallback):
     """
 
     def __init__(self, cache: Path | None):
-        self.kept = cache / "first_step_s.txt" if cache else None
+        self.cache_file = cache / "first_step_s.txt" if cache else None
         self.shown, self.began = ExitStack(), 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -86,11 +86,11 @@ class Compiling(TrainerCallback):
         self.shown.enter_context(waiting("compiling", after_s=1.0))
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.began and self.kept:
+        if self.began and self.cache_file:
             with suppress(OSError):  # a full or read-only disk: then the next start does not know
-                self.kept.parent.mkdir(parents=True, exist_ok=True)
-                self.kept.write_text(f"{time.monotonic() - self.began:.0f}")
-            self.kept = None
+                self.cache_file.parent.mkdir(parents=True, exist_ok=True)
+                self.cache_file.write_text(f"{time.monotonic() - self.began:.0f}")
+            self.cache_file = None
         self.shown.close()
 
     def on_train_end(self, args, state, control, **kwargs):
@@ -99,8 +99,8 @@ class Compiling(TrainerCallback):
     def _last(self) -> str | None:
         """Return how long the last compiled first step took on this machine, where one is known."""
         with suppress(OSError, ValueError):
-            if self.kept:
-                return f"takes longer, about {seconds_text(max(float(self.kept.read_text()), 1))} as last time"
+            if self.cache_file:
+                return f"takes longer, about {seconds_text(max(float(self.cache_file.read_text()), 1))} as last time"
         return None
 
 

@@ -1,4 +1,4 @@
-"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N]`: prepare all rows of a recipe now;
+"""`python -m pipeline.data RECIPE [section.key=value ...] [--show N] [--prune] [--watchlist FILE] [--part K/N] [--publish ADDRESS]`: prepare all rows of a recipe now;
 `python -m pipeline.data FILE_OR_FOLDER_OR_ID [key=value ...] [--show N] [--tokenizer X]`: look at data before there is a recipe."""
 
 import argparse
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.process.commands import program, whole_number
+from pipeline.process.network import takes_shards
 from pipeline.process.progress import Bar
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
@@ -48,6 +49,12 @@ def main(argv: list[str]) -> int:
         type=part_of,
         help="encode part K of N (from 1) into the shared data.cache_dir; the last part, or a call without --part, makes the shards",
     )
+    parser.add_argument(
+        "--publish",
+        metavar="ADDRESS",
+        type=shards_address,
+        help="send the shards there when all are made, for data.shards_from: s3://..., gs://... or hf://datasets/NAMESPACE/NAME",
+    )
     parser.add_argument("--ahead", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_intermixed_args(argv)
@@ -86,6 +93,14 @@ def part_of(text: str) -> tuple[int, int]:
     if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
         raise argparse.ArgumentTypeError(f"{text!r} is no part. Write K/N with K from 1 to N, as 3/16.")
     return int(k), int(n)
+
+
+def shards_address(text: str) -> str:
+    if not takes_shards(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} takes no shards. Write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME."
+        )
+    return text
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
@@ -160,6 +175,13 @@ def _prepare(arguments: argparse.Namespace) -> None:
     print(f"data: {rows.total_rows():,} rows, {rows.total_steps():,} steps, in {preparation.plan['cache_dir']}")
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)
+    if arguments.publish:
+        from pipeline.data.published import publish
+
+        sent, size = publish(preparation.plan, arguments.publish)
+        print(
+            f"data: {sent} files, {size / 1e9:.2f} GB, were sent to {arguments.publish}. Take them with data.shards_from={arguments.publish}"
+        )
     if arguments.prune:
         count, freed = prune(preparation.plan, runs=Path(recipe.run.directory))
         print(f"data: {count} unused shard folders deleted, {freed / 1e9:.2f} GB freed")

@@ -72,6 +72,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "max_bad_rows": recipe.data.max_bad_rows,
         "num_proc": recipe.data.num_proc,
         "engine": recipe.data.engine,
+        "shards_from": recipe.data.shards_from,
         "keep_shards": recipe.data.keep_shards,
         "watchlist": str(watchlist) if watchlist else None,
         "train": {

@@ -28,6 +28,7 @@ from pipeline.data.preparation import (
     streams_of,
     used_rows,
 )
+from pipeline.data.published import PublishedShards
 from pipeline.data.shard_writer import SequenceWriter
 from pipeline.data.shards import seen_path, shard_path
 from pipeline.data.stream import Stream
@@ -71,6 +72,7 @@ class Workshop:
         self.sources = {"train": sources[0], "validation": sources[1], "documents": sources[1]}
         self.streams = streams_of(plan)
         self.writers: dict[Path, SequenceWriter] = {}
+        self.published = PublishedShards(plan["shards_from"]) if plan["shards_from"] else None
         self.watchlist = import_built_in("evals.Watchlist").load(plan["watchlist"]) if plan["watchlist"] else None
 
     def writer(self, role: str, source: int, from_shard: int | None = None) -> SequenceWriter:
@@ -116,7 +118,9 @@ class Workshop:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes, and delete what they made when nothing more is needed of it."""
+        """End the processes, and delete what they made when nothing more is needed of it; say what was taken."""
+        if self.published and (taken := sum(self.published.taken.values())):
+            print(f"data: {taken} shards and ends of sources were taken from {self.published.address}", flush=True)
         if self.engine is not None:
             self.engine.close()
         if self.plan["train"] and next_shard(self.streams) is None:
@@ -131,11 +135,13 @@ class Workshop:
             yield role, source, self.streams[role]
 
     def extend(self, role: str, source: int) -> None:
-        """Seal the next shard of a source, or its end."""
-        folder = self.streams[role].sequences[source].folder
-        if folder not in self.writers:
-            self.writers[folder] = self.writer(role, source)
-        self.writers[folder].extend()
+        """Seal the next shard of a source, or its end: the published one where there is one."""
+        sequence, settings = self.streams[role].sequences[source], self.plan[role]["sequences"][source]["settings"]
+        folder = sequence.folder
+        if not (self.published and self.published.take(folder, len(sequence.seals), settings=settings)):
+            if folder not in self.writers:
+                self.writers[folder] = self.writer(role, source)
+            self.writers[folder].extend()
         for stream in self.streams.values():
             stream.refresh()
 

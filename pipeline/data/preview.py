@@ -83,7 +83,8 @@ def about_tokens(recipe: Recipe) -> tuple[float | None, int | None]:
 
     A tokenizer that has to be trained is trained on these texts. Raises as open_sources.
     """
-    from pipeline.tokenizer.load import ready_tokenizer, text_of, train_bpe
+    from pipeline.tokenizer.load import ready_tokenizer
+    from pipeline.tokenizer.train import text_of, train_bpe
 
     sources, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     sizes = [text_bytes(source) for source in validation]
@@ -295,7 +296,7 @@ def _named_tokenizer(recipe: Recipe, name: str) -> Any:
 
 def _bytes_tokenizer() -> Any:
     """Return a tokenizer of single bytes with the built-in chat template: it shows rows, and its lengths mean nothing."""
-    from pipeline.tokenizer.load import train_bpe
+    from pipeline.tokenizer.train import train_bpe
 
     return train_bpe([], vocab_size=272, split_pattern="gpt2")
 

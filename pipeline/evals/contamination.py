@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,6 @@ def findings_of(run: RunDirectory | None) -> Findings | None:
     return read_json(run.contamination) if run is not None and run.contamination.exists() else None
 
 
-def item_flags(findings: Findings | None, task: str, texts: list[str]) -> list[bool | None] | None:
-    """Return for each item whether it was trained on, None for one that cannot be judged; None when nobody looked for these items."""
-    return None if findings is None else flags_of(findings, task, texts)
-
-
 def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence[bool | None]) -> dict[str, Any]:
     """Return, for a task's row, counts, its score with and without contaminated items, and whose text was not looked through.
 
@@ -158,6 +153,24 @@ def clean_score(found: dict[str, Any], correct: Sequence[float], flags: Sequence
         "text_of": found["text_of"],
         "not_searched": found["not_searched"],
     }
+
+
+def clean_scores(
+    findings: Findings | None,
+    scored: Iterable[tuple[str, list[str], Sequence[float]]],
+    *,
+    in_order: Callable[[list], list] = list,
+) -> dict[str, dict[str, Any]]:
+    """Return the clean_score of each task that was searched for, by its name.
+
+    scored: of each task the name of its metric, the texts of all its items, and whether those scored were answered rightly.
+    in_order: brings what is known of all items into the order in which they were scored.
+    """
+    found = {}
+    for name, texts, correct in scored if findings else ():
+        if findings and (flags := flags_of(findings, name, texts)) is not None:
+            found[name.partition("/")[2]] = clean_score(findings["tasks"][name], correct, in_order(flags))
+    return found
 
 
 def clean_mean(

@@ -136,7 +136,7 @@ def _unloadable(name: str, error: Exception) -> TandemError:
             f"{PREFIX}:{name}: its data is missing ({reason}), so nothing was scored. Check the task's dataset_path and data_files."
         )
     return DataError(
-        f"{PREFIX}:{name}: cannot be loaded ({reason}), so nothing was scored. Mend the task, or leave it out."
+        f"{PREFIX}:{name}: cannot be loaded ({reason}), so nothing was scored. Fix the task, or leave it out."
     )
 
 

@@ -19,8 +19,8 @@ from pipeline.evals.core.bundle import TASKS
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES
-from pipeline.report.aligned import trained_on
 from pipeline.report.benchmarks import protocols_text, scores_text, suite_name
+from pipeline.report.curves import trained_on
 from pipeline.report.run_data import (
     Benchmark,
     RunData,

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.tokenizer.encode import GPT2_PATTERN, split_pattern
-from pipeline.tokenizer.load import SPLIT_PATTERNS
+from pipeline.tokenizer.train import SPLIT_PATTERNS
 
 # What llama.cpp computes, by the model_type of transformers.
 

@@ -46,7 +46,7 @@ PORT = "--main_process_port"
 LOST = 70  # of the launcher: a rank was killed, and what it says about that stands in $TANDEM_STATUS
 # What another start may fix: our bug or a flaky machine (1), a hang or a lost rank (70), a kill by something else than a
 # wish to stop. A wrong recipe, bad data, no memory, a full disk or a diverged run would only end so again.
-MENDABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
+RESTARTABLE = (1, 70, *(128 + number for number in signal.Signals if number not in FORWARDED))
 
 
 def choose(nproc: str | None, gpus: int) -> tuple[str, int]:
@@ -212,7 +212,7 @@ def progress(status_file: Path) -> tuple[int, int] | None:
 def worth_another_start(status: int, status_file: Path, *, left: int) -> str | None:
     """Return a sentence when a run that ended with this status is to be started again: only after progress, else it would crash
     at the same place forever."""
-    if not left or status not in MENDABLE:
+    if not left or status not in RESTARTABLE:
         return None
     steps = progress(status_file)
     if steps is None or steps[1] <= steps[0]:

@@ -94,24 +94,26 @@ def is_throttled(words: str) -> bool:
     return not THROTTLING.isdisjoint(words.split("+"))
 
 
+# One question to the driver each, since consumer boards and virtual GPUs do not answer every one.
+QUESTIONS: tuple[Callable[[Any, Any], dict[str, Any]], ...] = (
+    lambda nvml, gpu: {"util_pct": (rates := nvml.nvmlDeviceGetUtilizationRates(gpu)).gpu, "mem_busy_pct": rates.memory},
+    lambda nvml, gpu: {"mem_used_gib": (memory := nvml.nvmlDeviceGetMemoryInfo(gpu)).used / GIB, "mem_total_gib": memory.total / GIB},
+    lambda nvml, gpu: {"temp_c": nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)},
+    lambda nvml, gpu: {"power_w": nvml.nvmlDeviceGetPowerUsage(gpu) / 1000},
+    lambda nvml, gpu: {"limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000},
+    lambda nvml, gpu: {"sm_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)},
+    lambda nvml, gpu: {"mem_clock_mhz": nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM)},
+    lambda nvml, gpu: {"throttle": throttle_words(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))},
+    lambda nvml, gpu: {"energy_j": nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000},
+)  # fmt: skip
+
+
 class _Gpu:
-    """The questions to one GPU, each by itself: consumer boards and virtual GPUs do not answer every one."""
+    """One GPU. questions: those that it answers, as far as is known."""
 
     def __init__(self, nvml: Any, index: int, device: Any):
-        self.nvml, self.device = nvml, device
-        self.known: dict[str, Any] = {"index": index}
-        self.questions: list[Callable[[], dict[str, Any]]] = [
-            self._load,
-            self._memory,
-            self._temperature,
-            self._power,
-            self._limit,
-            self._sm_clock,
-            self._memory_clock,
-            self._throttle,
-            self._energy,
-        ]
-        self.known |= self._answer(self._name)
+        self.nvml, self.device, self.questions = nvml, device, list(QUESTIONS)
+        self.known = {"index": index, **self._answer(lambda nvml, gpu: {"name": nvml.nvmlDeviceGetName(gpu)})}
 
     def sample(self) -> dict[str, Any]:
         row = dict(self.known)
@@ -122,47 +124,15 @@ class _Gpu:
         row.pop("limit_w", None)
         return row
 
-    def _answer(self, question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _answer(self, question: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
         nvml = self.nvml
         try:
-            return question()
+            return question(nvml, self.device)
         except nvml.NVMLError as error:
             never = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
             if error.value in never and question in self.questions:
                 self.questions.remove(question)  # a hundred times a second it would cost what an answer costs
             return {}
-
-    def _name(self) -> dict[str, Any]:
-        return {"name": self.nvml.nvmlDeviceGetName(self.device)}
-
-    def _load(self) -> dict[str, Any]:
-        rates = self.nvml.nvmlDeviceGetUtilizationRates(self.device)
-        return {"util_pct": rates.gpu, "mem_busy_pct": rates.memory}
-
-    def _memory(self) -> dict[str, Any]:
-        memory = self.nvml.nvmlDeviceGetMemoryInfo(self.device)
-        return {"mem_used_gib": memory.used / GIB, "mem_total_gib": memory.total / GIB}
-
-    def _temperature(self) -> dict[str, Any]:
-        return {"temp_c": self.nvml.nvmlDeviceGetTemperature(self.device, self.nvml.NVML_TEMPERATURE_GPU)}
-
-    def _power(self) -> dict[str, Any]:
-        return {"power_w": self.nvml.nvmlDeviceGetPowerUsage(self.device) / 1000}
-
-    def _limit(self) -> dict[str, Any]:
-        return {"limit_w": self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.device) / 1000}
-
-    def _sm_clock(self) -> dict[str, Any]:
-        return {"sm_clock_mhz": self.nvml.nvmlDeviceGetClockInfo(self.device, self.nvml.NVML_CLOCK_SM)}
-
-    def _memory_clock(self) -> dict[str, Any]:
-        return {"mem_clock_mhz": self.nvml.nvmlDeviceGetClockInfo(self.device, self.nvml.NVML_CLOCK_MEM)}
-
-    def _throttle(self) -> dict[str, Any]:
-        return {"throttle": throttle_words(self.nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self.device))}
-
-    def _energy(self) -> dict[str, Any]:
-        return {"energy_j": self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.device) / 1000}
 
 
 class TotalsWriter:

@@ -76,16 +76,7 @@ def _text(value: Any) -> Any:
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
 
 
-def read_samples(path: str | Path) -> Iterator[dict[str, str]]:
-    """Yield the rows that are whole, by column, what was not measured left out. A line torn by a crash is left out; an absent file
-    has no rows."""
-    lines = _whole_lines(path)
-    columns = next(lines, [])
-    for cells in lines:
-        yield {name: cell for name, cell in zip(columns, cells, strict=True) if cell}
-
-
-def _whole_lines(path: str | Path) -> Iterator[list[str]]:
+def whole_rows(path: str | Path) -> Iterator[list[str]]:
     """Yield the cells of every line that has as many as the header, which comes first."""
     try:
         file = open_rows(path)
@@ -128,7 +119,7 @@ class GpuSeries:
 
 def read_gpus(path: str | Path) -> list[GpuSeries]:
     """Return the GPUs of a file of samples, attempt by attempt. Without a dictionary a row: days of eight GPUs are a million rows."""
-    lines = _whole_lines(path)
+    lines = whole_rows(path)
     place = {name: n for n, name in enumerate(next(lines, []))}
     found: dict[tuple[str, str], GpuSeries] = {}
     if not {"time", "attempt", "gpu/index", "gpu/name", "gpu/throttle", *(f"gpu/{name}" for name in NUMBERS)} <= set(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
-from pipeline.hardware.device import DeviceInfo, shards_model
+from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
 from pipeline.preflight.memory import (
     DEVICE_SHARE,
     FP32,
@@ -470,7 +470,7 @@ def make_plan(
     processes that share a model; None for what the launcher asks for.
     """
     if shards is None:
-        shards = processes if shards_model() else 1
+        shards = processes // model_replicas() if shards_model() else 1
     batch_tokens = with_batch_tokens(recipe, processes)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)

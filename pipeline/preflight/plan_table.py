@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of
+from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of, weight_bytes
 from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
     DISK_BYTES_S,
@@ -202,6 +202,15 @@ def deepest(plan: Plan) -> int | None:
     return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
 
 
+def _built(plan: Plan) -> str | None:
+    """Return what the processes of a host take that each build the whole model, before they share it."""
+    return (
+        None
+        if plan.sizes is None
+        else gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
+    )
+
+
 def _sent(kind: Kind) -> Callable[[Plan], str | None]:
     def text(plan: Plan) -> str | None:
         count = sum(sum(one.sent()) for one in plan.collectives if one.kind == kind)
@@ -357,6 +366,7 @@ LAYOUT_LINES: Lines = [
     ("  optimizer", _memory("optimizer")),
     ("  activations", _memory("activations")),
     (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    ("memory of a host at the start, a model a process", _built),
     ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
     *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
     ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),

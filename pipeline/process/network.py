@@ -14,6 +14,10 @@ from urllib.parse import urlsplit
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
+BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]\S*")
+HUB_DATASET = re.compile(
+    r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?"
+)  # repository, revision, folder
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 REFUSED = re.compile("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403")  # pyarrow has no class for them
 
@@ -26,6 +30,11 @@ def is_address(text: str) -> bool:
 def is_supported(address: str) -> bool:
     found = ADDRESS.match(address)
     return found is not None and found[1] in SCHEMES
+
+
+def takes_shards(address: str) -> bool:
+    """Return whether prepared shards can lie there: a folder of a bucket, or a dataset of the Hub."""
+    return BUCKET_FOLDER.fullmatch(address) is not None or HUB_DATASET.fullmatch(address) is not None
 
 
 @cache

@@ -5,7 +5,6 @@ on the command line itself. All other code (an installed module, a run's own rec
 trusts it. What runs is printed before it does, and recorded in the manifest.
 """
 
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -23,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.process.errors import RecipeError, TandemError
+from pipeline.process.storage import sha256_file
 
 IMPORT_LIMIT_S = 120  # a network disk may need a minute for large libraries
 ENTRY_POINTS = "tandem"  # group in which an installed package names what recipes may use
@@ -43,6 +43,8 @@ BUILT_IN = {
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
     "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "callbacks.Benchmarks": "pipeline.callbacks.evaluations:Benchmarks",
+    "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
@@ -114,7 +116,7 @@ def allow_model_code(config: dict[str, Any], path: str, *, known: bool, code: Co
             f"Read them, then trust them with {code.trust_with}."
         )
     names = ", ".join(map(str, classes.values())) if isinstance(classes, dict) else str(classes)
-    sums = {file.name: _sha256(file) for file in sorted(Path(path).glob("*.py"))} if Path(path).is_dir() else {}
+    sums = {file.name: sha256_file(file) for file in sorted(Path(path).glob("*.py"))} if Path(path).is_dir() else {}
     _print_code(f"{names} from {path}" + "".join(f", {name} (sha256 {s[:12]})" for name, s in sums.items()))
     _ran[path] = {"name": names, "file": path, "sha256": next(iter(sums.values())) if len(sums) == 1 else None}
     return True
@@ -262,7 +264,7 @@ def _announce(name: str, file: Path | None) -> None:
         return
     attribute = name.partition(":")[2]
     is_file = file is not None and file.is_file()
-    sha256 = _sha256(file) if file is not None and is_file else None
+    sha256 = sha256_file(file) if file is not None and is_file else None
     _ran[name] = {"name": name, "file": str(file), "sha256": sha256}
     if file is None:
         _print_code(f"{name}, an installed module")
@@ -274,10 +276,6 @@ def _announce(name: str, file: Path | None) -> None:
 def _print_code(text: str) -> None:
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
         print(f"running your code: {text}", file=sys.stderr, flush=True)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @contextmanager

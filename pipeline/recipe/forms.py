@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from glob import has_magic
 
 from pipeline.hardware.device import parse_hardware
-from pipeline.process.network import SCHEMES, is_address, is_supported
+from pipeline.process.network import BUCKET_FOLDER, SCHEMES, is_address, is_supported, takes_shards
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source
 
@@ -116,7 +116,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
             recipe.where("run.name"),
             f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
         )
-    if run.mirror is not None and not re.fullmatch(r"(s3|gs)://[^/\s]\S*", run.mirror):
+    if run.mirror is not None and not BUCKET_FOLDER.fullmatch(run.mirror):
         problems.add(
             recipe.where("run.mirror"),
             f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "
@@ -166,6 +166,12 @@ def _files(recipe: Recipe, problems: Problems) -> None:
                     recipe.where(f"{name}.split"),
                     f"is {source.split!r}, and files named one by one have no splits. Name their folder, or leave split out.",
                 )
+    if recipe.data.shards_from is not None and not takes_shards(recipe.data.shards_from):
+        problems.add(
+            recipe.where("data.shards_from"),
+            f"is {show(recipe.data.shards_from)}; it must be where shards were published: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or "
+            "hf://datasets/NAMESPACE/NAME.",
+        )
     if recipe.data.validation == []:
         problems.add(
             recipe.where("data.validation"),

@@ -12,17 +12,23 @@ import numpy as np
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
 from pipeline.process.storage import write_bytes, write_text
-from pipeline.report.aligned import (
+from pipeline.report.benchmarks import score_rows
+from pipeline.report.curves import (
     COMPARED_AXES,
     COMPARED_BPB,
+    LOOKS,
+    POINTS,
+    Curve,
+    Panel,
     aligned_text,
+    finite,
     legends,
     one_protocol,
     positions,
+    style_of,
+    thin,
     trained_on,
 )
-from pipeline.report.benchmarks import score_rows
-from pipeline.report.curves import LOOKS, POINTS, Curve, Panel, finite, style_of, thin
 from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
 from pipeline.report.sections import last_texts, leaves, paid, wall_s
@@ -400,7 +406,7 @@ def _spread(values: Sequence[float]) -> list[Any]:
 
 
 # Which curves of several runs are drawn over each other: one panel a metric, one look a run, on the axes of
-# aligned.py.
+# curves.py.
 
 SECTION = "Curves"
 POINTS_OF_ALL = 20_000  # of all curves together: half a megabyte, however many runs there are

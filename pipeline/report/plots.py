@@ -22,9 +22,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from pipeline.report.aligned import COMPARED_AXES, COMPARED_BPB, curves_of, legends, one_protocol
 from pipeline.report.comparison import drawn, loss_of_all
-from pipeline.report.curves import AXES, COLOURS, Panel, drawable, look, thin
+from pipeline.report.curves import (
+    AXES,
+    COLOURS,
+    COMPARED_AXES,
+    COMPARED_BPB,
+    Panel,
+    curves_of,
+    drawable,
+    legends,
+    look,
+    one_protocol,
+    thin,
+)
 from pipeline.report.run_data import RunData
 
 INK = "#808080"  # axes and grid: the page's background is light or dark

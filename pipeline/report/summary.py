@@ -12,8 +12,7 @@ import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, VAL_LOSS
 from pipeline.process.progress import short_count
-from pipeline.report.aligned import trained_on
-from pipeline.report.curves import finite
+from pipeline.report.curves import finite, trained_on
 from pipeline.report.diagnosis.finding import Figures, median
 from pipeline.report.diagnosis.section import diagnose, verdict
 from pipeline.report.imported_logs import is_imported
@@ -305,7 +304,8 @@ def _commands(data: RunData) -> list[Command]:
             *([chat] if data.checkpoints else []),
         ]
     if data.manifest.get("status") != "finished" or data.failure:
-        again = Command("go on from the newest checkpoint", " ".join([_program(_stage(data)), *_arguments(data)]))
+        arguments = [shlex.quote(word) for word in (data.manifest.get("command") or [])[1:]]
+        again = Command("go on from the newest checkpoint", " ".join([_program(data.stage or "pretrain"), *arguments]))
         read = Command(
             "read what it printed", f"less {shlex.quote(os.path.join(_typed_path(data), data.run.console.name))}"
         )
@@ -324,20 +324,12 @@ def _commands(data: RunData) -> list[Command]:
     return [chat, compare, Command("stage 2: teach it to chat", teach)]
 
 
-def _stage(data: RunData) -> str:
-    return data.stage or "pretrain"
-
-
 def _prompt(data: RunData) -> str:
     """Return an option with a text to go on from: a base model does not answer."""
     if data.stage == "sft":
         return ""
     short = (row["prompt"] for row in data.samples if len(row["prompt"]) <= 60 and row["prompt"].isprintable())
     return f" -p {shlex.quote(next(short, 'Once upon a time'))}"
-
-
-def _arguments(data: RunData) -> list[str]:
-    return [shlex.quote(word) for word in (data.manifest.get("command") or [])[1:]]
 
 
 def _is_installed() -> bool:

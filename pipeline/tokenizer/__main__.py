@@ -30,7 +30,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from pipeline.process.storage import read_json
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import identity, load_or_train
-    from pipeline.tokenizer.load import cached_folder, judge, table
+    from pipeline.tokenizer.train import cached_folder, judge, table
 
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     kept = not recipe.tokenizer.path and cached_folder(recipe, train).is_dir()

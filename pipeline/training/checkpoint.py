@@ -686,7 +686,7 @@ class CheckpointSaver:
             stderr = self._wait_for_writer(self.process, patience_s)
             status = self.process.returncode
         self.process = None
-        if self.job.rank and status == 0:
+        if self.job.rank and (status == 0 or target.exists()):
             return None  # rank 0's process has its report
         if status > 0 and (not_deleted := checkpoint_writer.not_rotated(stderr)):  # that fills the disk in time
             print(f"{target.parent}: older checkpoints could not be deleted: {not_deleted}", flush=True)

@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
 from transformers.distributed import DistributedConfig
 
 from pipeline.hardware.device import model_replicas
@@ -36,6 +38,12 @@ def shard_model(model: PreTrainedModel) -> None:
         raise RecipeError(
             f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
             "cannot be sharded. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
+        )
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    if any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in conversions):
+        raise RecipeError(
+            f"command line: the launcher asks for FSDP, and transformers saves a {kind.__name__} with several parameters merged into one, which ranks "
+            "that write a part each cannot do. Launch with accelerate_configs/ddp.yaml."
         )
     # What stays with the outermost weights: one parameter of two modules, and the last norm with the head, for which
     # transformers waits until both were called; the chunked loss takes the head's weight alone.

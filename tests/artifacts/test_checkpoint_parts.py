@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.model.build import build_model
 from pipeline.process.errors import CannotWriteError
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoint_writer import reports
 from pipeline.run_dir.checkpoints import problems
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.checkpoint import CheckpointSaver, part_file
+from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, part_file
+from pipeline.training.sharding import divided
 from tests.conftest import ROOT
 
 RANKS = 3
@@ -166,3 +168,31 @@ os.killpg(0, signal.SIGKILL)
     if ranks == RANKS:
         assert_whole(run)
     assert names(run) == (["checkpoint-5"] if ranks == RANKS else [])
+
+
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+GPT = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 65}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("tandem", {**GPT, "tie_word_embeddings": True}),
+        ("tandem", {**GPT, "position_embedding": "rope", "tie_word_embeddings": False, "vocab_multiple": 64}),
+        ("llama", SMALL),
+        ("mixtral", {**SMALL, "num_local_experts": 2}),
+    ],
+    ids=["gpt2", "modern", "llama", "mixtral"],
+)
+def test_the_parts_of_a_model_are_together_what_transformers_saves(kind, fields):
+    """Also of one that it saves under other names, or cuts into experts."""
+    model = build_model(kind, fields, seed=0)
+    whole = ModelFiles(None).weights(model)
+    found: dict = {}
+    for names in divided(model.state_dict(), RANKS):
+        state = model.state_dict()
+        part = ModelFiles(None).weights(model, {name: state[name] for name in names})
+        assert not found.keys() & part.keys()
+        found |= part
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())

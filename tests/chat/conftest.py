@@ -8,7 +8,7 @@ import torch
 from known_answers import ALONE, DIALOG, MARKUP, PIRATE, SUM
 
 from pipeline.tokenizer.chat import render
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 TEXT = "def complete(model, prompts): return what the model writes after each prompt, it's 12345! " * 30
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.data.prepare import prepare_now
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 
 @pytest.fixture(scope="session")

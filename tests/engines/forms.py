@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.model.tiny_models import GPT2, MODERN, NANOCHAT, stirred
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from pipeline.hub.export import export
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 LLAMA_CPP = ("xllamacpp==2026.10.11549", "httpx")
 pytestmark = slow_unless_installed(*LLAMA_CPP)

@@ -28,7 +28,7 @@ from pipeline.evals.distributed import EvaluationInterrupted
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.conftest import ROOT, docstrings
 from tests.model.tiny_models import stirred, tiny
 

@@ -7,7 +7,7 @@ from core_items import write_bundle
 
 from pipeline.evals.__main__ import main
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.conftest import docstrings
 from tests.model.tiny_models import tiny
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 TEXT = "def complete(model, prompts): return what the model writes after each prompt, it's 12345! " * 30
 

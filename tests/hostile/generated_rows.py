@@ -34,7 +34,7 @@ from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.sources.raw_rows import count_rows, is_array
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.hostile import random_inputs as st
 
 ROW_TOKENS = 48

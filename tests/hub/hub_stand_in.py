@@ -168,9 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self.lfs_batch(json.loads(body))
         if path.startswith("/api/models/"):
             return self.api(path.removeprefix("/api/models/").split("/"), body)
+        if path.startswith("/api/datasets/"):
+            return self.api(path.removeprefix("/api/datasets/").split("/"), body)
         if "/resolve/" in path:
             repo_id, rest = path.strip("/").split("/resolve/")
-            return self.resolve(repo_id, *rest.split("/", 1))
+            return self.resolve(repo_id.removeprefix("datasets/"), *rest.split("/", 1))
         return self.answer(404, {"error": f"{call} is not part of the stand-in"})
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any

@@ -13,7 +13,7 @@ from pipeline.hub.gguf_file import weights_of_gguf, why_not_cut
 from pipeline.model.build import build_model
 from pipeline.model.export import read_tensors, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = [paragraph for file in sorted(DOCS.glob("*.md")) for paragraph in file.read_text().split("\n\n")]

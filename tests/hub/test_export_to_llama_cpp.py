@@ -15,7 +15,7 @@ from test_export import write_model
 from pipeline.hub.export import export
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import load_or_train
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.conftest import docstrings, shared_data
 
 pytestmark = pytest.mark.slow  # needs the package xllamacpp; one case a checkout of llama.cpp

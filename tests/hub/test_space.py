@@ -28,7 +28,7 @@ def hub(tmp_path_factory):
     """A Hub that holds somebody/parrot, whose newest commit is not the one that was pushed by the run."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from pipeline.tokenizer.load import train_bpe
+    from pipeline.tokenizer.train import train_bpe
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_bpe(

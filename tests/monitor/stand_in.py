@@ -3,7 +3,10 @@
 import math
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+
+from pipeline.monitor.samples import whole_rows
 
 SOURCE = Path(__file__).with_name("stand_in_nvml.c")
 OMEGA = math.pi
@@ -22,3 +25,11 @@ def compiled(folder: Path) -> Path | None:
 def joules(start: float, end: float) -> float:
     """What GPU 0 draws between two times: the integral of 300 W + 100 W sin(2 pi t / 2 s)."""
     return 300 * (end - start) - 100 / OMEGA * (math.cos(OMEGA * (end % 2)) - math.cos(OMEGA * (start % 2)))
+
+
+def read_samples(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows that are whole, by column, what was not measured left out."""
+    lines = whole_rows(path)
+    columns = next(lines, [])
+    for cells in lines:
+        yield {name: cell for name, cell in zip(columns, cells, strict=True) if cell}

@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.monitor.client import SIZE, TotalsReader
 from pipeline.monitor.sampler import TotalsWriter
-from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus, read_samples
+from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus
+from tests.monitor.stand_in import read_samples
 
 # A training that is nothing but its monitor: from its first sample on lets it sample for `seconds`, reads it twice, stops it.
 TRAINING = """

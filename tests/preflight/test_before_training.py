@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
     """A folder as save_pretrained writes it: config, weights, and a tokenizer of 300 ids."""
     from transformers import GPT2Config
 
-    from pipeline.tokenizer.load import train_bpe
+    from pipeline.tokenizer.train import train_bpe
 
     folder = tmp_path_factory.mktemp("trained")
     tokenizer = train_bpe(iter(["the quick brown fox jumps over the lazy dog"] * 50), vocab_size=300, split_pattern="gpt2")  # fmt: skip

@@ -9,8 +9,8 @@ import yaml
 
 from pipeline.process.storage import write_text
 from pipeline.report.__main__ import main
-from pipeline.report.aligned import curves_of, flops_per_token
 from pipeline.report.comparison import changes, comparison, differing_majors, repeats, verdict
+from pipeline.report.curves import curves_of, flops_per_token
 from pipeline.report.imported_logs import read_runs
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.report.aligned import curves_of, legends
 from pipeline.report.comparison import comparison_panels, write_comparison
-from pipeline.report.curves import LOOKS, look
+from pipeline.report.curves import LOOKS, curves_of, legends, look
 from pipeline.report.imported_logs import read_runs
 from pipeline.report.page import PAGE_BYTES
 from pipeline.run_dir.columns import Columns

@@ -15,7 +15,7 @@ from pipeline.sources import quickstart
 from pipeline.sources.open import open_sources
 from pipeline.sources.overlap import overlap_of
 from pipeline.sources.quickstart import corpus_folder, spelling_words
-from pipeline.tokenizer.load import train_bpe, training_texts
+from pipeline.tokenizer.train import train_bpe, training_texts
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PINNED = {

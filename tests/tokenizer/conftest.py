@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 
 TEXTS = [Path(__file__).read_text(), "The quick brown fox can't jump over 12345 lazy dogs; it's 3.14! " * 20] + [
     path.read_text() for path in sorted(Path(__file__).parents[2].glob("pipeline/tokenizer/*.py"))

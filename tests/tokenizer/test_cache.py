@@ -10,7 +10,7 @@ from pipeline.recipe.schema import Recipe, Source
 from pipeline.run_dir.checkpoints import SEAL, problems, seal
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
-from pipeline.tokenizer.load import cached_folder
+from pipeline.tokenizer.train import cached_folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import identity, load_or_train
 from pipeline.tokenizer.encode import SPECIALS, byte_lengths, encode_documents
-from pipeline.tokenizer.load import SPLIT_PATTERNS, cached_folder, train_bpe, training_texts
+from pipeline.tokenizer.train import SPLIT_PATTERNS, cached_folder, train_bpe, training_texts
 
 
 def recipe_of(tmp_path, files, **tokenizer):
@@ -68,7 +68,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_another_process(tmp_path, fil
     program = """
 import json, sys
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 texts = [json.loads(line)["text"] for name in sys.argv[1:] for line in open(name)]
 print(identity(train_bpe(texts, vocab_size=400, split_pattern="nanochat")))
 """

@@ -8,9 +8,10 @@ import torch.multiprocessing
 from torch.distributed import all_gather_object, destroy_process_group, get_world_size, init_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.model.build import build_model
-from pipeline.process.errors import DataError
+from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Group, Groups, Optimizer, Recipe, Schedule
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_settings, optimizer_tensors
 from pipeline.training.guard import refuse_nonfinite
@@ -148,3 +149,13 @@ def assert_sharded_moves_as_whole(rank, share, **more):
 def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path, ranks, replicas):
     arguments = str(tmp_path / "rendezvous"), ranks, replicas
     torch.multiprocessing.spawn(rank_main, args=arguments, nprocs=ranks)
+
+
+def test_a_model_whose_parameters_are_merged_when_it_is_saved_is_refused():
+    """A rank that writes a part of them would have to have the others whole."""
+    config = AutoConfig.for_model("hrm_text")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.fsdp_plan = {"model.layers.*": "free_full_weight"}
+    with pytest.raises(RecipeError, match="saves a HrmTextForCausalLM with several parameters merged into one"):
+        shard_model(model)

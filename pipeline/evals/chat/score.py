@@ -22,7 +22,7 @@ from pipeline.evals.chat.tasks import (
     load_chat_tasks,
 )
 from pipeline.evals.command import code_of_command
-from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_score, contamination_of, item_flags
+from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_scores, contamination_of
 from pipeline.evals.distributed import broadcast_bool, gathered_over_ranks
 from pipeline.evals.intervals import mean_interval, share_interval
 from pipeline.evals.sandbox.run import Isolation, choose_isolation
@@ -444,7 +444,10 @@ def chat_results(
     that is scored; rows then tell of contaminated items too.
     """
     loaded_by_name = {loaded.task.name: loaded for loaded in tasks}
-    numbers, cleaned = chat_numbers(scores), _cleaned(loaded_by_name, scores, findings)
+    numbers = chat_numbers(scores)
+    cleaned = clean_scores(
+        findings, ((f"chat/{s.name}", chat_texts(loaded_by_name[s.name]), s.correct) for s in scores)
+    )
     protocols = {score.name: chat_protocol(loaded_by_name[score.name], score) for score in scores}
     rows = []
     for score in scores:
@@ -493,18 +496,6 @@ def _subject_rows(score: TaskScore, row: dict[str, Any]) -> list[dict[str, Any]]
         about |= {"name": f"{row['name']}/{name}", "value": right / n, "low": low, "high": high, "items": n}
         found.append(about)
     return found
-
-
-def _cleaned(
-    loaded: dict[str, LoadedTask], scores: list[TaskScore], findings: Findings | None
-) -> dict[str, dict[str, Any]]:
-    """Return by task, of those that were searched for, the score without contaminated items."""
-    cleaned = {}
-    for score in scores if findings else []:
-        flags = item_flags(findings, f"chat/{score.name}", chat_texts(loaded[score.name]))
-        if findings and flags is not None:
-            cleaned[score.name] = clean_score(findings["tasks"][f"chat/{score.name}"], score.correct, flags)
-    return cleaned
 
 
 def chat_protocol(loaded: LoadedTask, score: TaskScore) -> Protocol:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from pipeline.evals.contamination import Findings, clean_mean, clean_score, contamination_of, core_texts, item_flags
+from pipeline.evals.contamination import Findings, clean_mean, clean_scores, contamination_of, core_texts
 from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask, why_partial
 from pipeline.evals.distributed import broadcast_bool, summed_over_ranks
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
@@ -628,7 +628,14 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
     findings: of the training text of the run that is scored; rows then tell of contaminated items too.
     """
     rows = []
-    cleaned = _cleaned(score, findings)
+    cleaned = clean_scores(
+        findings,
+        (
+            (f"core/{s.task.name}", core_texts(s.task, score.bundle.items[s.task.file]), s.correct.tolist())
+            for s in score.tasks
+        ),
+        in_order=lambda flags: in_order(flags, None),
+    )
     for version in VERSIONS:
         low, high = score.interval(version)
         rows.append(
@@ -667,19 +674,6 @@ def core_results(score: CoreScore, findings: Findings | None = None) -> list[dic
             }
         )
     return rows
-
-
-def _cleaned(score: CoreScore, findings: Findings | None) -> dict[str, dict[str, Any]]:
-    """Return by task, of those that were searched for, the score without contaminated items."""
-    cleaned = {}
-    for scored in score.tasks if findings else []:
-        texts = core_texts(scored.task, score.bundle.items[scored.task.file])
-        flags = item_flags(findings, f"core/{scored.task.name}", texts)
-        if findings and flags is not None:
-            cleaned[scored.task.name] = clean_score(
-                findings["tasks"][f"core/{scored.task.name}"], scored.correct.tolist(), in_order(flags, None)
-            )
-    return cleaned
 
 
 def _clean_mean(score: CoreScore, cleaned: dict[str, dict[str, Any]], version: str) -> dict[str, Any] | None:
