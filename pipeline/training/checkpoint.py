@@ -714,7 +714,8 @@ class CheckpointSaver:
 
 def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:
     """Return what the writer says of its end, as the exception that it would have been here."""
-    checkpoint_writer.discard(Path(job.temporary))
+    if job.rank == 0:  # whose process still writes there, and has yet to read why another rank's ended
+        checkpoint_writer.discard(Path(job.temporary))
     try:
         error = checkpoint_writer.last_words(stderr)
     except ValueError:
@@ -742,4 +743,5 @@ def not_written(target: Path, error: OSError) -> TandemError:
         return DiskFullError(
             f"{where} Free some space (or inodes) or move the run directory, then run the same command again."
         )
-    return CannotWriteError(f"{where} Mend that, then run the same command again.")
+    cure = "Look at that host" if (error.errno, error.filename) == (errno.ETIMEDOUT, str(target)) else "Mend that"
+    return CannotWriteError(f"{where} {cure}, then run the same command again.")
