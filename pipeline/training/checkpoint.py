@@ -466,10 +466,11 @@ def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
 def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> None:
     """Raise DataError for a state that is not this optimizer's."""
     tensors, saved = read_optimizer(checkpoint)
-    refuse_nonfinite(tensors, where=str(checkpoint), instead=ANOTHER)
     # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
     settings = saved["optimizer"] if trainer.recipe.optimizer.type == "trainer" else None
     load_optimizer_state(trainer.optimizer, trainer.model, tensors, settings=settings)
+    # Of a sharded model a rank has read no more than its part by now.
+    refuse_nonfinite(optimizer_tensors(trainer.optimizer, trainer.model), where=str(checkpoint), instead=ANOTHER)
     trainer.lr_scheduler.load_state_dict(saved["schedule"])
     if saved["scaler"] and trainer.accelerator.scaler is not None:
         trainer.accelerator.scaler.load_state_dict(saved["scaler"])
