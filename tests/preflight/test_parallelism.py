@@ -172,6 +172,17 @@ def test_seven_billion_parameters_fit_a_host_of_gpus_and_no_single_one():
     assert sum(between) == pytest.approx(FP32 * plans["HSDP"].sizes.parameters()["total"] / 8 * 2 * 63 / 64, rel=0.01)
 
 
+def test_the_plan_of_a_training_shares_the_model_as_its_launcher_does(monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    recipe, device = read_recipe([str(RECIPES / "fineweb_d24.yaml")]), planned_device("2x8xH100")
+    for replicas, layout in ((1, "FSDP"), (2, "HSDP")):
+        monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", str(replicas))
+        plan = make_plan(recipe, device, processes=16)
+        assert (plan.shards, plan.layout) == (16 // replicas, layout)
+        assert plan.memory == make_plan(recipe, device, processes=16, shards=16 // replicas).memory
+
+
 def test_a_ring_over_hosts_sends_every_device_s_part_once_and_crosses_between_hosts_once():
     links = LINKS["H100"]
     gathered = Collective("all-gather", 1, 512 * 10**9, 512, 64)
