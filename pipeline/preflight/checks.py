@@ -25,8 +25,8 @@ from pipeline.process.errors import (
 )
 from pipeline.process.storage import cache_dir, folder_bytes
 from pipeline.recipe import Recipe
-from pipeline.recipe.checks import warmup_of
-from pipeline.recipe.located_yaml import show
+from pipeline.recipe.checks import check_halvings, warmup_of
+from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.resolve import micro_batch
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import chosen_sizes
@@ -308,7 +308,9 @@ def _device_bytes(plan: Plan) -> float | None:
 
 def _batch(plan: Plan) -> list[TandemError]:
     if plan.processes <= _rows(plan):
-        return []
+        problems = Problems()
+        check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+        return [RecipeError(line) for line in problems.lines]
     where = plan.recipe.where("data.batch_tokens")
     return [
         RecipeError(

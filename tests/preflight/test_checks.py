@@ -55,6 +55,14 @@ def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing_behin
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_by_accumulation_that_cannot_be_halved_are_found_once_the_processes_are_known(quickstart):
+    batch = ["data.batch_tokens=null", "train.gradient_accumulation_steps=1", "train.per_device_train_batch_size=1"]
+    warmup = ["optimizer.schedule.batch_warmup_steps=10", "optimizer.schedule.batch_halvings=2"]
+    (message,) = messages(find_problems(quickstart(*batch, *warmup, processes=3), on_this_machine=False), RecipeError)
+    assert "batch_halvings: is 2, and 3 rows of a step cannot be halved that often" in message
+    assert find_problems(quickstart(*batch, *warmup, processes=4), on_this_machine=False) == []
+
+
 def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
     found = find_problems(quickstart(), on_this_machine=True)
