@@ -33,7 +33,13 @@ ADAMW = ["optimizer.type=adamw", "optimizer.groups={matrices: {learning_rate: 0.
 # Five layers, and heads of 20: odd numbers of rows, that ranks cut unequally.
 SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=5", "model.n_embd=120", "model.n_head=6", "data.row_tokens=64", "data.batch_tokens=65536", "train.per_device_train_batch_size=1"]  # fmt: skip
 CASES = {
-    2: [(2, [MUON]), (2, ADAMW), (2, [*ADAMW, "model.preset=gpt2", "model.options={}"]), (1, [MUON])],
+    2: [
+        (2, [MUON]),
+        (2, ADAMW),
+        (2, [*ADAMW, "model.preset=gpt2", "model.options={}"]),
+        (2, [MUON, "model.options={bigram_embeddings: 1000}"]),
+        (1, [MUON]),
+    ],
     512: [(512, [MUON]), (8, [MUON])],
 }  # by ranks: those that share a model, and the recipe
 OPS = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce", "alltoall_base_": "all-to-all"}  # fmt: skip
