@@ -197,6 +197,9 @@ def test_a_ring_over_hosts_sends_every_device_s_part_once_and_crosses_between_ho
     inside = Collective("all-reduce", 1, 8 * 10**9, 8, 1)
     assert inside.sent() == pytest.approx((14e9, 0))
     assert Collective("all-to-all", 1, 16 * 10**9, 16, 2).sent() == pytest.approx((7e9, 8e9))
+    # Replicas that span two hosts each are on fewer hosts than there are.
+    *_, last = collectives(recipe_of(), sizes_of(recipe_of()), processes=8, hosts=4, shards=4, micro_steps=1, half=True)
+    assert (last.kind, last.ranks, last.hosts) == ("all-reduce", 2, 2)
     assert Collective("all-gather", 1000, 0, 512, 64).seconds(links) == pytest.approx(
         2.41, rel=0.01
     )  # 63 hosts and 448 devices on
