@@ -63,6 +63,21 @@ def test_rows_by_accumulation_that_cannot_be_halved_are_found_once_the_processes
     assert find_problems(quickstart(*batch, *warmup, processes=4), on_this_machine=False) == []
 
 
+def test_smaller_first_steps_that_save_no_time_or_are_compiled_again_are_noted(quickstart):
+    def notes(*more, rows=4):
+        batch = ["data.batch_tokens=4096", f"train.per_device_train_batch_size={rows}"]
+        found = find_notes(quickstart(*batch, "optimizer.schedule.batch_halvings=2", *more, processes=4))
+        return [note for note in found if "batch_halvings" in note]
+
+    warmup, compiled = "optimizer.schedule.batch_warmup_steps=10", "train.torch_compile=true"
+    assert notes(compiled) == []
+    (few,) = notes(warmup, "train.torch_compile=false", rows=2)
+    assert "a first step of 4 rows computes 8, since a process's micro-batch of 2 rows cannot be halved 2 times" in few
+    assert notes(warmup, "train.torch_compile=false") == []
+    (again,) = notes(warmup, compiled)
+    assert "at each of the 2 doublings" in again
+
+
 def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
     found = find_problems(quickstart(), on_this_machine=True)
