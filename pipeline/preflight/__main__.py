@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     for line in describe_filled(recipe):
         print(f"  {line}")
     print(plan_table([plan]), flush=True)
-    if len(layouts) > 1 and plan.sizes:
+    if len(layouts) > 1 and plan.sizes and plan.device.kind != "cpu":
         print(layout_table(layouts), flush=True)
     if plan.shards > 1 and planned:
         print(f"planned as {plan.layout} ({_config_of(plan)}), since one row does not fit with a model on every device")

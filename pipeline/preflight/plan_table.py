@@ -165,14 +165,14 @@ def layout_table(plans: list[Plan]) -> str:
             f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
         )
     here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
-    if here and parts and device.kind != "cpu":
+    if here and parts:
         among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
             device.hosts > 1
         )
         processes = plan.recipe.data.num_proc or HOST_PROCESSES
         lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
         lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
-    if plan.checkpoint_bytes and device.kind != "cpu":
+    if plan.checkpoint_bytes:
         by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
         lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
         alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
@@ -331,6 +331,7 @@ LINES: Lines = [
     ("tokens (row positions)", _tokens),
     ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
     ("processes x rows x micro-steps", _batch),
+    ("layout", lambda plan: "" if plan.shards == 1 else f"{plan.layout}, a model on {plan.shards} devices"),
     ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
     ("memory a process (estimate)", _memory("total")),
     ("  Python and libraries", _of_the_cpu("process")),

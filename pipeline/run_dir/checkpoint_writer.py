@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -101,11 +101,8 @@ class Written:
     def __init__(self, job: Job):
         self.returncode, self.stderr = 0, b""
         try:
-            if job.rank:
-                write_part(job)
-            else:
-                with take_lock(Path(job.target).parent):
-                    write(job)
+            with nullcontext() if job.rank else take_lock(Path(job.target).parent):
+                (write_part if job.rank else write)(job)
         except OSError as error:
             self.returncode, self.stderr = 1, error_line(error).encode()
 

@@ -160,9 +160,8 @@ class Sweep:
         each = None if plan.sizes is None else plan.sizes.flops_per_token("nanochat")
         if each is None or base.flops is None:
             raise RecipeError("--equal flops: the FLOPs of this model are not known. Give --equal tokens or time.")
-        return rows.steps(
-            int(base.flops / (each * plan.recipe.data.row_tokens) + 1e-3)
-        )  # rounded down but for rounding
+        # The thousandth of a row: a quotient that ought to be whole may come out just below.
+        return rows.steps(int(base.flops / (each * plan.recipe.data.row_tokens) + 1e-3))
 
     def jobs(self, entry: dict[str, Any], seeds: int) -> list[Job]:
         """Return the runs of the first so many seeds."""

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -395,7 +395,8 @@ def write_training_state(
 
 def read_state(folder: Path) -> tuple[TrainerState, dict[str, Any]]:
     """Return trainer_state.json and position.json. Raises DataError where the checkpoint cannot be continued from."""
-    optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else f"{OPTIMIZER}.index.json"
+    index = f"{OPTIMIZER}.index.json"
+    optimizer = index if (folder / index).exists() else OPTIMIZER
     missing = [name for name in (STATE, optimizer, SCHEDULER, POSITION) if not (folder / name).exists()]
     if missing:
         raise DataError(
@@ -566,7 +567,7 @@ class CheckpointSaver:
         self,
         step: int,
         *,
-        write_small: Callable[[Path], None],
+        write_small: Callable[[Path], Any],
         large: dict[str, tuple[Tensors, dict | None]],
         **facts,
     ) -> None:
@@ -601,11 +602,8 @@ class CheckpointSaver:
             temporary = temporary_folder(target)
         except OSError as error:
             raise not_written(target, error) from error
-        try:
+        with discarded_after_an_error(target, temporary):
             return temporary, write_small(temporary)
-        except BaseException as error:
-            checkpoint_writer.discard(temporary)
-            raise (not_written(target, error) if isinstance(error, OSError) else error) from error
 
     def _begin(
         self,
@@ -618,12 +616,9 @@ class CheckpointSaver:
         **facts,
     ) -> None:
         target = self.run.checkpoint(step)
-        try:
+        with discarded_after_an_error(target, temporary):
             for name, (tensors, metadata) in large.items():
                 self._image(name, tensors, metadata).fill(tensors)
-        except BaseException as error:
-            checkpoint_writer.discard(temporary)
-            raise (not_written(target, error) if isinstance(error, OSError) else error) from error
         self.job = checkpoint_writer.Job(
             temporary=str(temporary),
             target=str(target),
@@ -640,11 +635,8 @@ class CheckpointSaver:
 
     def _start(self) -> subprocess.Popen:
         assert self.job is not None
-        try:
-            return checkpoint_writer.start(self.job)
-        except OSError as error:  # no memory, process or descriptor is left
-            checkpoint_writer.discard(Path(self.job.temporary))
-            raise not_written(Path(self.job.target), error) from error
+        with discarded_after_an_error(Path(self.job.target), Path(self.job.temporary)):
+            return checkpoint_writer.start(self.job)  # an error: no memory, process or descriptor is left
 
     def _image(self, name: str, tensors: Tensors, metadata: dict | None) -> FileImage:
         image = self.images.get(name)
@@ -710,6 +702,16 @@ class CheckpointSaver:
                         beat()
                 if time.monotonic() - since > patience_s:
                     raise
+
+
+@contextmanager
+def discarded_after_an_error(target: Path, temporary: Path) -> Iterator[None]:
+    """Remove what there is of the checkpoint when the block fails, and raise an error of the disk as the user is to read it."""
+    try:
+        yield
+    except BaseException as error:
+        checkpoint_writer.discard(temporary)
+        raise (not_written(target, error) if isinstance(error, OSError) else error) from error
 
 
 def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:

@@ -286,17 +286,16 @@ class TandemTrainer(Trainer):
             self.guard.check_state(self, optimizer, so=f"checkpoint-{step} was not written")
             model = self.accelerator.unwrap_model(self.model)
             facts = {"tokens": self.meter.tokens_at(step), "world_size": self.args.world_size}
-            write_small = partial(write_state, self, ranks=ranks)
+
+            def write_small(folder: Path) -> dict:
+                write_state(self, folder, ranks=ranks)
+                return {} if self.is_sharded else files.large_files(self.model_files.weights(model), optimizer)
+
             if self.is_sharded:
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
                 self.saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
             else:
-
-                def write_small_give_large(folder: Path) -> dict:
-                    write_small(folder)
-                    return files.large_files(self.model_files.weights(model), optimizer)
-
-                on_rank_0(lambda: self.saver.save(step, write_small=write_small_give_large, **facts))
+                on_rank_0(lambda: self.saver.save(step, write_small=write_small, **facts))
         self.log({"ckpt/save_s": time.perf_counter() - started})
         on_rank_0(self.rows.raise_if_too_bad)  # after the save, so that the run can go on once the data is mended
 

@@ -491,6 +491,31 @@ def test_the_end_token_that_a_base_model_never_wrote_is_no_contradiction_before_
     assert (not [finding for finding in diagnose(log.run()) if finding.level == "contradiction"]) == is_sound
 
 
+def test_smaller_batches_at_the_beginning_and_a_fall_of_a_groups_own_are_no_contradiction():
+    log = Log()
+    log.recipe["optimizer"]["schedule"] |= {"batch_warmup_steps": 400, "batch_halvings": 2}
+    log.recipe["optimizer"]["groups"]["head"]["decay_fraction"] = 0.4
+    schedule = Schedule(**log.recipe["optimizer"]["schedule"])
+
+    def tokens_at(step):
+        return BATCH // 4 * min(step, 200) + BATCH // 2 * max(0, min(step, 400) - 200) + BATCH * max(0, step - 400)
+
+    before = 0
+    for row in log.logged():
+        step, lrm = row["step"], learning_rate_multiplier(schedule, row["step"] - 1, log.steps)
+        row |= {f"optim/lr/{name}": 0.8 * peak * lrm for name, peak in PEAKS.items()} | {"optim/lrm": lrm}
+        row["optim/lr"] = row["optim/lr/embeddings"]
+        row["optim/lr/head"] *= learning_rate_multiplier(schedule, step - 1, log.steps, fraction=0.4) / lrm
+        row |= {"data/tokens": tokens_at(step) - 40, "data/samples": tokens_at(step) // WIDTH}
+        speed = (tokens_at(step) - tokens_at(before)) / (step - before) / row["perf/step_s"]
+        row |= {"perf/tok_per_s": speed, "perf/tok_per_s_per_gpu": speed, "perf/tflops_per_gpu": 7.6e8 * speed / 1e12}
+        before = step
+    for row in log.rows:
+        row |= {"tokens": tokens_at(row["step"])} if "tokens" in row else {}
+    log.manifest["results"]["tokens"] = tokens_at(log.steps)
+    assert [finding.evidence for finding in diagnose(log.run()) if finding.level == "contradiction"] == []
+
+
 def test_a_row_that_a_crash_took_with_it_is_no_contradiction():
     log = Log()
     del log.rows[60]

@@ -16,7 +16,7 @@ from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sha256_file, write_sealed_json
 from pipeline.recipe import read_recipe
-from pipeline.tokenizer.load import train_bpe
+from pipeline.tokenizer.train import train_bpe
 from tests.data.conftest import Bench
 from tests.hub.hub_stand_in import hub_stand_in
 from tests.runner import Runner

@@ -17,8 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.hardware.device import device_without_torch
+from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import lock, write_json
+from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep.__main__ import Sweep, _options, main
@@ -290,6 +293,18 @@ def test_a_number_of_processes_that_is_none_is_refused(recipe, tmp_path, monkeyp
     monkeypatch.setenv("NPROC", "x")
     with pytest.raises(RecipeError, match="NPROC is 'x'; it must be a whole number, 1 or more"):
         main([str(recipe), "model.n_embd=16,64"])
+
+
+@pytest.mark.parametrize(("equal", "steps"), [("tokens", 35), ("flops", 35), ("time", 25), ("none", 20)])
+def test_a_candidate_that_begins_with_smaller_batches_gets_as_much_in_more_steps(recipe, equal, steps):
+    def plan_of(*overrides):
+        return make_plan(read_recipe([str(recipe), *overrides]), device_without_torch(), processes=1)
+
+    base, small = plan_of(), plan_of("optimizer.schedule.batch_warmup_steps=24")  # 12 of 2 rows and 12 of 4, then of 8
+    asked = Namespace(options=Namespace(equal=equal), plan=base, record={"baseline": {"step_s": 1.0}})
+    step_s = 2.0 if equal == "time" else None  # of a whole batch, twice as slow
+    assert Sweep._steps(asked, small, step_s) == steps
+    assert Sweep._steps(asked, base, step_s) == (10 if equal == "time" else 20)
 
 
 def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_path):
