@@ -55,7 +55,9 @@ def train(model, optimizer, steps):
 
 def own_bytes(model, optimizer):
     """Bytes that this rank holds of parameters, gradients and optimizer states."""
-    states = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    states = [
+        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value) and value.ndim
+    ]
     return sum(local(t).nbytes for p in model.parameters() for t in (p, p.grad)) + sum(local(t).nbytes for t in states)
 
 
