@@ -419,8 +419,8 @@ def _sharding(plan: Plan) -> list[TandemError]:
     replicas, parts = _asked_for("dp_replicate"), _asked_for("dp_shard")
     if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
         found.append(
-            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}. "
-            "Change --num_processes or one of the two."
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
+            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
         )
     found += [
         f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."

@@ -134,6 +134,9 @@ def assert_sharded_moves_as_whole(rank, share, **more):
     weights = sharded.state_dict()
     assert_the_ranks_parts_are_all_tensors_whole(weights, {key: whole(value) for key, value in weights.items()})
     fresh = build_optimizer(sharded, recipe(**more))
+    assert_the_ranks_parts_are_all_tensors_whole(
+        state := optimizer_tensors(fresh, sharded), state
+    )  # not cut: there is none
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
     train(sharded, sharded_optimizer, [4])
