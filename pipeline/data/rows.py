@@ -287,12 +287,14 @@ class TrainingRows:
         """Trained targets of the whole global batch of a step."""
         return sum(int(self.stream.shard(place).targets[place.row]) for place in self.places(step))
 
-    def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
-        """Return a rank's training batch of `rows` rows, of a smaller step in proportion fewer. Past the step's last row come
-        fillers of weight 0."""
-        places = self.places(step)
+    def micro_rows(self, step: int, rows: int) -> int:
+        """Return the rows of a micro-batch in a step: `rows`, of a smaller step in proportion fewer."""
         # Not fewer micro-steps: transformers.Trainer counts on their number.
-        rows = -(-rows * len(places) // self.of_steps.full)
+        return -(-rows * self.of_steps.at(step) // self.of_steps.full)
+
+    def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
+        """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
+        places = self.places(step)
         numbers = rows_of_micro_batch(micro_step, rank=rank, world_size=world_size, rows=rows, total=len(places))
         return self.reader.batch(
             [None if i is None else (self.stream.shard(places[i]), places[i].row) for i in numbers]

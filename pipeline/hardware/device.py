@@ -169,7 +169,7 @@ Kind = Literal["cuda", "mps", "cpu"]
 @dataclass(frozen=True)
 class DeviceInfo:
     """Devices of one machine. kind "cuda" is NVIDIA's and AMD's; memory_gib is one device's (for cpu the machine's),
-    None where only torch could tell. hosts: machines of this kind that a plan is for. links: None when unknown.
+    None where only torch could tell. hosts: machines of this kind that train, or that a plan is for. links: None when unknown.
 
     peak_flops: dense FLOP/s of one device by format (bfloat16, float16, tf32, float32, float8), None when unknown, and
     then MFU is not printed. source: where peaks and bandwidth come from.
@@ -198,7 +198,9 @@ def device_info() -> DeviceInfo:
         rank = int(os.environ.get("LOCAL_RANK", 0))
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
         known = find_by_device_name(properties.name)
-        return _device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
+        here = _device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
+        ranks = int(os.environ.get("WORLD_SIZE", 1))
+        return replace(here, hosts=max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
     return _device(kind, cpu.cpu_name(), 1, cpu.memory_bytes() / 2**30, None)
 

@@ -25,9 +25,9 @@ from pipeline.process.errors import (
 )
 from pipeline.process.storage import cache_dir, folder_bytes
 from pipeline.recipe import Recipe
-from pipeline.recipe.checks import warmup_of
-from pipeline.recipe.located_yaml import show
-from pipeline.recipe.resolve import micro_batch
+from pipeline.recipe.checks import check_halvings, warmup_of
+from pipeline.recipe.located_yaml import Problems, show
+from pipeline.recipe.resolve import micro_batch, step_rows
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import chosen_sizes
 from pipeline.recipe.start_from import begun_run
@@ -225,7 +225,7 @@ def find_notes(plan: Plan) -> list[str]:
             f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
             f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
         )
-    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan)])
+    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan), *_smaller_steps(plan)])
     if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
         notes.append(
             f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
@@ -287,6 +287,28 @@ def _cut_rows(plan: Plan) -> str | None:
     )
 
 
+def _smaller_steps(plan: Plan) -> list[str]:
+    """Return sentences on the smaller steps of a batch warm-up: those that save no time, and those that are compiled one by one."""
+    rows, own, notes = step_rows(plan.recipe), micro_batch(plan.recipe), []
+    if not rows.halvings:
+        return []
+    where, first, parts = plan.recipe.where("optimizer.schedule.batch_halvings"), rows.at(0), 2**rows.halvings
+    computed = plan.micro_steps * plan.processes * -(-own // parts)
+    if own % parts and 1 - first / computed > WASTE_WORTH_A_NOTE:
+        notes.append(
+            f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows cannot be halved {rows.halvings} "
+            "times: such steps take longer than the plan and perf/eta_s count by their rows. Halve less often, or let "
+            f"train.per_device_train_batch_size be a multiple of {parts}."
+        )
+    if plan.compiled:
+        notes.append(
+            f"{where}: torch.compile meets a new batch size at each of the {rows.halvings} doublings and may compile again in the middle of the run; "
+            "whether the steps after it are as fast was not measured. Set train.torch_compile: false, or compare perf/step_s with a run without a warm-up "
+            "of the batch."
+        )
+    return notes
+
+
 def _slow_links(plan: Plan) -> str | None:
     """Return a sentence where a step waits for the links between devices."""
     compute, links = compute_of_step(plan)[0], plan.links_s
@@ -308,7 +330,9 @@ def _device_bytes(plan: Plan) -> float | None:
 
 def _batch(plan: Plan) -> list[TandemError]:
     if plan.processes <= _rows(plan):
-        return []
+        problems = Problems()
+        check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+        return [RecipeError(line) for line in problems.lines]
     where = plan.recipe.where("data.batch_tokens")
     return [
         RecipeError(
@@ -395,8 +419,8 @@ def _sharding(plan: Plan) -> list[TandemError]:
     replicas, parts = _asked_for("dp_replicate"), _asked_for("dp_shard")
     if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
         found.append(
-            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}. "
-            "Change --num_processes or one of the two."
+            f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
+            "groups of processes can share the copies of the model. Change --num_processes or one of the two."
         )
     found += [
         f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."

@@ -128,7 +128,7 @@ def _has_value_embedding(sizes: Sizes, layer: int) -> bool:
 
 def fsdp_units(sizes: Sizes | CountedSizes) -> list[list[Shape]]:
     """Return the parameters that FSDP2 gathers together: first those that stay whole through a micro-step (the head or the table that it is tied to, and
-    what is in no other unit), then each block's, and at last an untied table of tokens."""
+    what is in no other unit), then each block's, and at last a table of bigrams and an untied one of tokens."""
     width, counts = sizes.n_embd, sizes.parameters()
     table = [(sizes.vocab_rows, width)]
     blocks = [block_matrices(sizes, layer) for layer in range(sizes.n_layer)]
@@ -144,7 +144,9 @@ def fsdp_units(sizes: Sizes | CountedSizes) -> list[list[Shape]]:
     root = [*table, (sizes.learned_positions, width), *norm]
     root += [(sizes.n_layer, 1)] * 2 * sizes.residual_lambdas + [(1, 1)] * sizes.backout
     root += [(1, SMEAR_GATE_CHANNELS), (1, 1)] * sizes.smear
-    return [root, *blocks, *([] if sizes.tied else [table])]
+    bigrams = [(sizes.bigram_embeddings, width)] * bool(sizes.bigram_embeddings)
+    root += [(sizes.n_layer, 1)] * len(bigrams)
+    return [root, *blocks, *([bigrams] if bigrams else []), *([] if sizes.tied else [table])]
 
 
 def padded(unit: list[Shape], shards: int) -> int:

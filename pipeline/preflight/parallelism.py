@@ -97,7 +97,7 @@ def collectives(
     if stacks:
         found.append(Collective("all-to-all", 2 * len(stacks), FP32 * max(_exchanged(stacks, shards)), shards, spanned))
     if (replicas := processes // shards) > 1:
-        found.append(Collective("all-reduce", units, everything // shards, replicas, hosts))
+        found.append(Collective("all-reduce", units, everything // shards, replicas, min(hosts, replicas)))
     return found
 
 

@@ -289,13 +289,14 @@ def remember(plan: "Plan", run: RunDirectory) -> None:
     again_s = sum(again) / len(again) if again else 0.0
     benchmarks_s = sum(sum(columns.curve(f"{name}/eval_s")[1].tolist()) for name in ("core", "chat"))
     peak = (manifest.get("peak_memory_bytes") or {}).get("host")
-    trained_s = plan.evaluation_tokens.value * step_s / plan.batch_tokens  # on as many tokens as one scoring has
+    full_step_s = step_s / (tokens_at(plan.recipe, steps) / (steps * plan.batch_tokens))  # of a batch warm-up's mean
+    trained_s = plan.evaluation_tokens.value * full_step_s / plan.batch_tokens  # on as many tokens as one scoring has
     found = FinishedRun(
         run=run.name,
         time=time.time(),
         machine=_machine(plan),
         flops=flops,
-        step_s=step_s,
+        step_s=full_step_s,
         rest_s=max(1.0, last - began - step_s * steps - again_s * len(scored) - benchmarks_s - sum(saved)),
         save_s=sum(saved) / len(saved) if saved else None,
         scored_token_share=again_s / trained_s if again else None,

@@ -2,7 +2,7 @@
 
 from pipeline.recipe.forms import check_forms, check_profile_steps
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.resolve import KEY, MATRIX_GROUP, group_settings, horizons, is_auto, warmup_of
+from pipeline.recipe.resolve import KEY, MATRIX_GROUP, group_settings, horizons, is_auto, step_rows, warmup_of
 from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, Group, Recipe, Source
 from pipeline.recipe.sizes import GPT2_NAMES, PORTABLE_TYPE, options_of
 from pipeline.recipe.start_from import becomes_tandem
@@ -76,14 +76,8 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
             recipe.where("data.batch_tokens"),
             f"is {data.batch_tokens}, not a multiple of data.row_tokens ({data.row_tokens}): a step is whole rows. Write {near}.",
         )
-    if data.batch_tokens and (halved := 2**recipe.optimizer.schedule.batch_halvings):
-        rows = data.batch_tokens // data.row_tokens
-        if recipe.optimizer.schedule.batch_warmup_steps and rows % halved:
-            problems.add(
-                recipe.where("optimizer.schedule.batch_halvings"),
-                f"is {recipe.optimizer.schedule.batch_halvings}, and {rows} rows of a step cannot be halved that often. "
-                f"Make data.batch_tokens a multiple of {halved * data.row_tokens}, or halve it less often.",
-            )
+    if data.batch_tokens:
+        check_halvings(recipe, problems)
     if recipe.train.get("max_steps", 0) > MOST_STEPS:
         named = horizons(recipe)[0]
         problems.add(
@@ -118,6 +112,17 @@ def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
             where,
             f"is {model.embedding_dtype}, and the head is tied to the token embedding: it would be rounded too. "
             + ("Remove it." if start else "Remove it, or set model.options.tie_word_embeddings: false."),
+        )
+
+
+def check_halvings(recipe: Recipe, problems: Problems) -> None:
+    """Smaller first steps of no whole rows, once data.batch_tokens is known."""
+    rows = step_rows(recipe)
+    if rows.full % (halved := 2**rows.halvings):
+        problems.add(
+            recipe.where("optimizer.schedule.batch_halvings"),
+            f"is {rows.halvings}, and {rows.full} rows of a step cannot be halved that often. "
+            f"Make data.batch_tokens a multiple of {halved * recipe.data.row_tokens}, or halve it less often.",
         )
 
 

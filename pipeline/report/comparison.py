@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
-from pipeline.process.storage import write_bytes, write_text
+from pipeline.process.storage import sum_of, write_bytes, write_text
 from pipeline.report.benchmarks import score_rows
 from pipeline.report.curves import (
     COMPARED_AXES,
@@ -184,7 +184,8 @@ def facts_of(data: RunData) -> dict[str, Any]:
     found["fact: steps"] = data.max_steps()
     found["fact: tokens of a step"] = inputs.get("batch_tokens")
     found["fact: tokenizer"] = (inputs.get("tokenizer") or {}).get("identity")
-    found["fact: started from"] = (inputs.get("start_from") or {}).get("model.safetensors")
+    weights = {name: value for name, value in (inputs.get("start_from") or {}).items() if name != "from"}
+    found["fact: started from"] = sum_of(weights) if weights else None  # several files of a large model; a commit
     recipe = data.recipe.get("data") or {}
     for name, key in (("sources", "training"), ("validation", "validation")):
         if inputs.get(name):

@@ -28,8 +28,8 @@ from pipeline.run_dir.rows import append_row, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.training.distributed import on_rank_0
 
-# A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size.
-FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.type", "train.optim:")
+# A fork loads the parent's weights and optimizer state, and its step numbers count rows of this size, so many a step.
+FIXED_IN_A_FORK = ("model.", "tokenizer.", "data.row_tokens", "data.batch_tokens", "optimizer.schedule.batch_", "optimizer.type", "train.optim:")  # fmt: skip
 
 
 def can_fork(differing: list[str]) -> bool:

@@ -49,6 +49,9 @@ class RandomRows:
         self.isolated, self.vocab_size = isolates_documents(recipe), vocab_size
         self.random = torch.Generator().manual_seed(0)
 
+    def micro_rows(self, step: int, rows: int) -> int:
+        return rows
+
     def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict[str, Any]:
         ids = torch.randint(self.vocab_size, (rows, self.row_tokens + 1), generator=self.random)
         labels = ids[:, 1:].contiguous()

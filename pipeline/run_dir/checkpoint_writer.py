@@ -8,7 +8,7 @@ No torch here: the process starts in 50 ms and takes 10 MB. It holds checkpoints
 run waits for a checkpoint that a killed one was still writing. It ends with 0, or with the error as JSON on stderr.
 
 Of a sharded model each rank starts such a process for its own files, all into one folder. Those of rank 1 and above report
-the sums of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames as for one process.
+bytes and sha256 of theirs in a folder beside it; that of rank 0 waits for the reports, then seals and renames as for one process.
 """
 
 import errno
@@ -45,8 +45,8 @@ from pipeline.run_dir.checkpoints import rotate, seal
 LOCK = ".writing"
 _CHUNK = 8 << 20
 # Seconds in which nothing is written, after which the other ranks' files are given up: a rank starts a killed process again, after
-# its step at the latest, while the training lives.
-PATIENCE_S, PATIENCE_WITHOUT_TRAINING_S = 600.0, 10.0
+# its step at the latest, while the training lives. A network file system may show another host's file 60 s later.
+PATIENCE_S, PATIENCE_WITHOUT_TRAINING_S = 600.0, 90.0
 
 
 @dataclass(kw_only=True)
@@ -126,10 +126,10 @@ def write(job: Job) -> None:
     for left in temporary.glob(".*"):  # half a manifest of a writer that was killed
         remove_file(left)
     try:
-        sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
+        written = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
         if job.ranks > 1:
-            sums |= _sums_of_other_ranks(job)
-        seal(temporary, sums=sums, **job.facts)
+            written |= _written_by_other_ranks(job)
+        seal(temporary, written=written, **job.facts)
         publish_folder(temporary, target)
     except BaseException:
         discard(temporary)
@@ -142,21 +142,21 @@ def write(job: Job) -> None:
 
 
 def write_part(job: Job) -> None:
-    """Write the images of a rank above 0 into the folder that rank 0's process publishes, and report to it their sums, or the error."""
+    """Write the images of a rank above 0 into the folder that rank 0's process publishes, and report to it what they are, or the error."""
     temporary = Path(job.temporary)
     report = reports(temporary) / f"{job.rank}.json"
     if report.exists() or not report.parent.exists():
         return  # killed when all was reported, and started again: rank 0's process may be sealing by now
     try:
-        sums = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
-        for name in sums:
+        written = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
+        for name in written:
             fsync_file(temporary / name)  # here: another host's fsync would not reach what this one has cached
     except OSError as error:
         for name in job.images:
             remove_file(temporary / name)  # a full disk has room for the report then
         write_json(report, json.loads(error_line(error)))
         raise
-    write_json(report, {"sums": sums})
+    write_json(report, {"written": written})
 
 
 def reports(temporary: Path) -> Path:
@@ -170,34 +170,34 @@ def discard(temporary: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sums_of_other_ranks(job: Job) -> dict[str, str]:
-    """Return sha256 by name of all that the other ranks' processes have written, once all have reported.
+def _written_by_other_ranks(job: Job) -> dict[str, dict[str, Any]]:
+    """Return bytes and sha256 by name of all that the other ranks' processes have written, once all have reported and it is here to see.
 
     Raises OSError with the error of one of them, and when nothing has been written for so long that one must be lost.
     """
     temporary = Path(job.temporary)
-    missing, sums = set(range(1, job.ranks)), dict[str, str]()
-    written, since = -1, time.monotonic()
+    missing, written = set(range(1, job.ranks)), dict[str, dict[str, Any]]()
+    size, since, pause_s = -1, time.monotonic(), 0.02
     while True:
-        for rank in [r for r in missing if (reports(temporary) / f"{r}.json").exists()]:
+        listed, there = os.listdir(reports(temporary)), set(os.listdir(temporary))  # network file systems list anew
+        for rank in [r for r in missing if f"{r}.json" in listed]:
             report = read_json(reports(temporary) / f"{rank}.json")
-            if "sums" not in report:
+            if "written" not in report:
                 raise OSError(report["errno"], report["strerror"], report["filename"])
-            sums |= report["sums"]
-            missing.discard(rank)
+            if report["written"].keys() <= there:
+                written |= report["written"]
+                missing.discard(rank)
         if not missing:
-            return sums
-        if (now := folder_bytes(temporary)) != written:
-            written, since = now, time.monotonic()
+            return written
+        if (now := folder_bytes(temporary)) != size:
+            size, since = now, time.monotonic()
         patience_s = PATIENCE_S if os.getppid() == job.training else PATIENCE_WITHOUT_TRAINING_S
         if time.monotonic() - since > patience_s:
             lost = " and ".join(map(str, sorted(missing)))
-            raise OSError(
-                errno.ETIMEDOUT,
-                f"nothing was written for {patience_s:.0f} s of the part of rank {lost}",
-                str(temporary),
-            )
-        time.sleep(0.02)
+            text = f"the part of rank {lost} was not written in {patience_s:.0f} s"
+            raise OSError(errno.ETIMEDOUT, text, job.target)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)  # a look costs a shared disk a request for each file of each rank
 
 
 class NotRotatedError(OSError):
@@ -224,8 +224,8 @@ def not_rotated(stderr: bytes) -> str | None:
     return None
 
 
-def _write_image(path: Path, descriptor: int, size: int) -> str:
-    """Copy a file in memory to the disk; returns its sha256."""
+def _write_image(path: Path, descriptor: int, size: int) -> dict[str, Any]:
+    """Copy a file in memory to the disk; returns its bytes and sha256."""
     digest = hashlib.sha256()
     out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -239,7 +239,7 @@ def _write_image(path: Path, descriptor: int, size: int) -> str:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(out)
-    return digest.hexdigest()
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def main() -> int:

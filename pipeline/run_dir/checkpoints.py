@@ -27,13 +27,17 @@ def whole_folder(path: str | Path, **facts) -> Iterator[Path]:
         seal(temporary, **facts)
 
 
-def seal(folder: Path, *, sums: dict[str, str] | None = None, **facts) -> None:
-    """Write MANIFEST.json over everything that is in the folder now. sums: sha256 by name of files whose hash is known."""
+def seal(folder: Path, *, written: dict[str, dict[str, Any]] | None = None, **facts) -> None:
+    """Write MANIFEST.json over everything that is in the folder now. written: bytes and sha256 by name, from who wrote these files: a
+    network file system may show a size of some seconds ago. Raises FileNotFoundError where it lists one of them not at all."""
+    written = written or {}
     files = {
-        name: {"bytes": path.stat().st_size, "sha256": (sums or {}).get(name) or sha256_file(path)}
+        name: written.get(name) or {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and (name := str(path.relative_to(folder))) != SEAL
     }
+    for name in written.keys() - files.keys():
+        raise FileNotFoundError(errno.ENOENT, "was written and is not in its folder", str(folder / name))
     manifest = {**facts, "files": files}
     write_json(folder / SEAL, {**manifest, "sha256": sum_of(manifest)})
 

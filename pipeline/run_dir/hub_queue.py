@@ -177,7 +177,7 @@ class HubQueue:
         with new_folder(folder) as linked:
             link_files(checkpoint, linked, files)
             # The hashes that the checkpoint was written with: what has rotted since is found before it is published.
-            seal(linked, sums={name: facts["sha256"] for name, facts in files.items()}, step=item.step, run=run)
+            seal(linked, written=files, step=item.step, run=run)
         if self.with_state:
             with new_folder(state) as linked:
                 link_files(checkpoint, linked, sealed_files(checkpoint))

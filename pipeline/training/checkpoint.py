@@ -467,10 +467,11 @@ def load_model(model: PreTrainedModel, checkpoint: Path) -> None:
 def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> None:
     """Raise DataError for a state that is not this optimizer's."""
     tensors, saved = read_optimizer(checkpoint)
-    refuse_nonfinite(tensors, where=str(checkpoint), instead=ANOTHER)
     # The groups' settings are the recipe's, but for transformers' schedules, whose current rate lives in the groups.
     settings = saved["optimizer"] if trainer.recipe.optimizer.type == "trainer" else None
     load_optimizer_state(trainer.optimizer, trainer.model, tensors, settings=settings)
+    # Of a sharded model a rank has read no more than its part by now.
+    refuse_nonfinite(optimizer_tensors(trainer.optimizer, trainer.model), where=str(checkpoint), instead=ANOTHER)
     trainer.lr_scheduler.load_state_dict(saved["schedule"])
     if saved["scaler"] and trainer.accelerator.scaler is not None:
         trainer.accelerator.scaler.load_state_dict(saved["scaler"])
@@ -716,7 +717,8 @@ def discarded_after_an_error(target: Path, temporary: Path) -> Iterator[None]:
 
 def failure(job: checkpoint_writer.Job, status: int, stderr: bytes) -> Exception:
     """Return what the writer says of its end, as the exception that it would have been here."""
-    checkpoint_writer.discard(Path(job.temporary))
+    if job.rank == 0:  # whose process still writes there, and has yet to read why another rank's ended
+        checkpoint_writer.discard(Path(job.temporary))
     try:
         error = checkpoint_writer.last_words(stderr)
     except ValueError:
@@ -744,4 +746,5 @@ def not_written(target: Path, error: OSError) -> TandemError:
         return DiskFullError(
             f"{where} Free some space (or inodes) or move the run directory, then run the same command again."
         )
-    return CannotWriteError(f"{where} Mend that, then run the same command again.")
+    cure = "Look at that host" if (error.errno, error.filename) == (errno.ETIMEDOUT, str(target)) else "Mend that"
+    return CannotWriteError(f"{where} {cure}, then run the same command again.")

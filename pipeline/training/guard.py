@@ -112,7 +112,8 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     at hand no longer tell where it began. Another dropout may hide it."""
     step, args = trainer.state.global_step, trainer.args
     rows = trainer.rows
-    mine = {"rank": args.process_index, "world_size": args.world_size, "rows": args.per_device_train_batch_size}
+    own = rows.micro_rows(step, args.per_device_train_batch_size)
+    mine = {"rank": args.process_index, "world_size": args.world_size, "rows": own}
     targets = torch.tensor(float(max(rows.num_targets(step), 1)), device=args.device)
     sharded = trainer.is_sharded  # its backward sums over ranks in any case, so that the rank stays unknown
     with preserved_rng():
@@ -144,7 +145,7 @@ def rows_of(trainer: "TandemTrainer", step: int, rank: int | None = None, micro_
             micro_step,
             rank=rank,
             world_size=args.world_size,
-            rows=args.per_device_train_batch_size,
+            rows=trainer.rows.micro_rows(step, args.per_device_train_batch_size),
             total=len(origins),
         )
         origins = [origins[number] for number in numbers if number is not None]

@@ -47,11 +47,10 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for step in range(self.start_step, self.max_steps):
+            rows = self.rows.micro_rows(step, self.micro_batch)
             for micro_step in range(self.micro_steps):
                 started = time.perf_counter()
-                batch = self.rows.micro_batch(
-                    step, micro_step, rank=self.rank, world_size=self.world_size, rows=self.micro_batch
-                )
+                batch = self.rows.micro_batch(step, micro_step, rank=self.rank, world_size=self.world_size, rows=rows)
                 batch |= self.look(batch)
                 if self.device.type != "cpu":
                     batch = on_device(batch, self.device, stream=self.copies)

@@ -27,7 +27,8 @@ from pipeline.training.muon import local, muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
-DRIFT = "drift"  # EMA-Nesterov's m, the moving average of the weights' changes
+# EMA-Nesterov's m, the moving average of the weights' changes, and how much of it the weights hold beside x.
+DRIFT, LOOKAHEAD = "drift", "lookahead"
 CONV1D = "_conv1d"  # marks the group of matrices that are stored (in, out)
 
 
@@ -37,8 +38,8 @@ class MuonAdamW(torch.optim.Optimizer):
     where they are given update_floor and row_floor).
 
     A group with "lookahead" adds EMA-Nesterov (arXiv 2605.25395; modded-nanogpt, PR 308) to its rule A: between two steps its
-    parameters hold y = x + lookahead m, where the gradient is taken, and a step makes x' = A(y), m' = average m + (1 - average)(x' - x)
-    and y' = x' + next_lookahead m'. The norms that are measured are those of A.
+    parameters hold y = x + (state's lookahead) m, where the gradient is taken, and a step makes x' = A(y), m' = average m +
+    (1 - average)(x' - x) and y' = x' + (group's lookahead) m'. The norms that are measured are those of A.
 
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
@@ -98,19 +99,24 @@ class MuonAdamW(torch.optim.Optimizer):
                     "exp_avg_sq": torch.zeros_like(p),
                 }
             if "lookahead" in group and DRIFT not in self.state[p]:
-                self.state[p][DRIFT] = torch.zeros_like(p)
+                self.state[p] |= {DRIFT: torch.zeros_like(p), LOOKAHEAD: 0.0}
 
     def _begin_drift(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """Take (1 - average) x off average m, so that no copy of x is held while the rule moves it: x is y - lookahead m."""
+        """Take (1 - average) x off average m, so that no copy of x is held while the rule moves it: x is y - lookahead m.
+
+        By the lookahead that was added, not by the schedule's, which goes on where a step is left out, and is another one in a fork.
+        """
         drifts, average = [local(self.state[p][DRIFT]) for p in parameters], group["lookahead_average"]
-        torch._foreach_mul_(drifts, average + (1 - average) * group["lookahead"])
+        torch._foreach_mul_(drifts, [average + (1 - average) * self.state[p][LOOKAHEAD] for p in parameters])
         torch._foreach_add_(drifts, [local(p) for p in parameters], alpha=average - 1)
 
     def _end_drift(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         drifts, own = [local(self.state[p][DRIFT]) for p in parameters], [local(p) for p in parameters]
         torch._foreach_add_(drifts, own, alpha=1 - group["lookahead_average"])
-        if group["next_lookahead"]:
-            torch._foreach_add_(own, drifts, alpha=group["next_lookahead"])
+        if group["lookahead"]:
+            torch._foreach_add_(own, drifts, alpha=group["lookahead"])
+        for p in parameters:
+            self.state[p][LOOKAHEAD] = group["lookahead"]
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         adamw(
@@ -236,8 +242,8 @@ def rates(settings: Group, recipe: Recipe) -> dict[str, Any]:
         group["decay_fraction"] = settings.decay_fraction
     if recipe.optimizer.ema_nesterov is not None:
         group["lookahead_average"] = 1 - 1 / recipe.optimizer.ema_nesterov_steps
-        group |= {"lookahead": 0.0, "next_lookahead": 0.0}
-        group |= {"peak_lookahead": recipe.optimizer.ema_nesterov, "lookahead_span": recipe.optimizer.ema_nesterov_span}
+        group |= {"lookahead": 0.0, "peak_lookahead": recipe.optimizer.ema_nesterov}
+        group["lookahead_span"] = recipe.optimizer.ema_nesterov_span
     return group
 
 

@@ -82,8 +82,7 @@ def apply_schedule(optimizer: Any, schedule: Schedule, step: int, max_steps: int
             decay = weight_decay_multiplier(schedule, step, max_steps)
             group["weight_decay"] = group["initial_weight_decay"] * decay
         if "lookahead" in group:
-            group["lookahead"] = lookahead(group, schedule, step, max_steps)
-            group["next_lookahead"] = lookahead(group, schedule, step + 1, max_steps)
+            group["lookahead"] = lookahead(group, schedule, step + 1, max_steps)  # where the next gradient is taken
 
 
 class StepSchedule:

@@ -94,13 +94,16 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     In a round each rank is sent the rows of one tensor by those that hold them: on the device there are never more than two whole.
     """
     sharded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    plain = {name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in sharded}
+    own = {name: plain[name] for name in divided(plain, dist.get_world_size())[dist.get_rank()]}
+    if not sharded:  # an optimizer before its first update
+        return own
     first = next(iter(sharded.values()))
     group = first.device_mesh.get_group(first.placements.index(Shard(0)))
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
     parts = divided(sharded, dist.get_world_size())
     nothing = torch.empty(0, dtype=torch.uint8, device=local(first).device)
-    own = {}
     for names in zip_longest(*(parts[rank] for rank in ranks)):
         sent = [local(sharded[n]).detach().reshape(-1).view(torch.uint8) if n else nothing for n in names]
         sizes = [0] * len(ranks)
@@ -112,8 +115,7 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         dist.all_to_all_single(received, torch.cat(sent), sizes, [len(part) for part in sent], group=group)
         if name:
             own[name] = received.view(sharded[name].dtype).view(sharded[name].shape).cpu()
-    plain = {name: tensor.detach().cpu() for name, tensor in tensors.items() if name not in sharded}
-    return own | {name: plain[name] for name in divided(plain, dist.get_world_size())[dist.get_rank()]}
+    return own
 
 
 def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:

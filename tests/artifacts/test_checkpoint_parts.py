@@ -1,6 +1,8 @@
 """The processes that write the parts of a sharded model's checkpoint, one for each rank: whole or nothing, whichever of them is killed."""
 
+import hashlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,14 +14,16 @@ from safetensors.torch import load_file
 
 from pipeline.model.build import build_model
 from pipeline.process.errors import CannotWriteError
+from pipeline.process.storage import temporary_folder, write_json
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoint_writer import reports
-from pipeline.run_dir.checkpoints import problems
+from pipeline.run_dir.checkpoints import problems, read_seal, seal
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, part_file
 from pipeline.training.sharding import divided
 from tests.conftest import ROOT
 
+POPEN = subprocess.Popen
 RANKS = 3
 PARTS = [{"weight": torch.full((1_000_000,), float(rank))} for rank in range(RANKS)]
 
@@ -111,14 +115,46 @@ def test_all_processes_killed_at_any_moment_leave_the_whole_checkpoint_or_none(r
         assert_whole(run, 5)
 
 
+def test_the_manifest_says_of_another_hosts_part_what_that_host_wrote(run, monkeypatch):
+    """A network file system shows for a while an older listing and an older size."""
+    folder = temporary_folder(run.checkpoint(5))
+    reports(folder).mkdir()
+    (folder / file(1)).write_bytes(b"the begin")
+    part = {"bytes": 20, "sha256": hashlib.sha256(b"the beginning of all").hexdigest()}
+    write_json(reports(folder) / "1.json", {"written": {file(1): part}})
+    listdir, stale = os.listdir, [[], []]
+    monkeypatch.setattr(os, "listdir", lambda path: stale.pop() if path == folder and stale else listdir(path))
+    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
+    none = {"images": {}, "scores": {}, "keep": None, "every": None}
+    checkpoint_writer.write(checkpoint_writer.Job(**paths, **none, facts={"step": 5}, ranks=2))
+    assert not stale
+    assert read_seal(run.checkpoint(5))["files"] == {file(1): part}
+    with pytest.raises(FileNotFoundError, match=f"was written and is not in its folder.*{file(2)}"):
+        seal(run.checkpoint(5), written={file(2): part})
+
+
+def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(run, monkeypatch):
+    """Which still writes, and reads there why the checkpoint cannot be whole."""
+    savers = begun(run, ranks=(0, 1))
+    os.kill(savers[0].process.pid, signal.SIGSTOP)
+    folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
+    monkeypatch.setattr(subprocess, "Popen", limited)
+    last = CheckpointSaver(run, keep=2, every=None, best=False)
+    last._begin(5, folder, {file(2): (PARTS[2], None)}, rank=2, ranks=RANKS)
+    with pytest.raises(CannotWriteError, match=f"{file(2)}: File too large"):
+        last.wait()
+    os.kill(savers[0].process.pid, signal.SIGCONT)
+    with pytest.raises(CannotWriteError, match=f"{file(2)}: File too large, so checkpoint-5 was not written"):
+        savers[0].wait()
+    savers[1].wait()
+    assert names(run) == []
+
+
+def limited(*args, **settings):
+    return POPEN(*args, **settings, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)))
+
+
 def test_a_disk_that_refuses_one_rank_ends_all_with_its_error_and_leaves_nothing(run, monkeypatch):
-    import resource
-
-    popen = subprocess.Popen
-
-    def limited(*args, **settings):
-        return popen(*args, **settings, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)))
-
     savers = begun(run, ranks=(0, 1))
     folder = next(run.checkpoints.glob(".tmp-checkpoint-5-????????"))
     monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", limited)
@@ -135,17 +171,21 @@ IMPATIENT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pipeline.run_dir import checkpoint_writer
-checkpoint_writer.PATIENCE_S = 1.0
+checkpoint_writer.PATIENCE_S = checkpoint_writer.PATIENCE_WITHOUT_TRAINING_S = 1.0
 sys.exit(checkpoint_writer.main())
 """
 
 
+def impatient(_, **settings):
+    return POPEN([sys.executable, "-c", IMPATIENT, str(ROOT)], **settings)
+
+
 def test_a_part_that_never_comes_is_given_up_and_named(run, monkeypatch):
-    command, popen = [sys.executable, "-c", IMPATIENT, str(ROOT)], subprocess.Popen
-    monkeypatch.setattr(checkpoint_writer.subprocess, "Popen", lambda _, **how: popen(command, **how))
+    monkeypatch.setattr(subprocess, "Popen", impatient)
     savers = begun(run, ranks=(0, 2))
     savers[1].wait()
-    with pytest.raises(CannotWriteError, match="nothing was written for 1 s of the part of rank 1, so checkpoint-5"):
+    says = "checkpoints/checkpoint-5: the part of rank 1 was not written in 1 s, so checkpoint-5 was not .* Look at that host"
+    with pytest.raises(CannotWriteError, match=says):
         savers[0].wait()
     assert names(run) == []
 
@@ -153,10 +193,12 @@ def test_a_part_that_never_comes_is_given_up_and_named(run, monkeypatch):
 @pytest.mark.parametrize("ranks", [RANKS, RANKS - 1], ids=["all parts", "a part is lost"])
 def test_the_processes_outlive_the_death_of_all_ranks_and_a_lost_part_does_not_hold_up_the_next_start(run, ranks):
     code = f"""
-import os, signal, sys
+import os, signal, subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.artifacts.test_checkpoint_parts import begun
+from tests.artifacts.test_checkpoint_parts import begun, impatient
+if {ranks} < {RANKS}:
+    subprocess.Popen = impatient
 begun(RunDirectory({str(run.path)!r}), ranks=range({ranks}))
 os.killpg(0, signal.SIGKILL)
 """

@@ -132,7 +132,13 @@ def test_a_fork_goes_on_from_its_parents_step_and_records_parent_and_difference(
 
 @pytest.mark.parametrize(
     "override",
-    ["data.batch_tokens=1024", "tokenizer.train_chars=20000", "model.n_layer=3", "optimizer.type=muon_adamw"],
+    [
+        "data.batch_tokens=1024",
+        "tokenizer.train_chars=20000",
+        "model.n_layer=3",
+        "optimizer.type=muon_adamw",
+        "optimizer.schedule.batch_warmup_steps=4",
+    ],
 )
 def test_a_fork_that_could_not_take_up_its_parents_state_is_refused_before_anything_is_written(
     runner, parent, override

@@ -1,5 +1,6 @@
 import json
 import time
+import types
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from pipeline.data.preparation import Preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Optimizer, Schedule, Source
+from pipeline.training.guard import rows_of
 
 
 def steps_as_dealt(rows, steps, *, world_size, micro_batch):
@@ -19,7 +21,8 @@ def steps_as_dealt(rows, steps, *, world_size, micro_batch):
         found, micro_step = [], 0
         while micro_step * world_size * micro_batch < rows.of_steps.full:
             for rank in range(world_size):
-                batch = rows.micro_batch(step, micro_step, rank=rank, world_size=world_size, rows=micro_batch)
+                dealt_at_once = rows.micro_rows(step, micro_batch)
+                batch = rows.micro_batch(step, micro_step, rank=rank, world_size=world_size, rows=dealt_at_once)
                 assert batch["labels"] is batch["shift_labels"]
                 pairs = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
                 found += [pair for pair in pairs if any(label != -100 for label in pair[1])]
@@ -64,7 +67,15 @@ def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(be
     ][:134]
     for world_size, micro_batch in ((1, 1), (2, 2), (3, 1), (3, 2)):
         assert steps_as_dealt(rows, range(20), world_size=world_size, micro_batch=micro_batch) == expected
-    assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 2  # a quarter of the work
+    assert rows.micro_rows(0, 8) == 2  # a quarter of the work
+    # Tried for its memory, a micro-batch is as large as in the steps to come.
+    assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 8
+    # The guard names the rows that a rank read in a micro-step: here the second of the two.
+    args = types.SimpleNamespace(world_size=2, per_device_train_batch_size=2)
+    trainer = types.SimpleNamespace(rows=rows, args=args, run=types.SimpleNamespace(read_manifest=dict))
+    assert [row[1:] for row in rows_of(trainer, 0, rank=1)] == [
+        [f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]
+    ]
     assert rows.position(4)["rows"] == 10
     assert sum(consumed.samples for consumed in rows.consumed(4).values()) == 10
 

@@ -52,6 +52,15 @@ def test_a_known_gpu_brings_its_peak_and_an_unknown_one_none(monkeypatch):
 
 
 @pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("local", "hosts"), [("8", 2), (None, 1)])
+def test_the_hosts_of_a_training_are_those_of_its_launcher(monkeypatch, local, hosts):
+    pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local) if local else monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert device.device_info().hosts == hosts
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_launcher_that_asks_for_the_cpu_gets_it_beside_a_gpu(monkeypatch):
     pretend_cuda(monkeypatch, "NVIDIA H100 80GB HBM3", bf16=True)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")

@@ -55,6 +55,29 @@ def test_a_recipe_that_fits_this_machine_has_no_problem_and_leaves_nothing_behin
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_by_accumulation_that_cannot_be_halved_are_found_once_the_processes_are_known(quickstart):
+    batch = ["data.batch_tokens=null", "train.gradient_accumulation_steps=1", "train.per_device_train_batch_size=1"]
+    warmup = ["optimizer.schedule.batch_warmup_steps=10", "optimizer.schedule.batch_halvings=2"]
+    (message,) = messages(find_problems(quickstart(*batch, *warmup, processes=3), on_this_machine=False), RecipeError)
+    assert "batch_halvings: is 2, and 3 rows of a step cannot be halved that often" in message
+    assert find_problems(quickstart(*batch, *warmup, processes=4), on_this_machine=False) == []
+
+
+def test_smaller_first_steps_that_save_no_time_or_are_compiled_again_are_noted(quickstart):
+    def notes(*more, rows=4):
+        batch = ["data.batch_tokens=4096", f"train.per_device_train_batch_size={rows}"]
+        found = find_notes(quickstart(*batch, "optimizer.schedule.batch_halvings=2", *more, processes=4))
+        return [note for note in found if "batch_halvings" in note]
+
+    warmup, compiled = "optimizer.schedule.batch_warmup_steps=10", "train.torch_compile=true"
+    assert notes(compiled) == []
+    (few,) = notes(warmup, "train.torch_compile=false", rows=2)
+    assert "a first step of 4 rows computes 8, since a process's micro-batch of 2 rows cannot be halved 2 times" in few
+    assert notes(warmup, "train.torch_compile=false") == []
+    (again,) = notes(warmup, compiled)
+    assert "at each of the 2 doublings" in again
+
+
 def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart, tmp_path):
     (tmp_path / "runs").write_text("a file where the folder should be")
     found = find_problems(quickstart(), on_this_machine=True)

@@ -33,7 +33,13 @@ ADAMW = ["optimizer.type=adamw", "optimizer.groups={matrices: {learning_rate: 0.
 # Five layers, and heads of 20: odd numbers of rows, that ranks cut unequally.
 SMALL = ["tokenizer.vocab_size=1024", "model.n_layer=5", "model.n_embd=120", "model.n_head=6", "data.row_tokens=64", "data.batch_tokens=65536", "train.per_device_train_batch_size=1"]  # fmt: skip
 CASES = {
-    2: [(2, [MUON]), (2, ADAMW), (2, [*ADAMW, "model.preset=gpt2", "model.options={}"]), (1, [MUON])],
+    2: [
+        (2, [MUON]),
+        (2, ADAMW),
+        (2, [*ADAMW, "model.preset=gpt2", "model.options={}"]),
+        (2, [MUON, "model.options={bigram_embeddings: 1000}"]),
+        (1, [MUON]),
+    ],
     512: [(512, [MUON]), (8, [MUON])],
 }  # by ranks: those that share a model, and the recipe
 OPS = {"_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter", "allreduce_": "all-reduce", "alltoall_base_": "all-to-all"}  # fmt: skip
@@ -172,6 +178,17 @@ def test_seven_billion_parameters_fit_a_host_of_gpus_and_no_single_one():
     assert sum(between) == pytest.approx(FP32 * plans["HSDP"].sizes.parameters()["total"] / 8 * 2 * 63 / 64, rel=0.01)
 
 
+def test_the_plan_of_a_training_shares_the_model_as_its_launcher_does(monkeypatch):
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    recipe, device = read_recipe([str(RECIPES / "fineweb_d24.yaml")]), planned_device("2x8xH100")
+    for replicas, layout in ((1, "FSDP"), (2, "HSDP")):
+        monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", str(replicas))
+        plan = make_plan(recipe, device, processes=16)
+        assert (plan.shards, plan.layout) == (16 // replicas, layout)
+        assert plan.memory == make_plan(recipe, device, processes=16, shards=16 // replicas).memory
+
+
 def test_a_ring_over_hosts_sends_every_device_s_part_once_and_crosses_between_hosts_once():
     links = LINKS["H100"]
     gathered = Collective("all-gather", 1, 512 * 10**9, 512, 64)
@@ -180,6 +197,9 @@ def test_a_ring_over_hosts_sends_every_device_s_part_once_and_crosses_between_ho
     inside = Collective("all-reduce", 1, 8 * 10**9, 8, 1)
     assert inside.sent() == pytest.approx((14e9, 0))
     assert Collective("all-to-all", 1, 16 * 10**9, 16, 2).sent() == pytest.approx((7e9, 8e9))
+    # Replicas that span two hosts each are on fewer hosts than there are.
+    *_, last = collectives(recipe_of(), sizes_of(recipe_of()), processes=8, hosts=4, shards=4, micro_steps=1, half=True)
+    assert (last.kind, last.ranks, last.hosts) == ("all-reduce", 2, 2)
     assert Collective("all-gather", 1000, 0, 512, 64).seconds(links) == pytest.approx(
         2.41, rel=0.01
     )  # 63 hosts and 448 devices on

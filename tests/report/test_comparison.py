@@ -21,7 +21,7 @@ SHAPE = {"device": "NVIDIA H100 80GB HBM3", "processes": 8, "dtype": "bfloat16",
 
 def write_run(
     folder, *, bpb=1.0, step_s=2.0, memory=40.0, batch=1000, steps=40, recipe=None, shape=None, files=("aa", "bb"), tokenizer="feed",
-    commit="abc", protocol="p1", loss=9.0, stage="pretrain",
+    commit="abc", protocol="p1", loss=9.0, stage="pretrain", start=None,
 ):  # fmt: skip
     run = RunDirectory(folder)
     keys = {"train.seed": 1, "train.max_steps": steps, "train.bf16": True, "data.packing": "concat", "model.n_layer": 4, "optimizer.rate_scale": 1.0}  # fmt: skip
@@ -43,6 +43,7 @@ def write_run(
             "sources": [{"name": "a", "fingerprint": "".join(files), "files": [{"label": f, "sha256": f * 32} for f in files]}],
             "batch_tokens": batch,
             "max_steps": steps,
+            "start_from": start,
         },
     )  # fmt: skip
     append_row(run.metrics, {"event": "attempt", "attempt": 1, "step": 0, "time": 1.0})
@@ -91,6 +92,16 @@ def test_each_major_variable_is_found_and_nothing_else_is_one(tmp_path, change, 
 def test_a_tokenizer_that_another_seed_trained_is_no_variable_of_its_own(tmp_path):
     a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", tokenizer="beef", recipe={"train.seed": 2})
     assert differing_majors(a, b) == ["seed"]
+
+
+def test_runs_are_known_to_start_from_other_weights_by_every_file_of_these(tmp_path):
+    def started(name, path, last):
+        parts = {f"model-0000{n}-of-00002.safetensors": sha256 for n, sha256 in ((1, "aa"), (2, last))}
+        return write_run(tmp_path / name, start={"from": path, **parts}, recipe={"model.start_from": path})
+
+    first = started("a", "runs/base/checkpoint-10", "bb")
+    assert differing_majors(first, started("b", "runs/base/checkpoint-10", "cc")) == ["model shape"]
+    assert differing_majors(first, started("c", "a/copy/of/it", "bb")) == []
 
 
 def test_more_than_one_major_variable_is_warned_of_and_one_is_not(tmp_path):

@@ -9,7 +9,7 @@ from pipeline.training.schedules import apply_schedule, learning_rate_multiplier
 from tests.training.test_average import Two, optimizer_of
 
 STEPS, SCHEDULE = 10, Schedule(warmup_steps=2, momentum_warmup_steps=0)
-AHEAD = {"lookahead": 0.0, "next_lookahead": 0.0, "lookahead_average": 0.8, "peak_lookahead": 0.6, "lookahead_span": [0.2, 0.8]}  # fmt: skip
+AHEAD = {"lookahead": 0.0, "lookahead_average": 0.8, "peak_lookahead": 0.6, "lookahead_span": [0.2, 0.8]}  # fmt: skip
 
 
 def ahead_of(model):
@@ -24,29 +24,32 @@ def gradient(step, weights):
     return torch.randn(weights.shape, generator=torch.Generator().manual_seed(step)) + 0.3 * weights.detach()
 
 
-def train(model, optimizer, steps):
+def train(model, optimizer, steps, left_out=()):
     for step in steps:
         apply_schedule(optimizer, SCHEDULE, step, STEPS)
         for p in model.parameters():
-            p.grad = gradient(step, p) if p is model.matrix or step > 2 else None
+            has_one = (p is model.matrix or step > 2) and step not in left_out
+            p.grad = gradient(step, p) if has_one else None
         optimizer.step()
 
 
-def test_steps_are_those_of_the_formula_around_the_rule_alone():
+@pytest.mark.parametrize("left_out", [(), (1, 4, 7)])  # by the guard: around the span's begin and end, too
+def test_steps_are_those_of_the_formula_around_the_rule_alone(left_out):
     model, rule = Two(), Two()
     optimizer, alone = ahead_of(model), optimizer_of(rule)
     for group in alone.param_groups:
         group |= {"initial_lr": group["lr"], "peak_momentum": 0.9, "initial_weight_decay": 0.0}
     x = {name: p.detach().clone() for name, p in rule.named_parameters()}
-    m = {name: torch.zeros_like(p) for name, p in x.items()}
+    m, ahead = {name: torch.zeros_like(p) for name, p in x.items()}, 0.0
     for step in range(STEPS):
         apply_schedule(alone, SCHEDULE, step, STEPS)
-        ahead = 0.6 * learning_rate_multiplier(SCHEDULE, step, STEPS) if 2 <= step < 8 else 0.0
         for name, p in rule.named_parameters():
             p.data = x[name] + ahead * m[name]
-            p.grad = gradient(step, p) if name == "matrix" or step > 2 else None
-        train(model, optimizer, [step])
+            p.grad = gradient(step, p) if (name == "matrix" or step > 2) and step not in left_out else None
+        train(model, optimizer, [step], left_out)
         alone.step()
+        if step not in left_out:
+            ahead = 0.6 * learning_rate_multiplier(SCHEDULE, step + 1, STEPS) if 2 <= step + 1 < 8 else 0.0
         for name, p in rule.named_parameters():
             if p.grad is not None:
                 m[name] = 0.8 * m[name] + 0.2 * (p.detach() - x[name])
@@ -77,6 +80,22 @@ def test_it_goes_on_bitwise_from_a_checkpoint(at):
     train(resumed, optimizer, range(at, STEPS))
     assert torch.equal(resumed.matrix, uncut.matrix)
     assert torch.equal(resumed.late, uncut.late)
+
+
+def test_a_fork_with_another_span_takes_the_drift_from_the_weights_of_the_rule():
+    model = Two()
+    train(model, optimizer := ahead_of(model), range(5))
+    y, state = model.matrix.detach().clone(), optimizer.state[model.matrix]
+    m, x = state["drift"].clone(), y - state["lookahead"] * state["drift"]
+    assert (y - x).abs().max() > 0.01
+    tensors = optimizer_tensors(optimizer, model)
+    forked = ahead_of(model)
+    for group in forked.param_groups:
+        group["lookahead_span"] = [0.9, 1.0]
+    load_optimizer_state(forked, model, tensors)
+    train(model, forked, [5])
+    drift = 0.8 * m + 0.2 * (model.matrix.detach() - x)
+    torch.testing.assert_close(forked.state[model.matrix]["drift"], drift, rtol=0, atol=1e-6)
 
 
 def test_where_it_looks_not_ahead_every_weight_is_bitwise_that_of_the_rule():

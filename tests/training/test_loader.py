@@ -11,6 +11,9 @@ class Rows:
     def __init__(self):
         self.made = []
 
+    def micro_rows(self, step, rows):
+        return rows if step > 5 else 1
+
     def micro_batch(self, step, micro_step, *, rank, world_size, rows):
         labels = torch.full((rows, 4), 10 * step + micro_step)
         self.made.append({"input_ids": labels + 1, "labels": labels, "shift_labels": labels})
@@ -23,6 +26,7 @@ def test_on_a_cpu_the_loader_hands_on_the_very_tensors_that_were_read_beginning_
     loader = StepLoader(rows, start_step=5, max_steps=7, device=torch.device("cpu"), **shape)
     batches = list(loader)
     assert [int(batch["labels"][0, 0]) for batch in batches] == [50, 51, 60, 61]
+    assert [len(batch["labels"]) for batch in batches] == [1, 1, 3, 3]
     assert all(batch is made for batch, made in zip(batches, rows.made, strict=True))
 
 

@@ -55,7 +55,9 @@ def train(model, optimizer, steps):
 
 def own_bytes(model, optimizer):
     """Bytes that this rank holds of parameters, gradients and optimizer states."""
-    states = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    states = [
+        value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value) and value.ndim
+    ]
     return sum(local(t).nbytes for p in model.parameters() for t in (p, p.grad)) + sum(local(t).nbytes for t in states)
 
 
@@ -132,6 +134,9 @@ def assert_sharded_moves_as_whole(rank, share, **more):
     weights = sharded.state_dict()
     assert_the_ranks_parts_are_all_tensors_whole(weights, {key: whole(value) for key, value in weights.items()})
     fresh = build_optimizer(sharded, recipe(**more))
+    assert_the_ranks_parts_are_all_tensors_whole(
+        state := optimizer_tensors(fresh, sharded), state
+    )  # not cut: there is none
     before = [p.detach().clone() for p in sharded.parameters()]
     load_optimizer_state(fresh, sharded, tensors, optimizer_settings(sharded_optimizer))
     train(sharded, sharded_optimizer, [4])
