@@ -203,7 +203,7 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
     found = messages(checks._sharding(quickstart(processes=4)), RecipeError)
     assert [found[0].split(":")[1], found[1].split(":")[1]] == [
         " tp_size above 1 is not supported. Start from accelerate_configs/fsdp2.yaml.",
-        " dp_replicate_size 2 x dp_shard_size 4 is not the number of processes, 4. Change --num_processes or one of the two.",
+        " dp_replicate_size 2 x dp_shard_size 4 is not the number of processes, 4, so no groups of processes can share the copies of the model. Change --num_processes or one of the two.",
     ]
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "1")
     assert checks._sharding(quickstart(processes=8)) == []
