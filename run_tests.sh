@@ -18,8 +18,8 @@ case $#${1:-} in
 0) tier="not slow and not full" ;;
 1--all) tier="not slow" ;;
 esac
-if [[ $tier ]]; then # a file stays on one process: its tests share what is expensive
-    set -- -m "$tier" --numprocesses logical --maxprocesses 8 --dist loadfile
+if [[ $tier ]]; then # a file stays on one process: its tests share what is expensive. Not sorted by tests: long files have few
+    set -- -m "$tier" --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 fi
 exec "$PYTHON" -m pytest "$@"

@@ -110,9 +110,10 @@ def test_a_run_with_bfloat16_embeddings_is_resumed_to_the_bit_and_its_models_loa
     newest = "checkpoints/checkpoint-8"
     for file in (f"{newest}/model.safetensors", f"{newest}/optimizer.safetensors", "model/model.safetensors"):
         assert (directory / file).read_bytes() == (uncut.directory / file).read_bytes()
-    assert bf16_names(load_file(directory / newest / "model.safetensors")) == TABLES
+    tables = TABLES - {"transformer.bigram_embedding.weight"}
+    assert bf16_names(load_file(directory / newest / "model.safetensors")) == tables
     states = bf16_names(load_file(directory / newest / "optimizer.safetensors"))
-    assert states == {f"{name}/{state}" for name in TABLES for state in ("exp_avg", "exp_avg_sq")}
+    assert states == {f"{name}/{state}" for name in tables for state in ("exp_avg", "exp_avg_sq")}
     assert bf16_names(load_file(directory / "model" / "model.safetensors")) == set()
     from transformers import AutoModelForCausalLM
 
