@@ -168,7 +168,7 @@ def _marks(data: RunData) -> dict[str, np.ndarray]:
 
 
 class _Axes:
-    """Where a step is by tokens and by time. An axis that the rows do not tell is left out."""
+    """Map steps to tokens and hours; an axis that the rows do not hold is left out."""
 
     def __init__(self, data: RunData) -> None:
         self.known = {"tokens": data.curve("tokens"), "hours": _hours(data)}

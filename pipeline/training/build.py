@@ -288,7 +288,6 @@ def build_trainer(
     sizes = sizes_from_model(model, recipe.data.row_tokens)
     peaks = device_info().peak_flops or {}
     meter = StepMeter(
-        batch_tokens=int(recipe.data.batch_tokens or 0),
         tokens_at=partial(tokens_at, recipe),
         max_steps=args.max_steps,
         world_size=args.world_size,

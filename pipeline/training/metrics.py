@@ -228,7 +228,7 @@ class StepMeter:
 
     flops_per_token: {"exact_causal", "nanochat"}, None where the model's are not known; peaks: FLOP/s of one device for the
     compute dtype and for bf16, or None where the device is unknown. What follows from either is left out, never guessed.
-    batch_tokens: row positions of a step; tokens_at: of the first so many steps, where not all are as large.
+    tokens_at: row positions of the first so many steps.
     windows, isolated_flops: keys that the layers' queries see at most, and the exact FLOPs by the mean of those they saw
     (recipe/sizes.py): rows whose documents are isolated have fewer pairs than their length says.
     """
@@ -238,7 +238,7 @@ class StepMeter:
     def __init__(
         self,
         *,
-        batch_tokens: int,
+        tokens_at: Callable[[int], int],
         max_steps: int,
         world_size: int,
         flops_per_token: dict[str, float | None],
@@ -246,10 +246,8 @@ class StepMeter:
         bf16_peak: float | None,
         windows: Sequence[int] = (),
         isolated_flops: Callable[[KeysSeen], float | None] | None = None,
-        tokens_at: Callable[[int], int] | None = None,
     ):
-        self.max_steps, self.world_size = max_steps, world_size
-        self.tokens_at = tokens_at or (lambda step: step * batch_tokens)
+        self.tokens_at, self.max_steps, self.world_size = tokens_at, max_steps, world_size
         self.flops_per_token, self.peak, self.bf16_peak = flops_per_token, peak, bf16_peak
         self.isolated_flops = isolated_flops
         # Of this rank's isolated rows since the last reading.

@@ -193,7 +193,7 @@ class _Stack:
         variance_MN = torch.stack(self.variances).float()
         return self._scaled(self.directions_MRC[: len(self.members)], variance_MN), variance_MN
 
-    def _raise_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
+    def _apply_floor_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
         """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the weights.
 
         Over both dimensions: the u/w-floor of Skylight-001 (modded-nanogpt, PR 274); over a row's inputs: its RowFloor (PR 328).
@@ -214,9 +214,9 @@ class _Stack:
         x_MRC, variance_MN = self._ended()
         torch._foreach_copy_(self.variances, list(variance_MN))
         if floor := self.group.get("update_floor"):
-            self._raise_(x_MRC, floor, (-2, -1))
+            self._apply_floor_(x_MRC, floor, (-2, -1))
         if floor := self.group.get("row_floor"):
-            self._raise_(x_MRC, floor, (-3 - self.output_dim,))
+            self._apply_floor_(x_MRC, floor, (-3 - self.output_dim,))
         rate = self.group["lr"] * rate_factor(self.members[0].shape, output_dim=self.output_dim)
         for p, x_RC in zip(self.members, x_MRC, strict=True):
             own = local(p)
@@ -227,8 +227,9 @@ class _Stack:
 
 
 class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same. Each is made whole by one rank alone, its owner, which sends the others
-    their rows of the direction: a rank holds its share of the stack whole, and never the stack.
+    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same. Each is
+    made whole by one rank alone, its owner, which sends the others their rows of the direction: a rank holds its share of the
+    stack whole, and never the stack.
 
     first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
     """

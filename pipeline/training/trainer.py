@@ -35,7 +35,7 @@ from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
 from pipeline.training.sharding import forward_only, own_part
 
-LOST_PART_S = 30.0
+LOST_PART_S = 30.0  # that a rank whose training failed waits for the parts of others, which may be gone
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
 
 

@@ -12,7 +12,12 @@ from pipeline.training.metrics import StepMeter
 
 def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():
     meter = StepMeter(
-        batch_tokens=1, max_steps=10, world_size=1, flops_per_token={"exact_causal": 1.0}, peak=None, bf16_peak=None
+        tokens_at=lambda step: step,
+        max_steps=10,
+        world_size=1,
+        flops_per_token={"exact_causal": 1.0},
+        peak=None,
+        bf16_peak=None,
     )
     meter.begin()
     meter.step(1)
@@ -29,7 +34,12 @@ def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_
 
 def test_the_forecast_begins_after_the_first_interval_and_leaves_it_out():
     meter = StepMeter(
-        batch_tokens=1, max_steps=12, world_size=1, flops_per_token={"exact_causal": 1.0}, peak=None, bf16_peak=None
+        tokens_at=lambda step: step,
+        max_steps=12,
+        world_size=1,
+        flops_per_token={"exact_causal": 1.0},
+        peak=None,
+        bf16_peak=None,
     )
     meter.begin()
     meter.step(1)
@@ -50,7 +60,7 @@ def test_flops_of_isolated_rows_count_each_pair_of_one_conversation_and_none_acr
     )  # fmt: skip
     exact = {"exact_causal": sizes.flops_per_token("exact_causal")}
     meter = StepMeter(
-        batch_tokens=16,
+        tokens_at=lambda step: 16 * step,
         max_steps=9,
         world_size=1,
         flops_per_token=exact,
