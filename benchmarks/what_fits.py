@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pipeline.hardware.device import planned_device  # noqa: E402
-from pipeline.preflight.memory import DEVICE_SHARE  # noqa: E402
+from pipeline.preflight.memory import usable_bytes  # noqa: E402
 from pipeline.preflight.plan import Plan, make_plan  # noqa: E402
 from pipeline.recipe import read_recipe  # noqa: E402
 from pipeline.recipe.resolve import micro_batch  # noqa: E402
@@ -45,7 +45,7 @@ def cell(plan: Plan) -> str:
     assert plan.memory.total
     assert plan.duration
     assert plan.device.memory_gib
-    if plan.memory.total > DEVICE_SHARE * plan.device.memory_gib * 2**30:
+    if plan.memory.total > usable_bytes(plan.device.memory_gib):
         return "-"
     return f"{micro_batch(plan.recipe)} rows, {time_text(plan.duration.total.value)}"
 

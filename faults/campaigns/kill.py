@@ -77,6 +77,7 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
     if whom == "ranks and a writer":
         writers = process.writers()
         victims = [*process.ranks(), *([chance.choice(writers)] if writers else [])]
+        whom = whom if writers else "ranks"
     if process.poll() is not None or not victims:
         process.kill_everything()
         return None

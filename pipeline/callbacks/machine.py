@@ -84,7 +84,7 @@ class Machine(TrainerCallback):
             self.gpus.stop()
 
     def numbers(self) -> dict[str, float]:
-        """Return them by the names of docs/metrics.md; called once a logged step, after the meter was read."""
+        """Return the numbers by the names of docs/metrics.md; called once a logged step, after the meter was read."""
         row: dict[str, float] = {}
         if (now := time.monotonic()) >= self.host_due_s:
             self.host_due_s = now + HOST_EVERY_S

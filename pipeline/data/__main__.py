@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.process.commands import program, whole_number
 from pipeline.process.network import takes_shards
-from pipeline.process.progress import Bar
+from pipeline.process.progress import Bar, short_count
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
 
@@ -125,7 +125,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
     if recipe.data.num_proc:
         os.environ.setdefault("RAYON_NUM_THREADS", str(recipe.data.num_proc))
 
-    from pipeline.data.preparation import short_count
     from pipeline.data.prepare import prepare_now, prepare_part, prune
     from pipeline.data.preview import shown_rows
     from pipeline.data.rows import TrainingRows

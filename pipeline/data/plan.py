@@ -64,7 +64,7 @@ def make_plan(recipe: Any, tokenizer: Any, *, sources: tuple[list, list], watchl
         "kind": common["kind"],
         "row_tokens": recipe.data.row_tokens,
         "rows_per_step": rows_per_step,
-        **({"batch_warmup": batch_warmup(rows)} if rows.warmup_steps else {}),
+        **batch_warmup(rows),
         "isolated": isolates_documents(recipe),
         "bos": bos,
         "pad": pad,
@@ -131,11 +131,12 @@ def part_of(spec: Any, *, counted: bool) -> dict:
     return {"weight": 1.0 if spec.weight is None else spec.weight, "epochs": None, "at_end": spec.at_end}
 
 
-def batch_warmup(rows: StepRows) -> dict[str, int]:
-    return {"warmup_steps": rows.warmup_steps, "halvings": rows.halvings}
+def batch_warmup(rows: StepRows) -> dict[str, dict[str, int]]:
+    """Return what a plan or a manifest holds of smaller first steps; nothing where there are none."""
+    return {"batch_warmup": {"warmup_steps": rows.warmup_steps, "halvings": rows.halvings}} if rows.warmup_steps else {}
 
 
-def rows_of_steps(plan: dict) -> StepRows:
+def step_rows_of(plan: dict) -> StepRows:
     """Return the rows of the plan's steps."""
     return StepRows(plan["rows_per_step"], **plan.get("batch_warmup", {}))
 

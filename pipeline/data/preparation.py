@@ -17,7 +17,7 @@ from pipeline.data.stream import Stream
 from pipeline.monitor.heartbeat import beat
 from pipeline.process import errors
 from pipeline.process.errors import DataError
-from pipeline.process.progress import waiting
+from pipeline.process.progress import short_count, waiting
 from pipeline.process.retries import retries_in
 from pipeline.process.storage import file_lock, is_stand_in, lock, read_json, remove_file, write_json
 
@@ -235,14 +235,6 @@ class Preparation:
         if self.child is not None and self.child.poll() is None:
             self.child.terminate()
             self.child.wait()
-
-
-def short_count(count: float) -> str:
-    """Return the count in the unit that shows it: 950, 12.3K, 1.2M, 10.5B."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if count >= 0.99995 * size:  # 999,960 is 1,000.0K, which is 1.0M
-            return f"{count / size:,.1f}{unit}"
-    return f"{count:.0f}"
 
 
 # data.keep_shards: token shards that come and go with the reader, for disks that cannot hold a run's data.

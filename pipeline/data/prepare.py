@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.plan import ROLES, digest, make_plan, rows_of_steps, sequence_folder
+from pipeline.data.plan import ROLES, digest, make_plan, sequence_folder, step_rows_of
 from pipeline.data.preparation import (
     RETRIES,
     START_GRACE_S,
@@ -396,7 +396,7 @@ def carry_out(folder: Path, task: dict[str, Any]) -> None:
         for _ in workshop.repair(verify=False):
             pass
         if plan["keep_shards"]:
-            prepare_sliding(workshop, folder, from_row=rows_of_steps(plan).before(task["from_step"]))
+            prepare_sliding(workshop, folder, from_row=step_rows_of(plan).before(task["from_step"]))
         else:
             for _ in workshop.prepare():
                 pass

@@ -39,8 +39,8 @@ def shown_rows(rows: TrainingRows, tokenizer: Any, *, count: int, colour: bool) 
     """Yield the first rows of the run as text. Trained tokens are green, or in [[ ]] without colour; padding is only counted."""
     names = rows.plan["train"]["sequences"]
     for number in range(min(count, rows.total_rows())):
-        step = rows.of_steps.steps(number)
-        at = number - rows.of_steps.before(step)
+        step = rows.step_rows.steps(number)
+        at = number - rows.step_rows.before(step)
         place = rows.places(step)[at]
         shard = rows.stream.shard(place)
         used = int(shard.used[place.row])

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
 from pipeline.data.packing import documents_begun
-from pipeline.data.plan import open_stream, rows_of_steps
+from pipeline.data.plan import open_stream, step_rows_of
 from pipeline.data.preparation import Preparation, delete_used, note_used
 from pipeline.data.shards import Shard, shard_path
 from pipeline.data.stream import RowPlace, Stream
@@ -177,7 +177,7 @@ KEPT_STEPS = 4  # whose row places are remembered: the trainer asks for a step's
 
 
 class TrainingRows:
-    """Rows [of_steps.before(step), of_steps.before(step + 1)) of the run's order are those of a global step.
+    """Rows [step_rows.before(step), step_rows.before(step + 1)) of the run's order are those of a global step.
 
     Steps count from 0; asking for a step waits until its shards are sealed.
     """
@@ -187,7 +187,7 @@ class TrainingRows:
         stream = open_stream(self.plan, "train")
         assert stream is not None
         self.stream: Stream = stream
-        self.of_steps = rows_of_steps(self.plan)
+        self.step_rows = step_rows_of(self.plan)
         self.row_tokens: int = self.plan["row_tokens"]
         self.reader = RowReader(
             row_tokens=self.row_tokens, bos=self.plan["bos"], pad=self.plan["pad"], isolated=self.plan["isolated"]
@@ -216,7 +216,7 @@ class TrainingRows:
         if rows.total_steps() < 1:
             raise DataError(
                 f"data.sources ({names}): {rows.total_rows()} rows of {rows.row_tokens} tokens in all, fewer than the "
-                f"{rows.of_steps.at(0)} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
+                f"{rows.step_rows.at(0)} of one step, so there is no step to train. Add text, or lower data.batch_tokens."
             )
         return rows
 
@@ -231,7 +231,7 @@ class TrainingRows:
         return self.stream.mixture.total_rows
 
     def total_steps(self) -> int:
-        return self.of_steps.steps(self.total_rows())
+        return self.step_rows.steps(self.total_rows())
 
     def _wait_for_the_end_where_it_matters(self) -> None:
         """Epochs need the length of their source; a source that stops the run, all that the run might need of it."""
@@ -245,7 +245,7 @@ class TrainingRows:
 
     def _wait_for(self, steps: int) -> None:
         """Wait until the first `steps` steps are sealed."""
-        rows = min(self.of_steps.before(steps), self.total_rows())
+        rows = min(self.step_rows.before(steps), self.total_rows())
         if self.stream.missing(rows) is None:
             return
 
@@ -257,7 +257,7 @@ class TrainingRows:
 
     def _slide(self, step: int, places: list[RowPlace]) -> None:
         """data.keep_shards: delete what was used before this step, and wait for what was deleted and is needed again."""
-        used = self.of_steps.before(step)
+        used = self.step_rows.before(step)
         shards_used = [
             k // sequence.shard_rows
             for k, sequence in zip(self.stream.mixture.used(used), self.stream.sequences, strict=True)
@@ -272,7 +272,7 @@ class TrainingRows:
     def places(self, step: int) -> list[RowPlace]:
         """Return where the rows of a step lie."""
         if step not in self._places:
-            first, end = self.of_steps.before(step), self.of_steps.before(step + 1)
+            first, end = self.step_rows.before(step), self.step_rows.before(step + 1)
             assert 0 <= first < end <= self.total_rows(), f"step {step} is not of this run"
             self._wait_for(step + 1)
             while len(self._places) >= KEPT_STEPS:
@@ -290,7 +290,7 @@ class TrainingRows:
     def micro_rows(self, step: int, rows: int) -> int:
         """Return the rows of a micro-batch in a step: `rows`, of a smaller step in proportion fewer."""
         # Not fewer micro-steps: transformers.Trainer counts on their number.
-        return -(-rows * self.of_steps.at(step) // self.of_steps.full)
+        return -(-rows * self.step_rows.at(step) // self.step_rows.full)
 
     def micro_batch(self, step: int, micro_step: int, *, rank: int, world_size: int, rows: int) -> dict:
         """Return a rank's training batch of `rows` rows. Past the step's last row come fillers of weight 0."""
@@ -313,7 +313,7 @@ class TrainingRows:
 
         sources: of each, k = rows used (over epochs) and epoch from 1. epoch, pq, rg, source: of the last row used.
         """
-        rows = self.of_steps.before(step)
+        rows = self.step_rows.before(step)
         used = self.stream.mixture.used(rows)
         names = [s["name"] for s in self.plan["train"]["sequences"]]
         sources = {
@@ -330,7 +330,7 @@ class TrainingRows:
     def consumed(self, step: int) -> dict[str, Consumed | None]:
         """Return what the first `step` steps trained on, by source; they must be sealed."""
         names = [s["name"] for s in self.plan["train"]["sequences"]]
-        return dict(zip(names, self.counter.consumed(self.of_steps.before(step)), strict=True))
+        return dict(zip(names, self.counter.consumed(self.step_rows.before(step)), strict=True))
 
     def num_retries(self) -> int:
         """Return how often the process that prepares has read something again."""
@@ -346,7 +346,7 @@ class TrainingRows:
         return losses_of(self.plan, "train", self.stream)
 
     def shares(self) -> dict[str, dict]:
-        """By source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known; and
+        """Return by source: its cache key, rows and tokens of the run, their share, targets a row, epochs where they are known; and
         of what the run reads, as far as it is sealed, the shares padded and lost (`shares_lost`), of conversations also how
         they fit the rows (`Fit.facts`).
 

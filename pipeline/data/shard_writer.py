@@ -60,7 +60,7 @@ class SequenceWriter:
         """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc, self.ahead = num_proc, ahead
-        self.lookout = watchlist.lookout(self.folder) if watchlist is not None else None
+        self.scanner = watchlist.scanner(self.folder) if watchlist is not None else None
         self.folder.mkdir(parents=True, exist_ok=True)
         for kind in ("safetensors", "json"):
             for torn in self.folder.glob(f".*.{kind}.*"):
@@ -105,8 +105,8 @@ class SequenceWriter:
             "cursor": cursor,
         }
         self.bad_rows = []
-        if self.lookout:
-            self.lookout.seal(self.number)
+        if self.scanner:
+            self.scanner.seal(self.number)
         if seal_path(self.folder, self.number).exists():
             if self.number == self.wanted:  # The shards before it are only passed through.
                 self._make_again(rows)
@@ -189,21 +189,21 @@ class SequenceWriter:
                 if self.is_full():
                     break
         before, state = self._cursor(place, finishing=True), self.packer.state()
-        if self.lookout:
-            self.lookout.look([])
+        if self.scanner:
+            self.scanner.look([])
         yield before, state, self._without_skipped(self.packer.finish())
 
     def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked for."""
         if self.ahead is not None:
             for encoded in self.ahead.read(file=file, block=block):
-                if self.lookout:
-                    self.lookout.add(encoded.seen)
+                if self.scanner:
+                    self.scanner.add(encoded.seen)
                 yield encoded
             return
         for read in self.source.read(file=file, block=block):
-            if self.lookout:
-                self.lookout.look(read.items)
+            if self.scanner:
+                self.scanner.look(read.items)
             yield encode_block(
                 read, source=self.source, tokenizer=self.tokenizer, settings=self.settings, num_proc=self.num_proc
             )

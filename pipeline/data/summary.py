@@ -4,9 +4,10 @@ from typing import Any
 
 from pipeline.data.losses import loss_warnings, shares_lost, with_samples
 from pipeline.data.plan import ROLES
-from pipeline.data.preparation import short_count, streams_of
+from pipeline.data.preparation import streams_of
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
+from pipeline.process.progress import short_count
 
 
 def table(plan: dict) -> str:

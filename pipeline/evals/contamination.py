@@ -166,9 +166,11 @@ def clean_scores(
     scored: of each task the name of its metric, the texts of all its items, and whether those scored were answered rightly.
     in_order: brings what is known of all items into the order in which they were scored.
     """
-    found = {}
-    for name, texts, correct in scored if findings else ():
-        if findings and (flags := flags_of(findings, name, texts)) is not None:
+    found: dict[str, dict[str, Any]] = {}
+    if not findings:
+        return found
+    for name, texts, correct in scored:
+        if (flags := flags_of(findings, name, texts)) is not None:
             found[name.partition("/")[2]] = clean_score(findings["tasks"][name], correct, in_order(flags))
     return found
 

@@ -250,7 +250,7 @@ class Watchlist:
         """Return `found` of documents or conversations."""
         return self.found(texts_of(items))
 
-    def lookout(self, folder: Path) -> "Scanner":
+    def scanner(self, folder: Path) -> "Scanner":
         """Return what looks at the blocks of a sequence while its shards are written into the folder."""
         return Scanner(folder, self)
 

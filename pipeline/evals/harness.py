@@ -240,7 +240,7 @@ def _hashes(samples: list[dict[str, Any]]) -> list[str]:
 
 
 def _texts(samples: list[dict[str, Any]]) -> Iterator[str]:
-    """Return prompts and their continuations, each once: of several filters an item has several samples."""
+    """Yield prompts and their continuations, each once: of several filters an item has several samples."""
     given = (text for sample in samples for request in sample["arguments"] for text in request)
     yield from dict.fromkeys(text for text in given if isinstance(text, str))
 

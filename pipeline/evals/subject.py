@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.process.errors import DataError, InputMissingError, TandemError, first_line
+from pipeline.process.network import limit_silence
 from pipeline.process.storage import read_json, refuse_endless_files
 from pipeline.process.user_code import COMMAND_TRUST, CodeFolder, allow_model_code, guarded, importing
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, step_of
@@ -117,8 +118,6 @@ def load(subject: Subject, *, device: str, revision: str | None = None) -> tuple
     from pipeline.tokenizer.load import open_tokenizer
 
     if not Path(subject.path).is_dir():
-        from pipeline.process.network import limit_silence
-
         limit_silence()
     tokenizer = open_tokenizer(subject.path, revision=revision, beside=None, where=subject.path)
     try:

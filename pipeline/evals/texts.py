@@ -198,7 +198,7 @@ def document_batches(tokenizer, texts: list[str], *, window: int, rows: int) -> 
 
 
 def _encoded(tokenizer, texts: list[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Return the ids of each text and the bytes under each of them; control strings in a text are text."""
+    """Yield the ids of each text and the bytes under each of them; control strings in a text are text."""
     if is_byte_level(tokenizer):
         lengths_V = byte_lengths(tokenizer)
         for ids in encode_documents(tokenizer, texts):

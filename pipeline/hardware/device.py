@@ -102,8 +102,10 @@ class Links:
 
 # NVLink's rates are published for both directions together, half of them is sent; network cards' for one direction.
 LINKS = {
-    "A100": Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
-    "A100-40GB": Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
+    **dict.fromkeys(
+        ("A100", "A100-40GB"),
+        Links(300e9, 25e9, "DGX A100 data sheet: NVLink 600 GB/s a GPU; 8 ConnectX-6 of 200 Gb/s"),
+    ),
     "H100": Links(450e9, 50e9, "DGX H100 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
     "H200": Links(450e9, 50e9, "DGX H200 data sheet: NVLink 900 GB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
     "B200": Links(900e9, 50e9, "DGX B200 data sheet: NVLink 1.8 TB/s a GPU; 8 ConnectX-7 of 400 Gb/s"),
@@ -199,8 +201,7 @@ def device_info() -> DeviceInfo:
         properties = torch.cuda.get_device_properties(rank if rank < torch.cuda.device_count() else 0)
         known = find_by_device_name(properties.name)
         here = _device("cuda", properties.name, torch.cuda.device_count(), properties.total_memory / 2**30, known)
-        ranks = int(os.environ.get("WORLD_SIZE", 1))
-        return replace(here, hosts=max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))))
+        return replace(here, hosts=_hosts())
     kind: Kind = "mps" if torch.backends.mps.is_available() and not use_cpu else "cpu"
     return _device(kind, cpu.cpu_name(), 1, cpu.memory_bytes() / 2**30, None)
 
@@ -220,7 +221,14 @@ def device_without_torch() -> DeviceInfo:
     if sys.platform == "darwin":
         return _device("mps", cpu.cpu_name(), 1, memory_gib, None)
     name, gpu_memory_gib = gpus[0]
-    return _device("cuda", name or "AMD GPU", len(gpus), gpu_memory_gib, find_by_device_name(name or ""))
+    here = _device("cuda", name or "AMD GPU", len(gpus), gpu_memory_gib, find_by_device_name(name or ""))
+    return replace(here, hosts=_hosts())
+
+
+def _hosts() -> int:
+    """Return how many machines the launcher started ranks on; 1 without one."""
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
 
 
 def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
@@ -244,7 +252,17 @@ def shards_model() -> bool:
 
 def model_replicas() -> int:
     """Return how often the ranks hold the whole of a sharded model: once under FSDP2, more often under HSDP (accelerate_configs/hsdp.yaml)."""
-    return int(os.environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", 1)) if shards_model() else 1
+    return parallelism_size("dp_replicate") if shards_model() else 1
+
+
+def model_shards(processes: int) -> int:
+    """Return how many processes share a copy of the model: 1 where it is not sharded."""
+    return processes // model_replicas() if shards_model() else 1
+
+
+def parallelism_size(name: str) -> int:
+    """Return a size of accelerate's parallelism_config (dp_replicate, dp_shard, tp, cp, sp); 1 where it is not given."""
+    return int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1))
 
 
 def leave_accelerators() -> None:

@@ -21,7 +21,15 @@ if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
 from pipeline.monitor.client import GIB, MEANS, NAMES, READING, SIZE, TOTALS, HostSampler, why_no_driver
-from pipeline.monitor.samples import EnergyMeter, SampleTable, energy_of, kwh, longest_bridged_s, read_gpus
+from pipeline.monitor.samples import (
+    EnergyMeter,
+    SampleTable,
+    energy_of,
+    is_throttled,
+    kwh,
+    longest_bridged_s,
+    read_gpus,
+)
 
 # NVIDIA GPUs through their driver's library (pynvml, the extra `gpu`).
 
@@ -39,8 +47,6 @@ REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
-# Of these, what takes speed from a GPU that has work: power or heat. The others are idleness or somebody's setting.
-THROTTLING = {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "board_limit", "reliability"}
 NO_REASON = "none"
 
 
@@ -88,10 +94,6 @@ def throttle_words(bits: int) -> str:
     """Return the reasons as words; a bit that NVML added later as its number."""
     words = [REASONS.get(1 << n, hex(1 << n)) for n in range(bits.bit_length()) if bits >> n & 1]
     return "+".join(words) or NO_REASON
-
-
-def is_throttled(words: str) -> bool:
-    return not THROTTLING.isdisjoint(words.split("+"))
 
 
 # One question to the driver each, since consumer boards and virtual GPUs do not answer every one.

@@ -28,6 +28,15 @@ LONGEST_ROW = 1 << 16  # bytes, far above what a row can have
 # Of GPU_COLUMNS, what is a number that changes.
 NUMBERS = ["util_pct", "mem_busy_pct", "mem_used_gib", "temp_c", "power_w", "power_pct", "sm_clock_mhz", "mem_clock_mhz", "energy_j"]  # fmt: skip
 
+# Of a driver's reasons for a lower clock, what takes speed from a GPU that has work: power or heat. The others are idleness or
+# somebody's setting.
+THROTTLING = {"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "board_limit", "reliability"}
+
+
+def is_throttled(words: str) -> bool:
+    """Return whether one of a sample's reasons, joined by +, takes speed from a GPU that has work."""
+    return not THROTTLING.isdisjoint(words.split("+"))
+
 
 class SampleTable:
     """Writes samples; what was written stands in the file at most FLUSH_S later. attempt: None outside of a run."""

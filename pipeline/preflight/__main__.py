@@ -124,7 +124,8 @@ def _plans(recipe: Recipe, count: Callable[[], tuple[float | None, int | None]])
         scored = None if held_out is None else scored_at_most(recipe, held_out)
         make = partial(make, scored_bytes=scored, about_steps=about_steps(tokens, plan.recipe))
         plan = make()
-    layouts = [make(shards=n) for n in sorted({1, processes // device.hosts, processes})]
+    shards = sorted({1, processes // device.hosts, processes})
+    layouts = [plan if n == plan.shards else make(shards=n) for n in shards]
     if planned and plan.sizes:
         plan = next((one for one in layouts if one.row_fits), layouts[-1] if plan.row_fits is False else plan)
     return plan, layouts, planned

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hardware.cpu import has_memory_files
+from pipeline.hardware.device import parallelism_size
 from pipeline.preflight.attention import kernel_problems
 from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
 from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
@@ -366,9 +367,11 @@ def _memory(plan: Plan) -> list[TandemError]:
 
 def _or_shard(plan: Plan, limit: float) -> str:
     """Return the advice to shard the model, where that would make it fit."""
+    if plan.shards == plan.processes:
+        return ""
     memory = make_plan(plan.recipe, plan.device, processes=plan.processes, shards=plan.processes).memory
     shared = memory.fixed if memory else None
-    if plan.shards == plan.processes or shared is None or shared > limit:
+    if shared is None or shared > limit:
         return ""
     return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
 
@@ -385,11 +388,6 @@ def _devices(plan: Plan) -> list[TandemError]:
     ]
 
 
-def _asked_for(name: str) -> int:
-    """Return a size of accelerate's parallelism_config."""
-    return int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}_SIZE", 1))
-
-
 def _sharding(plan: Plan) -> list[TandemError]:
     """Return what FSDP2 is not tried with, where the launcher asks for it, and DeepSpeed, which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
@@ -401,7 +399,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
         "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
         "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
         "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        **{f"{name}_size above 1": _asked_for(name) > 1 for name in ("tp", "cp", "sp")},
+        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("tp", "cp", "sp")},
     }
     keys = {
         "train.fp8": train.get("fp8"),
@@ -416,7 +414,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
         for setting, is_set in launcher.items()
         if is_set
     ]
-    replicas, parts = _asked_for("dp_replicate"), _asked_for("dp_shard")
+    replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
     if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
         found.append(
             f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "

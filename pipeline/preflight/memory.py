@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
+from pipeline.hardware.device import DeviceInfo, model_shards
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
@@ -85,7 +85,7 @@ def memory_of(
     saved = (checkpoint_bytes(recipe, sizes) or 0) if saves else 0
     gradients, optimizer = weights * (2 if processes > 1 else 1), optimizer_bytes(recipe, sizes)
     if shards is None:
-        shards = processes // model_replicas() if shards_model() else 1
+        shards = model_shards(processes)
     if shards > 1:
         units = fsdp_units(sizes)
         own = sum(padded(unit, shards) for unit in units) // shards
@@ -281,6 +281,11 @@ def options(recipe: Recipe, processes: int) -> list[int]:
     return [n for n in range(rows, 0, -1) if rows % n == 0]
 
 
+def usable_bytes(memory_gib: float) -> float:
+    """Return what a training may take of an accelerator with so much memory."""
+    return DEVICE_SHARE * memory_gib * 2**30
+
+
 def planned_micro_batch(
     recipe: Recipe,
     sizes: Sizes | CountedSizes | None,
@@ -289,11 +294,11 @@ def planned_micro_batch(
     processes: int,
     half: bool,
     compiled: bool,
-    shards: int | None = None,
+    shards: int,
 ) -> int:
     """Return the largest option that fits by arithmetic, 1 at the least. half, compiled, shards: as for memory_of."""
     on_cpu = device.kind == "cpu"
-    limit = CPU_SHARE * available_bytes() / processes if on_cpu else DEVICE_SHARE * (device.memory_gib or 0) * 2**30
+    limit = CPU_SHARE * available_bytes() / processes if on_cpu else usable_bytes(device.memory_gib or 0)
     for rows in options(recipe, processes):
         tried = with_values(recipe, {"micro_batch": rows})
         kinds: dict[str, Any] = {"half": half, "compiled": compiled, "on_cpu": on_cpu, "shards": shards}

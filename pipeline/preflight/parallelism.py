@@ -7,7 +7,7 @@ shards: ranks that share a model; 1 is DDP, all ranks FSDP, the ranks of a host 
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.hardware.device import Links
 from pipeline.preflight.memory import FP32, Shape, block_matrices, fsdp_units, padded
@@ -15,7 +15,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.sizes import CountedSizes, Sizes
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]
-KINDS: tuple[Kind, ...] = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Share of a link's published rate that collectives of many megabytes reach: an assumption.
 LINK_SHARE = 0.8
 # Seconds of a call, and of each of its steps within a host and between hosts: NCCL's own model (src/graph/tuning.cc, Ring and Simple; of an

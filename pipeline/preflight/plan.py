@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
-from pipeline.hardware.device import DeviceInfo, model_replicas, shards_model
+from pipeline.hardware.device import DeviceInfo, model_shards
 from pipeline.preflight.memory import (
-    DEVICE_SHARE,
     FP32,
     Memory,
     checkpoint_bytes,
@@ -26,6 +25,7 @@ from pipeline.preflight.memory import (
     planned_micro_batch,
     queued_bytes,
     row_bytes,
+    usable_bytes,
 )
 from pipeline.preflight.parallelism import Collective, collectives
 from pipeline.preflight.probe import Probe, kept
@@ -359,7 +359,7 @@ class Plan:
 
     @property
     def flops(self) -> float | None:
-        """Return those of the whole training, by nanochat's formula."""
+        """Return the FLOPs of the whole training, by nanochat's formula."""
         flops = None if self.sizes is None else self.sizes.flops_per_token("nanochat")
         return None if flops is None or self.tokens is None else flops * self.tokens
 
@@ -383,16 +383,16 @@ class Plan:
         """Return whether a micro-batch of one row fits into the device by the estimate; None where that is not known."""
         least = self.least_memory.total if self.least_memory else None
         limit = self.device.memory_gib
-        return None if least is None or limit is None else least <= DEVICE_SHARE * limit * 2**30
+        return None if least is None or limit is None else least <= usable_bytes(limit)
 
     @property
     def layout(self) -> str:
         """Return how the model lies on the devices, in PyTorch's words."""
-        return {1: "DDP", self.processes: "FSDP"}.get(self.shards, "HSDP")
+        return "DDP" if self.shards == 1 else "FSDP" if self.shards == self.processes else "HSDP"
 
     @cached_property
     def collectives(self) -> list[Collective]:
-        """Return those of a step; none of one process, and of a model whose sizes are not known."""
+        """Return the collectives of a step; none of one process, and of a model whose sizes are not known."""
         if self.sizes is None:
             return []
         shape = {"processes": self.processes, "hosts": self.device.hosts, "shards": self.shards}
@@ -407,7 +407,7 @@ class Plan:
 
     @cached_property
     def duration(self) -> Duration | None:
-        """Return that of the whole run but the preparation of its data."""
+        """Return the duration of the whole run but the preparation of its data."""
         return expected_duration(self)
 
     @property
@@ -441,7 +441,7 @@ class Plan:
 
     @property
     def device_hours(self) -> Span | None:
-        """Return those of all devices, for the whole duration."""
+        """Return the hours of all devices, for the whole duration."""
         return None if self.duration is None else self.duration.total * (self.processes / 3600)
 
     @property
@@ -451,7 +451,7 @@ class Plan:
 
     @property
     def energy_kwh(self) -> Span | None:
-        """Return that of the accelerators alone, at their rated power."""
+        """Return the energy of the accelerators alone, at their rated power."""
         watts = self.device.power_w
         return None if self.device_hours is None or watts is None else self.device_hours * (watts / 1000)
 
@@ -471,7 +471,7 @@ def make_plan(
     processes that share a model; None for what the launcher asks for.
     """
     if shards is None:
-        shards = processes // model_replicas() if shards_model() else 1
+        shards = model_shards(processes)
     batch_tokens = with_batch_tokens(recipe, processes)
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of, weight_bytes
+from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of, usable_bytes, weight_bytes
 from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
     DISK_BYTES_S,
@@ -199,7 +199,7 @@ def deepest(plan: Plan) -> int | None:
     def needed(depth: int) -> int:
         return of_one_row(sizes=sizes_at_depth(plan.recipe, depth)).total or 0
 
-    return bisect(DEPTHS, DEVICE_SHARE * limit * 2**30, key=needed)
+    return bisect(DEPTHS, usable_bytes(limit), key=needed)
 
 
 def _built(plan: Plan) -> str | None:

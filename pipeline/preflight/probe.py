@@ -47,7 +47,7 @@ class Probe:
     time: float
 
     def facts(self) -> dict[str, Any]:
-        """As run_manifest.json holds it."""
+        """Return the measurement as run_manifest.json holds it."""
         return dataclasses.asdict(self)
 
 

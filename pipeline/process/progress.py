@@ -115,7 +115,7 @@ def count_text(count: float) -> str:
 def short_count(count: float) -> str:
     """Return a count in three digits, as models and data are called: 1.16M, 10B."""
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
+        if count >= 0.9995 * size:  # 999,960 is 1,000k, which is 1M
             return f"{count / size:.3g}{letter}"
     return f"{count:.0f}"
 
@@ -130,7 +130,7 @@ def seconds_text(seconds: float) -> str:
 def progress(
     items: Iterable, *, name: str, unit: str = "batches", total: int | None = None, shown: bool | None = None
 ) -> Iterator[Any]:
-    """Return the items, with a bar while they are gone through. total: their number, where they do not know it themselves.
+    """Yield the items, with a bar while they are gone through. total: their number, where they do not know it themselves.
 
     The first of them may be long in coming back, as it compiles: until then the time is shown.
     """

@@ -150,7 +150,7 @@ class Expected:
     beyond: float  # FLOPs of the run over those of the largest that was fitted
 
     def facts(self) -> dict[str, Any]:
-        """Return it as run_manifest.json holds it."""
+        """Return the expectation as run_manifest.json holds it."""
         return {"value": self.value, "low": self.low, "high": self.high, "fit": self.fit}
 
 

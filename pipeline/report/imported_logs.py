@@ -207,7 +207,7 @@ class Line:
         return self.printed + 1 if self.is_train and self.planned else self.printed
 
     def numbers(self) -> dict[str, float]:
-        """Return them by our names, in our units; a number that is not finite is left in."""
+        """Return the numbers by our names, in our units; one that is not finite is left in."""
         found = {}
         for name, text in self.fields.items():
             if text.lower() == "n/a" or (name in UNKNOWN_AT_ZERO and float(text) == 0):
@@ -460,7 +460,7 @@ def _log(table: list[tuple[int, Cells]]) -> Log | None:
 
 
 def _number(text: Any, alias: Alias | None = None) -> float | None:
-    """Return it in our unit; None when it is no number."""
+    """Return the number in our unit; None when the text is none."""
     try:
         value = float(str(text).replace(",", ""))
     except ValueError:
@@ -480,7 +480,7 @@ def _stamps(given: Cells, program: str) -> dict[str, Any]:
 
 
 def _count_steps(log: Log) -> None:
-    """Return steps as we count them, those that were made.
+    """Count steps as we do, those that were made, in place.
 
     NeMo's global_step counts from zero (at 99 it has consumed 100 batches), as do nanochat's W&B rows of a step, not those of
     an evaluation; a CSV of its console counts from zero where it begins there.

@@ -28,6 +28,7 @@ from pipeline.report.curves import (
     COLOURS,
     COMPARED_AXES,
     COMPARED_BPB,
+    POINTS,
     Panel,
     curves_of,
     drawable,
@@ -201,7 +202,6 @@ def _draw(panel: Panel, axes) -> None:
 
 # The runs' curves as a PNG file: the training loss over every axis, and bits per byte.
 
-POINTS = 800  # of a curve: more than a panel is wide
 SHADES = 10
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipeline.metrics import VAL_BPB, VALIDATION, is_of_machine
-from pipeline.monitor.sampler import is_throttled
-from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, kwh, read_gpus, usual_period_s
+from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
+from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
 from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
@@ -579,8 +578,6 @@ def _hours(seconds: float) -> str:
 
 # Plan against outcome: what the run promised at its start, what became of it, and the ratio of the two.
 
-GIB = 2**30
-
 
 def outcome_text(data: RunData) -> str:
     """Return a table of what was planned and found, found / planned where both are known; "" for a run without a plan."""
@@ -601,9 +598,6 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
     probe = plan.get("probe") or {}
     step_s, (device_b, host_b) = mean_step_s(data.columns), _peaks(data)
     in_steps = None if step_s is None else step_s * data.step()
-    wall = wall_s(data)
-    devices, price = plan.get("processes"), (data.recipe.get("run") or {}).get("gpu_hour_cost")
-    paid = price * devices * wall / 3600 if price and devices and wall else None
     flops = model.get("flops_per_token")
     sealed = [size for _, size, whole in data.checkpoints if whole]
     disk = sum(size for _, size, _ in data.checkpoints) + (
@@ -618,12 +612,12 @@ def _rows(data: RunData, plan: dict[str, Any]) -> list[tuple[str, str, Any, Any]
         ("a step", "s", probe.get("step_s"), step_s),
         ("time in steps, without first intervals' compilation", "s", plan.get("training_s"), in_steps),
         ("time in steps, all of it", "s", None, data.last("perf/total_s")),
-        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall),
+        ("wall time of all attempts, planned without preparing data", "s", ((plan.get("duration_s") or {}).get("total") or {}).get("value"), wall_s(data)),
         ("memory of a process, as probed", "GiB", plan.get("process_bytes"), host_b if device_b is None else device_b),
         ("memory of a process, by arithmetic", "GiB", (plan.get("memory_bytes") or {}).get("total"), host_b if device_b is None and "process" in (plan.get("memory_bytes") or {}) else device_b),
         ("a checkpoint", "GiB", plan.get("checkpoint_bytes"), max(sealed, default=None)),
         ("disk of checkpoints and model: planned at the fullest, found now", "GiB", plan.get("run_disk_bytes"), disk or None),
-        ("cost, by the wall", "", plan.get("cost"), paid),
+        ("cost, by the wall", "", plan.get("cost"), paid(data)),
         ("energy", "kWh", plan.get("energy_kwh"), data.last("perf/energy_kwh")),
         (f"final {VAL_BPB}", "", bpb.get("value"), data.last(VAL_BPB) if bpb else None),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pipeline.data.plan import batch_warmup
-from pipeline.data.preparation import Preparation, short_count, start_preparation
+from pipeline.data.preparation import Preparation, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import warning_lines
 from pipeline.data.validation import ValidationRows, held_out_coverage
@@ -18,6 +18,7 @@ from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
+from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import import_built_in, ran
 from pipeline.recipe import Recipe
@@ -164,7 +165,7 @@ def record_inputs(
             "sources": [source.describe() for source in sources[0]],
             "validation": [source.describe() for source in sources[1]],
             "batch_tokens": recipe.data.batch_tokens,
-            **({"batch_warmup": batch_warmup(rows.of_steps)} if rows.of_steps.warmup_steps else {}),
+            **batch_warmup(rows.step_rows),
             "max_steps": recipe.train["max_steps"],
             "start_from": _weights(recipe, begun.get("start_from")),
             **_overlap(begun, sources),

@@ -22,6 +22,7 @@ from pipeline.process.errors import (
     Preempted,
     RecipeError,
     TandemError,
+    first_line,
     of_panic,
 )
 from pipeline.process.secrets import redact_output, redacted, release_output
@@ -255,11 +256,6 @@ def is_out_of_memory(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"  # torch's, which this room does not import
         or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's text: torch appends advice and C++ frames."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def child_environment() -> dict[str, str]:

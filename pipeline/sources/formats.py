@@ -226,7 +226,7 @@ class Format:
 
     @property
     def required_columns(self) -> list[str]:
-        """Return those without which a file is of another form."""
+        """Return the columns without which a file is of another form."""
         optional = OPTIONAL_ROLES if self.recognised else ()
         named = [column for role, column in self.columns if role not in optional]
         return list(dict.fromkeys(([self.column] if self.column else []) + named))

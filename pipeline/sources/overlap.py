@@ -25,7 +25,7 @@ class Overlap:
     whole: bool
 
     def note(self) -> str | None:
-        """Return it for the user; None where nothing was found."""
+        """Return what was found as a sentence for the user; None where nothing was found."""
         if not self.found:
             return None
         return (

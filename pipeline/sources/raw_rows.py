@@ -413,7 +413,7 @@ def _csv_row(record: list[str], names: list[str], columns: list[str] | None, lin
 
 
 def _csv_records(file: IO[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Return (line it begins in, fields) of each record that is no blank line."""
+    """Yield (line it begins in, fields) of each record that is no blank line."""
     csv.field_size_limit(max(csv.field_size_limit(), LINE_BYTES))  # the process's; 128 KiB is less than a long document
     first = file.readline(LINE_BYTES)
     end = "\r\n" if first.endswith("\r\n") else "\n"

@@ -116,7 +116,7 @@ class OwnTemplate:
         return text, spans[0] if spans else []
 
     def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
-        """Return where each of the assistant's turns is in the text, without the prompt that it answers."""
+        """Yield where each of the assistant's turns is in the text, without the prompt that it answers."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
                 continue

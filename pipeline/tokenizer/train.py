@@ -13,7 +13,7 @@ from pipeline.process.progress import Bar, count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, read_json, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, problems, seal, whole_folder
 from pipeline.tokenizer.chat import RESPONSE_TEMPLATE, built_in_template
-from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS, byte_lengths, escape, plain_backend
+from pipeline.tokenizer.encode import BOS, END, GPT2_PATTERN, PAD, SPECIALS, byte_lengths, escape, plain_backend
 from pipeline.tokenizer.load import open_tokenizer, set_template
 
 # Short texts of kinds that a training corpus may hold little of. Written for this file.
@@ -120,7 +120,7 @@ SPLIT_PATTERNS = {
     # GPT-4's, with numbers cut to two digits instead of three: better for small vocabularies. Source: nanochat.
     "nanochat": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     # The three that llama.cpp has too, as it writes them: exports to GGUF need one of these.
-    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "gpt2": GPT2_PATTERN,
     "qwen2": LIKE_GPT4.replace("NUMBERS", r"\p{N}"),
     "llama3": LIKE_GPT4.replace("NUMBERS", r"\p{N}{1,3}"),
 }

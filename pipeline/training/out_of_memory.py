@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.process.errors import HangError, OutOfMemoryError
+from pipeline.process.errors import HangError, OutOfMemoryError, first_line
 from pipeline.recipe.resolve import KEY
-from pipeline.run_dir.failures import first_line, is_out_of_memory
+from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.training.loader import on_device
 from pipeline.training.rng import preserved_rng
 

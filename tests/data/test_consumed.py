@@ -15,7 +15,7 @@ def counted_row_by_row(rows, step):
     found = {s["name"]: np.zeros(4, int) for s in rows.plan["train"]["sequences"]}
     T = rows.row_tokens
     for n in range(step):
-        batch = rows.micro_batch(n, 0, rank=0, world_size=1, rows=rows.of_steps.full)
+        batch = rows.micro_batch(n, 0, rank=0, world_size=1, rows=rows.step_rows.full)
         for i, (place, (name, *_)) in enumerate(zip(rows.places(n), rows.origins(n), strict=True)):
             shard = rows.stream.shard(place)
             used = int(shard.used[place.row])

@@ -9,12 +9,12 @@ import pytest
 
 from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, sampled_fit, with_samples
 from pipeline.data.plan import make_plan
-from pipeline.data.preparation import short_count
 from pipeline.data.prepare import Workshop
 from pipeline.data.rows import TrainingRows
 from pipeline.data.summary import table, warning_lines
 from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError
+from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json
 from pipeline.recipe.schema import Source
 from pipeline.sources.formats import ROLES
@@ -275,10 +275,10 @@ def test_files_of_other_programs_with_published_questions_are_counted_as_they_ar
     [
         (0, "0"),
         (999, "999"),
-        (1_024, "1.0K"),
-        (12_300, "12.3K"),
-        (999_990, "1.0M"),
-        (3_891_200, "3.9M"),
+        (1_024, "1.02k"),
+        (12_300, "12.3k"),
+        (999_960, "1M"),
+        (3_891_200, "3.89M"),
         (1.05e10, "10.5B"),
     ],
 )

@@ -19,7 +19,7 @@ def steps_as_dealt(rows, steps, *, world_size, micro_batch):
     dealt = []
     for step in steps:
         found, micro_step = [], 0
-        while micro_step * world_size * micro_batch < rows.of_steps.full:
+        while micro_step * world_size * micro_batch < rows.step_rows.full:
             for rank in range(world_size):
                 dealt_at_once = rows.micro_rows(step, micro_batch)
                 batch = rows.micro_batch(step, micro_step, rank=rank, world_size=world_size, rows=dealt_at_once)

@@ -54,15 +54,17 @@ json.dump(found, open(out, "w"))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with all forms, a checkpoint with rows of padding, and what vLLM answers of each in found.json."""
+    """A folder with all forms, a checkpoint with rows of padding and one with bigrams, and what vLLM answers of each in found.json."""
     python = python_with(*VLLM["requirements"], without=VLLM["without"])
     folder = tmp_path_factory.mktemp("vllm")
     write_forms(folder, *FORMS)
     tokenizer = AutoTokenizer.from_pretrained(folder / "modern")
     (folder / "padded").mkdir()
     ModelFiles(tokenizer).write(tiny("modern", smear=False, n_positions=256), folder / "padded")
+    (folder / "bigrams").mkdir()
+    ModelFiles(tokenizer).write(tiny("modern", smear=False, n_positions=256, bigram_embeddings=64), folder / "bigrams")
     given = {
-        "models": [*FORMS, "padded"],
+        "models": [*FORMS, "padded", "bigrams"],
         "prompts": [tokenizer(text).input_ids[:24] for text in TEXTS[:20]],
         "chats": CHATS,
         "ends": load(folder / "portable")[0].generation_config.eos_token_id,
@@ -87,7 +89,12 @@ def test_vllm_gives_transformers_greedy_tokens_conversations_and_ends(form, fold
 
 
 @pytest.mark.parametrize(
-    ("form", "reason"), [("modern", "smear reads the token before"), ("padded", "128 rows for 101 tokens")]
+    ("form", "reason"),
+    [
+        ("modern", "smear reads the token before"),
+        ("bigrams", "bigram_embeddings read the token before"),
+        ("padded", "128 rows for 101 tokens"),
+    ],
 )
 def test_what_vllm_would_compute_wrongly_is_refused_with_the_reason(form, reason, folder):
     error = json.loads((folder / "found.json").read_text())[form]

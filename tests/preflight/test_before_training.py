@@ -348,7 +348,7 @@ def test_the_epochs_planned_are_said_or_estimated_before_all_is_prepared(recipe_
     sources = open_sources(recipe, kind="text")[0]
     whole = text_files[0].stat().st_size
     lines = horizon_lines(recipe, Rows(rows=300, epochs=1.5), sources)
-    assert lines == ["training: 4 steps of 512 tokens, 2.0K in all", "  text: read 1.50 times (epochs)"]
+    assert lines == ["training: 4 steps of 512 tokens, 2.05k in all", "  text: read 1.50 times (epochs)"]
     half = horizon_lines(recipe, Rows(rows=300, sealed=100, read=whole // 2), sources)
     assert half[1] == "  text: read about 1.50 times (epochs)"
     assert "not known before all of it is prepared" in horizon_lines(recipe, Rows(rows=300), sources)[1]

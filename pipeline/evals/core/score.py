@@ -609,7 +609,7 @@ def _correct(
 
 
 def _waves(items: dict[CoreTask, list[dict]]) -> Iterator[dict[CoreTask, range]]:
-    """Return shares of every task, each twice the one before: about half the time limit at least is used."""
+    """Yield shares of every task, each twice the one before: about half the time limit at least is used."""
     done = dict.fromkeys(items, 0)
     for share in WAVES:
         ends = {task: max(1, round(share * len(some))) for task, some in items.items()}

@@ -206,12 +206,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rule's judgement. advice: instead of the rule's own."""
+    """A rule's judgement."""
 
     level: Level
     title: str
     evidence: str
-    advice: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +235,7 @@ class Rule:
             title=verdict.title,
             evidence=verdict.evidence,
             threshold=self.threshold,
-            advice=verdict.advice or self.advice,
+            advice=self.advice,
         )
 
 

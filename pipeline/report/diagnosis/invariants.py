@@ -201,7 +201,7 @@ def data_moves(figures: Figures) -> Verdict | None:
 
 
 def _position(audit: Audit, figures: Figures) -> None:
-    """Return the place (epoch, file, row group) of a step's last row; of a mixture that of whichever source gave it."""
+    """Compare the place (epoch, file, row group) of a step's last row with the one before; of a mixture that of whichever source gave it."""
     parts = [figures.series(f"data/{name}") for name in ("epoch", "pq", "rg")]
     steps = parts[0].steps
     if len(steps) < 3 or not all(np.array_equal(part.steps, steps) for part in parts):

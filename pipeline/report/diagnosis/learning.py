@@ -380,10 +380,12 @@ STABILITY_RULES: list[Rule] = [loss_spikes, gradient_spikes, gradient_bounded, c
 
 # Rules on held-out text: validation beside training.
 
-EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
+FEWEST_EVALUATIONS = 3  # two differ by chance and by the fall of the loss between them
 RISE_NOTE, RISE_TROUBLE = 0.005, 0.02
 GAP_NOTE, GAP_TROUBLE = 0.05, 0.15
-SETTLED = 0.25  # of the run: before it the loss falls so fast that training, logged a moment earlier, lies above
+VALIDATION_SETTLED = (
+    0.25  # of the run: before it the loss falls so fast that training, logged a moment earlier, lies above
+)
 BESIDE, BESIDE_SHARE = 3, 1 / 40  # training losses before an evaluation that are compared with it; of the logged ones
 BELOW_NOTE, BELOW_TROUBLE = 0.05, 0.10
 NO_GAP, PASSES = 0.02, 4
@@ -393,7 +395,7 @@ OVERLAP_TROUBLE = 0.01  # of the validation documents that were looked for
 
 
 class Pairs(NamedTuple):
-    """Validation and training loss at the evaluations after SETTLED of the run; nats."""
+    """Validation and training loss at the evaluations after VALIDATION_SETTLED of the run; nats."""
 
     steps: np.ndarray
     validation: np.ndarray
@@ -414,7 +416,7 @@ def beside(training: Series) -> int:
 def beside_training(figures: Figures) -> Pairs:
     """Return val/loss and the median of the training losses logged just before it."""
     validation, training = figures.series("val/loss"), figures.loss()
-    length, first_step, pairs = beside(training), SETTLED * figures.step(), []
+    length, first_step, pairs = beside(training), VALIDATION_SETTLED * figures.step(), []
     for step, value in zip(validation.steps, validation.values, strict=True):
         end = int(np.searchsorted(training.steps, step, side="right"))
         before = training.values[max(end - length, 0) : end]
@@ -461,14 +463,14 @@ def is_large_enough(figures: Figures) -> Verdict | None:
 
 @rule(
     "validation keeps falling",
-    needs=f"{EVALUATIONS} evaluations",
+    needs=f"{FEWEST_EVALUATIONS} evaluations",
     threshold=f"the last value is less than {RISE_NOTE:.1%} (note) or {RISE_TROUBLE:.0%} (trouble) above the lowest",
     reason="the same text is scored each time, so that differences of half a percent are no noise of the sample",
     advice="The run memorises: stop at the lowest value (that checkpoint is kept), use more text, fewer passes, a smaller model or dropout.",
 )
 def validation_falls(figures: Figures) -> Verdict | None:
     found = held_out(figures)
-    if found is None or len(found[1]) < EVALUATIONS:
+    if found is None or len(found[1]) < FEWEST_EVALUATIONS:
         return None
     name, (steps, values) = found[0], (found[1].steps, found[1].values)
     lowest = int(values.argmin())
@@ -484,14 +486,14 @@ def validation_falls(figures: Figures) -> Verdict | None:
 
 @rule(
     "validation stays beside training",
-    needs=f"{EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
+    needs=f"{FEWEST_EVALUATIONS} val/loss in the last three quarters of the run, with train/loss",
     threshold=f"val/loss - train/loss (median of the last {BESIDE_SHARE:.1%} of the logged ones, {BESIDE} at least) widened by less than {GAP_NOTE:.0%} (note) or, where val/loss is {RISE_NOTE:.1%} above its lowest, {GAP_TROUBLE:.0%} (trouble) of val/loss since it was smallest, or by less than three standard errors",
     reason="a gap that stays is the difference of two texts; one that widens is memory, which harms as soon as validation falls no more. Means of the texts differ by a percent or two between evaluations",
     advice="More or other text, fewer passes over it, dropout or a smaller model; check that validation is of the same kind as training.",
 )
 def gap_stays(figures: Figures) -> Verdict | None:
     pairs = beside_training(figures)
-    if pairs.steps.size < EVALUATIONS:
+    if pairs.steps.size < FEWEST_EVALUATIONS:
         return None
     gap = pairs.validation - pairs.training
     least = int(gap.argmin())

@@ -1,4 +1,4 @@
-"""Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data."""
+"""Rules on the run as a whole: its end, what it can be resumed from, its attempts, its data, its machine."""
 
 import numpy as np
 
@@ -257,7 +257,7 @@ THROTTLED_NOTE, THROTTLED_TROUBLE = 1.0, 10.0
 SAVES_NOTE, SAVES_TROUBLE = 0.05, 0.10
 EVALUATIONS_NOTE, EVALUATIONS_TROUBLE = 0.20, 0.50
 GROWTH_NOTE, GROWTH_TROUBLE = 0.10, 0.20
-SETTLED = 0.2  # of the run: before it memory grows for good reasons
+MEMORY_SETTLED = 0.2  # of the run: before it memory grows for good reasons
 
 
 def step_times(figures: Figures) -> Series:
@@ -467,7 +467,7 @@ def memory_does_not_grow(figures: Figures) -> Verdict | None:
         series = figures.timed(name)
         if len(series) < TIMED:
             continue
-        level = windows(series.values[int(SETTLED * len(series)) :], 5)
+        level = windows(series.values[int(MEMORY_SETTLED * len(series)) :], 5)
         growth = level[-1] / level[0] - 1 if level[0] > 0 and (np.diff(level) > 0).all() else 0.0
         verdicts.append((growth, f"{name} {level[0]:.3g} -> {level[-1]:.3g} GiB"))
     if not verdicts:

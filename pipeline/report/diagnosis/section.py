@@ -43,7 +43,7 @@ def reading_text(data: RunData) -> str:
 
 
 def _samples(figures: Figures) -> str | None:
-    """Return that a sample is a row, and how many positions and targets that are."""
+    """Return the line that says what a sample is: a row, of so many positions and targets."""
     samples, row, step = figures.last("data/samples"), figures.recipe("data.row_tokens"), figures.step()
     batch = figures.manifest("inputs.batch_tokens") or figures.recipe("data.batch_tokens")
     if not samples or not row:
