@@ -208,6 +208,7 @@ def test_a_request_to_the_hub_that_is_dropped_is_made_again_and_no_shard_is_made
 ):
     address = "hf://datasets/somebody/shards/of/text"
     monkeypatch.setattr("pipeline.sources.hub_files.FIRST_WAIT_S", 0.02)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with hub_stand_in() as hub:
         for name, value in {
             "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
