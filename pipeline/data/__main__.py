@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.process.commands import program, whole_number
-from pipeline.process.network import takes_shards
+from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, short_count
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.failures import exit_with_status
@@ -97,9 +97,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 def shards_address(text: str) -> str:
     if not takes_shards(text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} takes no shards. Write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME."
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} takes no shards. Write {SHARDS_FORMS}.")
     return text
 
 

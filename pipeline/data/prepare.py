@@ -119,8 +119,8 @@ class Workshop:
 
     def __exit__(self, *error: object) -> None:
         """End the processes, and delete what they made when nothing more is needed of it; say what was taken."""
-        if self.published and (taken := sum(self.published.taken.values())):
-            print(f"data: {taken} shards and ends of sources were taken from {self.published.address}", flush=True)
+        if (published := self.published) and published.taken:
+            print(f"data: {published.taken} shards and ends of sources were taken from {published.address}", flush=True)
         if self.engine is not None:
             self.engine.close()
         if self.plan["train"] and next_shard(self.streams) is None:

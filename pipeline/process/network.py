@@ -18,6 +18,7 @@ BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]\S*")
 HUB_DATASET = re.compile(
     r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?"
 )  # repository, revision, folder
+SHARDS_FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME"
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 REFUSED = re.compile("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403")  # pyarrow has no class for them
 
@@ -33,7 +34,7 @@ def is_supported(address: str) -> bool:
 
 
 def takes_shards(address: str) -> bool:
-    """Return whether prepared shards can lie there: a folder of a bucket, or a dataset of the Hub."""
+    """Return whether prepared shards can lie there (SHARDS_FORMS)."""
     return BUCKET_FOLDER.fullmatch(address) is not None or HUB_DATASET.fullmatch(address) is not None
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from glob import has_magic
 
 from pipeline.hardware.device import parse_hardware
-from pipeline.process.network import BUCKET_FOLDER, SCHEMES, is_address, is_supported, takes_shards
+from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.schema import OwnTask, Recipe, Source
 
@@ -169,8 +169,7 @@ def _files(recipe: Recipe, problems: Problems) -> None:
     if recipe.data.shards_from is not None and not takes_shards(recipe.data.shards_from):
         problems.add(
             recipe.where("data.shards_from"),
-            f"is {show(recipe.data.shards_from)}; it must be where shards were published: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or "
-            "hf://datasets/NAMESPACE/NAME.",
+            f"is {show(recipe.data.shards_from)}; it must be where shards were published: {SHARDS_FORMS}.",
         )
     if recipe.data.validation == []:
         problems.add(

@@ -18,7 +18,7 @@ def run(tmp_path):
     """Two attempts: the second went on from step 20. Steps of 0.6 s, but 3 s in each attempt's first interval of 5."""
     directory = RunDirectory(tmp_path / "a")
     directory.update_manifest(
-        name="a", plan=PLAN, model={"parameters": 1000, "flops_per_token": 8e9 / 40960}, peak_memory_bytes={"host": 2**30 + 2**28}
+        name="a", world_size=2, plan=PLAN, model={"parameters": 1000, "flops_per_token": 8e9 / 40960}, peak_memory_bytes={"host": 2**30 + 2**28}
     )  # fmt: skip
     write_text(directory.recipe, "run: {gpu_hour_cost: 2.0}")
     for attempt, first, last, began in ((1, 5, 30, 100.0), (2, 25, 40, 500.0)):

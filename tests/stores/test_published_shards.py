@@ -13,12 +13,13 @@ from pipeline.data.__main__ import main
 from pipeline.data.preparation import start_preparation
 from pipeline.data.published import LIST, publish
 from pipeline.data.rows import TrainingRows
+from pipeline.data.shard_writer import SequenceWriter
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sha256_file, write_sealed_json
 from pipeline.recipe import read_recipe
 from pipeline.tokenizer.train import train_bpe
 from tests.data.conftest import Bench
-from tests.hub.hub_stand_in import hub_stand_in
+from tests.hub.hub_stand_in import Fault, hub_stand_in
 from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -125,11 +126,36 @@ def test_a_store_that_is_away_costs_nothing_but_the_preparation(
     def away(*_, **__):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(type(bucket), "cat_file", away)
+    monkeypatch.setattr(type(bucket), "get_file", away)
     assert files_of(taken()) == files_of(published)
     assert capsys.readouterr().err.count("no route to host") == 3  # once for each sequence
     with pytest.raises(ServiceError, match=f"{address}: does not take the prepared shards"):
         publish(published.plan, address)
+
+
+def test_a_publication_that_fails_in_the_middle_can_be_taken_and_sends_only_the_rest_the_second_time(
+    bench, bucket, monkeypatch, capsys, address, taken
+):
+    made, opened, writes = bench.prepared(bench.recipe()), type(bucket).open, []
+
+    def failing(store, path, mode="rb", **more):
+        if mode == "wb":
+            writes.append(path)
+            if len(writes) == 8:  # behind two lists of two more files each and another file
+                raise OSError("connection reset")
+        return opened(store, path, mode, **more)
+
+    monkeypatch.setattr("pipeline.data.published.FILES_A_COMMIT", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(type(bucket), "open", failing)
+        with pytest.raises(
+            ServiceError, match=r"connection reset.*what a published\.json there lists is not sent again"
+        ):
+            publish(made.plan, address)
+    assert files_of(taken()) == files_of(made)
+    assert f"data: 1 shards and ends of sources were taken from {address}" in capsys.readouterr().out
+    assert publish(made.plan, address)[0] == len(files_of(made)) - 2 * 2
+    assert publish(made.plan, address) == (0, 0)
 
 
 def test_an_address_without_these_shards_says_nothing_and_takes_nothing(bench, bucket, capsys, address, taken):
@@ -175,6 +201,29 @@ def test_a_dataset_of_the_hub_takes_them_by_the_command_and_gives_them(tmp_path,
     assert "not as it was published; from there on shards are made here" in got.stderr
     assert shards_in(tmp_path / "a") == shards_in(tmp_path / "b")
     assert name in shards_in(tmp_path / "a")
+
+
+def test_a_request_to_the_hub_that_is_dropped_is_made_again_and_no_shard_is_made_here(
+    bench, monkeypatch, no_writer, caplog
+):
+    address = "hf://datasets/somebody/shards/of/text"
+    monkeypatch.setattr("pipeline.sources.hub_files.FIRST_WAIT_S", 0.02)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with hub_stand_in() as hub:
+        for name, value in {
+            "ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        with monkeypatch.context() as patched:
+            patched.setattr(prepare, "SequenceWriter", SequenceWriter)
+            made = bench.prepared(bench.recipe())
+        publish(made.plan, address)
+        hub.fault = Fault(to="/resolve/main/of/text/", lost=True, times=1)
+        got = bench.prepared(bench.recipe(cache="other", shards_from=address))
+        assert hub.fault is None
+    assert files_of(got) == files_of(made)
+    assert "attempt 1 of 5 failed" in caplog.text
 
 
 def test_an_address_that_takes_no_shards_is_refused(tmp_path, text_files, chat_files, capsys):
