@@ -15,7 +15,7 @@ from pipeline.hub.card import model_card
 from pipeline.hub.client import bound_waits, retried
 from pipeline.hub.pull import STATE
 from pipeline.hub.verification import compare_sums, verify
-from pipeline.process.commands import end_with
+from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -354,8 +354,7 @@ def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
     Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.
     """
     end_with(trainer)  # in the middle of an upload too: the queue keeps the item
-    if hasattr(os, "nice"):
-        os.nice(19)  # training comes first
+    yield_to_training()
     bound_waits()
     hub = read_run(str(run.path)).recipe["hub"]
     queue = HubQueue(run, strategy=hub["strategy"])

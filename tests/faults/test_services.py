@@ -125,6 +125,23 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
         assert not [name for name in commits[-1] if name.startswith(("optimizer", "rng", "scheduler", "position", "trainer"))]  # fmt: skip
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one core here")
+def test_a_publisher_that_shares_its_core_with_busy_processes_publishes_within_seconds(run, tmp_path):
+    """Its quarter of a second of work took 75 s at the lowest priority."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    try:
+        with hub_stand_in() as hub, training(run, hub.url, tmp_path) as trainer:
+            os.sched_setaffinity(trainer.pid, {core})
+            save_checkpoint(run, 5)
+            wait_for(lambda: published_steps(run) == [5], seconds=40)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
 def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_path):
     save_checkpoint(run, 5)
     with hub_stand_in() as hub:
