@@ -233,7 +233,12 @@ class Runner:
 
     def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:
         process = self.start(recipe, *overrides, **how)
-        output, _ = process.communicate(timeout=WAIT_S)
+        try:
+            output, _ = process.communicate(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                one.kill()
+            raise
         assert process.returncode == status, output[-4000:]
         return Result(status, output, self._directory(recipe, overrides))
 

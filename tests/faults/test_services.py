@@ -26,6 +26,7 @@ from faults.services import (
     lasting,
     push,
 )
+from pipeline.hub import push as hub_push
 from pipeline.process.storage import read_json, write_json, write_text
 from pipeline.run.publishing import Publishing
 from pipeline.run_dir.checkpoints import problems, whole_folder
@@ -140,6 +141,27 @@ def test_a_publisher_that_shares_its_core_with_busy_processes_publishes_within_s
         for process in busy:
             process.kill()
             process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has one priority")
+def test_what_the_end_of_a_run_waits_for_does_not_yield_to_other_processes(run, monkeypatch):
+    """At a load of 16 the check of the finished model had not ended after five minutes, in which the run only waited."""
+    priorities, own = {}, os.getpriority(os.PRIO_PROCESS, 0)
+
+    def publish(queue, item, **_):
+        priorities[item.name] = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread
+        queue.done(item, repo_id=REPO)
+        if item.name == "checkpoint-5":
+            with whole_folder(run.model, step=10, run=run.name) as folder:
+                (folder / "model.safetensors").write_bytes(b"weights")
+            queue.add_model(REPO)
+
+    monkeypatch.setattr(hub_push, "publish", publish)
+    monkeypatch.setattr(hub_push, "bound_waits", lambda: None)
+    monkeypatch.setattr(hub_push, "end_with", lambda trainer: None)
+    save_checkpoint(run, 5)
+    hub_push.publish_while_training(run, trainer=os.getppid())
+    assert priorities == {"checkpoint-5": min(own + 5, 19), "model": own}
 
 
 def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_path):
