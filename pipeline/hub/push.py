@@ -1,6 +1,5 @@
 """Publish a model of a run, and look afterwards whether what is on the Hub is what was sent."""
 
-import os
 import shutil
 import tempfile
 import time

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from faults.services import (
@@ -127,16 +128,21 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one core here")
-def test_a_publisher_that_shares_its_core_with_busy_processes_publishes_within_seconds(run, tmp_path):
-    """Its quarter of a second of work took 75 s at the lowest priority."""
+def test_a_publisher_that_shares_its_core_with_busy_processes_gets_its_part_of_it(run, tmp_path):
+    """Its quarter of a second of work took 75 s at the lowest priority. Counted in the others' time: whoever else is busy takes of both."""
     core = min(os.sched_getaffinity(0))
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+
+    def published():
+        assert sum(psutil.Process(process.pid).cpu_times().user for process in busy) < 25.0
+        return published_steps(run) == [5]
+
     try:
         with hub_stand_in() as hub, training(run, hub.url, tmp_path) as trainer:
             os.sched_setaffinity(trainer.pid, {core})
             save_checkpoint(run, 5)
-            wait_for(lambda: published_steps(run) == [5], seconds=40)
+            wait_for(published, seconds=300)
     finally:
         for process in busy:
             process.kill()
