@@ -3,8 +3,8 @@
     python benchmarks/presets.py TEXT_FILE ... [--seeds 1,2,3] [--steps 250] [--layers 4] [--width 128] [--only modern,portable]
     python benchmarks/presets.py TEXT_FILE ... --pairs 20 [--compile]         processor time alone, each against the first, in turns
 
-modern, modern without smear, and portable (with nanochat's and with transformers' initial weights), on the same rows of 128 tokens in
-the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
+modern, modern without smear, portable (with nanochat's and with transformers' initial weights) and Llama's shape, on the same rows of 128
+tokens in the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
 that they differ in the model alone. For equal time give the faster one as many more --steps as the ratio says. One JSON line a run.
 --set KEY=VALUE ... makes every run again with these keys; given several times, with each of these sets. --bf16: autocast, as train.bf16.
 """
@@ -56,6 +56,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], bool]] = {  # overrides, and whether 
     "modern_without_smear": ((*MODERN, "model.options.smear=false"), False),
     "portable": (("model.preset=portable",), True),
     "portable_transformers_init": (("model.preset=portable",), False),
+    "llama": (("model.type=llama", "model.options.tie_word_embeddings=false"), True),  # portable without QK norm
 }
 
 

@@ -204,7 +204,7 @@ def _activations(
     recipe: Recipe, sizes: Sizes | CountedSizes, *, rows: int, half: bool, compiled: bool, on_cpu: bool
 ) -> int:
     positions, parameters = rows * sizes.row_tokens, sizes.parameters()
-    kept = KEPT[half, compiled][0 if recipe.model.preset == "modern" else 1] * positions * sizes.n_embd
+    kept = KEPT[half, compiled][0 if recipe.model.preset.startswith("modern") else 1] * positions * sizes.n_embd
     if (recipe.model.chosen_attention or recipe.model.attn_implementation) == "eager":
         kept += (EAGER_BYTES + 2 * half) * positions * sizes.row_tokens * (sizes.n_head or 0)
     if recipe.train.get("activation_checkpointing") or recipe.train.get("gradient_checkpointing"):

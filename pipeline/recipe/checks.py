@@ -325,7 +325,7 @@ def _all_rates(recipe: Recipe) -> str:
 
 def _model(recipe: Recipe, problems: Problems) -> None:
     model = recipe.model
-    own = {"modern": "tandem", "portable": PORTABLE_TYPE}.get(model.preset, model.type)
+    own = {"modern": "tandem", "modern_bigram": "tandem", "portable": PORTABLE_TYPE}.get(model.preset, model.type)
     if model.type != own:
         problems.add(
             recipe.where("model.preset"),

@@ -182,7 +182,7 @@ class Model(Section):
 
     type: str = key("tandem", "tandem, the name of any causal LM of transformers (gpt2, llama, nanochat ...), or module:attr; default of preset portable qwen3.", must_match=True)
     start_from: str | None = key(None, "Weights to start from: a run, a folder, a Hub id, or latest:<recipe>, latest:pretrain, latest:sft; resolved once and saved with its hash.", must_match=True)
-    preset: Literal["gpt2", "modern", "portable"] = key("gpt2", "modern switches on every option of the current nanochat; portable is model.type qwen3 with this pipeline's initial weights, rates and a tokenizer.split_pattern that llama.cpp knows, saved as the Qwen3ForCausalLM that other programs run without our code; single keys below still win.", must_match=True)
+    preset: Literal["gpt2", "modern", "modern_bigram", "portable"] = key("gpt2", "modern switches on every option of the current nanochat; modern_bigram adds hashed embeddings of token pairs (bigram_embeddings: 20480), for small models; portable is model.type qwen3 with this pipeline's initial weights, rates and a tokenizer.split_pattern that llama.cpp knows, saved as the Qwen3ForCausalLM that other programs run without our code; single keys below still win.", must_match=True)
     depth: int | None = key(None, "The dial: sets n_layer, width, heads, then horizon, batch, rates and decay where they are not given.", minimum=1, maximum=1000, must_match=True)
     aspect_ratio: int = key(64, "Width per layer of depth; the width is rounded up to a multiple of head_dim.", minimum=1, maximum=1_000_000, must_match=True)
     head_dim: int = key(128, "Width of an attention head under depth.", minimum=2, maximum=1_000_000, must_match=True)

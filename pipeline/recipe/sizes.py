@@ -184,11 +184,18 @@ MODERN: dict[str, Any] = {
     "attn_pdrop": 0.0,
     "vocab_multiple": 64,
 }
+# Above it, what helped small models in our own runs (docs/log.md, 2026-11-25); its rows are for any vocabulary.
+MODERN_BIGRAM: dict[str, Any] = {**MODERN, "bigram_embeddings": 20_480}
 # Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
 PORTABLE_TYPE = "qwen3"
 PORTABLE_PATTERNS = ("qwen2", "llama3", "gpt2")  # that llama.cpp knows; first how models of that type cut text
 PORTABLE: dict[str, Any] = {"tie_word_embeddings": False}
-PRESETS: dict[str, dict[str, Any]] = {"gpt2": {}, "modern": MODERN, "portable": PORTABLE}
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "modern": MODERN,
+    "modern_bigram": MODERN_BIGRAM,
+    "portable": PORTABLE,
+}
 
 # What model.options may hold for model.type tandem, and of which type: TandemConfig's own fields and GPT2Config's.
 TANDEM_OPTIONS: dict[str, Any] = {

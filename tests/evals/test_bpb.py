@@ -226,7 +226,7 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
     assert first["bytes"] == bits_per_byte(model, [batch], byte_lengths, device="cpu").bytes
 
 
-@pytest.mark.parametrize("preset", ["gpt2", "modern"])
+@pytest.mark.parametrize("preset", ["gpt2", "modern", "modern_bigram"])
 def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset):
     from pipeline.model.build import build_model
     from pipeline.recipe.sizes import PRESETS
