@@ -150,7 +150,8 @@ def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(ru
     assert names(run) == []
 
 
-def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_second_error(run, monkeypatch):
+@pytest.mark.parametrize("moment", ["before the part is safe", "before the report"])
+def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_second_error(run, monkeypatch, moment):
     """Its disk was full, or it was killed and the next start has cleared the folder away while this rank's process still wrote."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
@@ -159,8 +160,11 @@ def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_secon
     fsync = checkpoint_writer.fsync_file
 
     def late(path):
+        if moment == "before the report":
+            fsync(path)
         checkpoint_writer.discard(folder)
-        fsync(path)
+        if moment != "before the report":
+            fsync(path)
 
     monkeypatch.setattr(checkpoint_writer, "fsync_file", late)
     paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
