@@ -14,7 +14,9 @@ from pipeline.run_dir.failures import REPORT_S
 WHAT = "`kill -9` at random moments, then the same command"
 COLD_EVERY = 10  # trials by the cold, real command; the others are forked
 SAVE_S = 150 * SLOW_US / 1e6  # a save and its rotation are about 150 file calls
-OTHERS_END_S = 60 + REPORT_S  # in which the ranks that were not killed have to end by themselves; their last act is the report
+OTHERS_END_S = (
+    60 + REPORT_S
+)  # in which the ranks that were not killed have to end by themselves; their last act is the report
 
 
 def trials(lab: Lab, times: int, seed: int) -> list[str]:
