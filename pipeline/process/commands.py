@@ -83,9 +83,7 @@ def end_with(parent: int) -> None:
 def yield_to_training() -> None:
     """Lower the priority of this process, on Linux of this thread: training goes first, and when it waits, the processor is free anyway."""
     if hasattr(os, "nice"):
-        # Beside one busy process a quarter of a core. At 19 it were a seventieth, for the same work in all: a push of two
-        # seconds would take minutes, while the Hub has no newer checkpoint and the end of the run waits.
-        os.nice(5)
+        os.nice(5)  # A quarter of a core that is shared. 19 were a seventieth, for the same work in all: pushes took minutes.
 
 
 def whole_number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:

@@ -151,13 +151,13 @@ def write_part(job: Job) -> None:
         for name in written:
             fsync_file(temporary / name)  # here: another host's fsync would not reach what this one has cached
     except OSError as error:
-        if not report.parent.exists():
-            return  # rank 0's process has given up, or a next start has cleared all away: nobody reads a report
         for name in job.images:
             remove_file(temporary / name)  # a full disk has room for the report then
         _write_report(report, json.loads(error_line(error)))
-        raise
-    _write_report(report, {"written": written})
+        if report.exists():  # else rank 0's process has given up, or a next start has cleared all away
+            raise
+    else:
+        _write_report(report, {"written": written})
 
 
 def _write_report(report: Path, facts: dict[str, Any]) -> None:
