@@ -47,7 +47,7 @@ def score(
     options: argparse.Namespace, tokenizer: Any, train: torch.Tensor, held_out: torch.Tensor, *, epochs: int, seed: int
 ) -> dict[str, Any]:
     steps = epochs * (len(train) // ROWS)
-    sizes = {"n_layer": options.layers, "n_embd": options.width, "n_head": options.width // 64, "depth": "null"}
+    sizes = {"depth": options.layers, "aspect_ratio": options.width // options.layers, "head_dim": 64}
     recipe = read_recipe(
         [
             "recipes/own_text.yaml",

@@ -3,9 +3,9 @@
     python benchmarks/presets.py TEXT_FILE ... [--seeds 1,2,3] [--steps 250] [--layers 4] [--width 128] [--only modern,portable]
     python benchmarks/presets.py TEXT_FILE ... --pairs 20 [--compile]         processor time alone, each against the first, in turns
 
-modern, modern without smear, portable (with nanochat's and with transformers' initial weights) and Llama's shape, on the same rows of 128
-tokens in the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the gpt2 pattern, so
-that they differ in the model alone. For equal time give the faster one as many more --steps as the ratio says. One JSON line a run.
+modern, modern without smear, modern_bigram, portable (with nanochat's and with transformers' initial weights) and Llama's shape, on the same
+rows of 128 tokens in the same order, 8 rows a step, with the quickstart's rates. The last file is held out. All share one tokenizer of the
+gpt2 pattern, so that they differ in the model alone. For equal time give the faster one as many more --steps as the ratio says. One JSON line a run.
 --set KEY=VALUE ... makes every run again with these keys; given several times, with each of these sets. --bf16: autocast, as train.bf16.
 """
 
@@ -54,6 +54,7 @@ MODERN = ("model.preset=modern", "model.options.window_pattern=L")
 VARIANTS: dict[str, tuple[tuple[str, ...], bool]] = {  # overrides, and whether blocks begin as the identity
     "modern": (MODERN, False),
     "modern_without_smear": ((*MODERN, "model.options.smear=false"), False),
+    "modern_bigram": (("model.preset=modern_bigram", "model.options.window_pattern=L"), False),
     "portable": (("model.preset=portable",), True),
     "portable_transformers_init": (("model.preset=portable",), False),
     "llama": (("model.type=llama", "model.options.tie_word_embeddings=false"), True),  # portable without QK norm
