@@ -83,9 +83,7 @@ def end_with(parent: int) -> None:
 def yield_to_training() -> None:
     """Lower the priority of this process, on Linux of this thread: training goes first, and when it waits, the processor is free anyway."""
     if hasattr(os, "nice"):
-        os.nice(
-            5
-        )  # A quarter of a core that is shared. 19 were a seventieth, for the same work in all: pushes took minutes.
+        os.nice(5)  # A quarter of a shared core. 19 were a seventieth, for the same work: a push took minutes.
 
 
 def whole_number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:
