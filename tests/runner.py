@@ -19,6 +19,8 @@ from pipeline.run_dir.run_directory import RunDirectory
 from tests.warm_commands import WarmCommands
 
 ROOT = Path(__file__).parents[1]
+# For a run, a step or a push: a start takes ten seconds of the processor, and a busy machine gives a twentieth of one.
+WAIT_S = 300
 
 # The two models that every contract is held on: plain GPT-2 with AdamW, and all modern options with Muon and windows
 # shorter than the row. And the one whose forward is transformers' own.
@@ -61,7 +63,7 @@ class Paced(TrainerCallback):
 
 def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
     """Until the run has logged that step, or ended."""
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + WAIT_S
     while process.poll() is None and not any(
         row.get("step", 0) >= step and "event" not in row for row in read_rows(directory / "metrics.jsonl")
     ):
@@ -210,17 +212,20 @@ class Runner:
         more = ["run.callbacks=[paced:Paced]", *overrides]
         process = self.start(recipe, f"run.name={name}", *more, **how, WAIT_BEHIND_STEP=str(after_step))
         directory = self.folder / "runs" / name
-        wait_for_step(directory, after_step, process)
-        ends = time.monotonic() + 60
-        while process.poll() is None and not ready(directory):
-            assert time.monotonic() < ends, f"{directory}: waited too long to be ready"
-            time.sleep(0.1)
-        assert process.poll() is None, "the run ended before it could be killed:\n" + process.communicate()[0][-3000:]
-        # The launcher, and the ranks, which it starts in sessions of their own.
-        for one in psutil.process_iter(["cmdline"]):
-            if {str(recipe), f"run.name={name}"} <= set(one.info["cmdline"] or []):
-                one.kill()
-        process.communicate()
+        try:
+            wait_for_step(directory, after_step, process)
+            ends = time.monotonic() + WAIT_S
+            while process.poll() is None and not ready(directory):
+                assert time.monotonic() < ends, f"{directory}: waited too long to be ready"
+                time.sleep(0.1)
+            ended = process.poll() is not None
+        finally:
+            # The launcher, and the ranks, which it starts in sessions of their own; of a test that failed too.
+            for one in psutil.process_iter(["cmdline"]):
+                if {str(recipe), f"run.name={name}"} <= set(one.info["cmdline"] or []):
+                    one.kill()
+            output, _ = process.communicate()
+        assert not ended, f"the run ended before it could be killed:\n{output[-3000:]}"
         take_lock(directory / "checkpoints", wait_s=60).close()
         assert not (directory / "model").exists()
         check_manifest(directory)
@@ -228,7 +233,12 @@ class Runner:
 
     def train(self, recipe: Path, *overrides: str, status: int = 0, **how) -> Result:
         process = self.start(recipe, *overrides, **how)
-        output, _ = process.communicate(timeout=300)
+        try:
+            output, _ = process.communicate(timeout=WAIT_S)
+        except subprocess.TimeoutExpired:
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                one.kill()
+            raise
         assert process.returncode == status, output[-4000:]
         return Result(status, output, self._directory(recipe, overrides))
 

@@ -9,11 +9,14 @@ import time
 
 from faults import evidence, injector
 from faults.victim import SAVE_STEPS, SLOW_US, Lab, Setting
+from pipeline.run_dir.failures import REPORT_S
 
 WHAT = "`kill -9` at random moments, then the same command"
 COLD_EVERY = 10  # trials by the cold, real command; the others are forked
 SAVE_S = 150 * SLOW_US / 1e6  # a save and its rotation are about 150 file calls
-OTHERS_END_S = 60  # in which the ranks that were not killed have to end by themselves
+OTHERS_END_S = (
+    60 + REPORT_S
+)  # in which the ranks that were not killed have to end by themselves; their last act is the report
 
 
 def trials(lab: Lab, times: int, seed: int) -> list[str]:
@@ -89,7 +92,7 @@ def _kill(lab: Lab, setting: Setting, run, chance: random.Random, *, whom: str, 
     others_s = None
     if whom != "everything":
         if process.wait(OTHERS_END_S) is None:
-            wrong.append(f"after the kill of {whom}, others were still there after {OTHERS_END_S} s")
+            wrong.append(f"after the kill of {whom}, others were still there after {OTHERS_END_S:.0f} s")
         others_s = round(time.monotonic() - killed, 1)
     if whom == "everything" or process.poll() is None:
         process.kill_everything()

@@ -44,7 +44,7 @@ from pipeline.data.workers import (
     processes_for,
     remove_encoded,
 )
-from pipeline.process.commands import end_with
+from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import (
@@ -354,8 +354,7 @@ def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
     end_with(os.getppid())  # shards are whole or absent, so any moment will do
-    if hasattr(os, "nice"):
-        os.nice(5)  # Training goes first; when it waits for rows, the processor is free anyway.
+    yield_to_training()
     own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
     task = pickle.loads(content)
     keep_retries_in(folder / RETRIES)

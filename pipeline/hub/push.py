@@ -1,13 +1,14 @@
 """Publish a model of a run, and look afterwards whether what is on the Hub is what was sent."""
 
-import os
 import shutil
 import tempfile
 import time
 import traceback
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.hub.card import model_card
 from pipeline.hub.client import bound_waits, retried
 from pipeline.hub.pull import STATE
 from pipeline.hub.verification import compare_sums, verify
-from pipeline.process.commands import end_with
+from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -354,8 +355,8 @@ def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
     Nothing that happens here reaches the run: an item that fails stays in the queue with its reason.
     """
     end_with(trainer)  # in the middle of an upload too: the queue keeps the item
-    if hasattr(os, "nice"):
-        os.nice(19)  # training comes first
+    # Linux gives each thread a priority of its own: what is sent while the run trains yields to it, what its end waits for does not.
+    yielding = ThreadPoolExecutor(1, initializer=yield_to_training)
     bound_waits()
     hub = read_run(str(run.path)).recipe["hub"]
     queue = HubQueue(run, strategy=hub["strategy"])
@@ -374,7 +375,8 @@ def publish_while_training(run: RunDirectory, *, trainer: int) -> None:
                 return  # nothing is left, or the Hub asked for more time than the run's end has
             due = at_end or (item and item.name != MODEL and time.monotonic() >= next_round)
             if item and due and item.not_before <= time.time():
-                published = _try(queue, item, run=run, repo_id=hub["id"])
+                attempt = partial(_try, queue, item, run=run, repo_id=hub["id"])
+                published = attempt() if at_end else yielding.submit(attempt).result()
                 if published and item.name == MODEL:
                     return
                 if at_end and not published and all(left.not_before <= time.time() for left in queue.items()[-1:]):

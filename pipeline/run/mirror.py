@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.process.commands import yield_to_training
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
@@ -260,8 +261,7 @@ class Mirroring:
 
 def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
     """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S."""
-    if hasattr(os, "nice"):
-        os.nice(19)  # training comes first
+    yield_to_training()
     mirror = Mirror(run, address)
     with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
         _follow(mirror, trainer)

@@ -38,7 +38,6 @@ from pipeline.process.storage import (
     publish_folder,
     read_json,
     remove_file,
-    write_json,
 )
 from pipeline.run_dir.checkpoints import rotate, seal
 
@@ -154,9 +153,19 @@ def write_part(job: Job) -> None:
     except OSError as error:
         for name in job.images:
             remove_file(temporary / name)  # a full disk has room for the report then
-        write_json(report, json.loads(error_line(error)))
-        raise
-    write_json(report, {"written": written})
+        _write_report(report, json.loads(error_line(error)))
+        if report.exists():  # else rank 0's process has given up, or a next start has cleared all away
+            raise
+    else:
+        _write_report(report, {"written": written})
+
+
+def _write_report(report: Path, facts: dict[str, Any]) -> None:
+    """Write it whole or, where its folder has gone, not at all: write_json would make the folder anew, and nobody remove it."""
+    unnamed = report.with_suffix(".part")
+    with suppress(FileNotFoundError):
+        unnamed.write_text(json.dumps(facts))
+        os.replace(unnamed, report)
 
 
 def reports(temporary: Path) -> Path:

@@ -150,6 +150,30 @@ def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(ru
     assert names(run) == []
 
 
+@pytest.mark.parametrize("moment", ["before the part is safe", "before the report"])
+def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_second_error(run, monkeypatch, moment):
+    """Its disk was full, or it was killed and the next start has cleared the folder away while this rank's process still wrote."""
+    folder = temporary_folder(run.checkpoint(5))
+    reports(folder).mkdir()
+    descriptor = os.memfd_create("part")
+    os.ftruncate(descriptor, 100)
+    fsync = checkpoint_writer.fsync_file
+
+    def late(path):
+        if moment == "before the report":
+            fsync(path)
+        checkpoint_writer.discard(folder)
+        if moment != "before the report":
+            fsync(path)
+
+    monkeypatch.setattr(checkpoint_writer, "fsync_file", late)
+    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
+    rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
+    checkpoint_writer.write_part(checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2))
+    os.close(descriptor)
+    assert names(run) == []
+
+
 def limited(*args, **settings):
     return POPEN(*args, **settings, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)))
 

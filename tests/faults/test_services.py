@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from faults.services import (
@@ -26,6 +27,7 @@ from faults.services import (
     lasting,
     push,
 )
+from pipeline.hub import push as hub_push
 from pipeline.process.storage import read_json, write_json, write_text
 from pipeline.run.publishing import Publishing
 from pipeline.run_dir.checkpoints import problems, whole_folder
@@ -123,6 +125,49 @@ def test_the_publisher_survives_every_service_fault_and_publishes_each_checkpoin
             b"weights of step %d" % step * 10_000 for step in range(1, len(names) + 1)
         ]
         assert not [name for name in commits[-1] if name.startswith(("optimizer", "rng", "scheduler", "position", "trainer"))]  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one core here")
+def test_a_publisher_that_shares_its_core_with_busy_processes_gets_its_part_of_it(run, tmp_path):
+    """Its quarter of a second of work took 75 s at the lowest priority. Counted in the others' time: whoever else is busy takes of both."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+
+    def published():
+        assert sum(psutil.Process(process.pid).cpu_times().user for process in busy) < 25.0
+        return published_steps(run) == [5]
+
+    try:
+        with hub_stand_in() as hub, training(run, hub.url, tmp_path) as trainer:
+            os.sched_setaffinity(trainer.pid, {core})
+            save_checkpoint(run, 5)
+            wait_for(published, seconds=300)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has one priority")
+def test_what_the_end_of_a_run_waits_for_does_not_yield_to_other_processes(run, monkeypatch):
+    """At a load of 16 the check of the finished model had not ended after five minutes, in which the run only waited."""
+    priorities, own = {}, os.getpriority(os.PRIO_PROCESS, 0)
+
+    def publish(queue, item, **_):
+        priorities[item.name] = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread
+        queue.done(item, repo_id=REPO)
+        if item.name == "checkpoint-5":
+            with whole_folder(run.model, step=10, run=run.name) as folder:
+                (folder / "model.safetensors").write_bytes(b"weights")
+            queue.add_model(REPO)
+
+    monkeypatch.setattr(hub_push, "publish", publish)
+    monkeypatch.setattr(hub_push, "bound_waits", lambda: None)
+    monkeypatch.setattr(hub_push, "end_with", lambda trainer: None)
+    save_checkpoint(run, 5)
+    hub_push.publish_while_training(run, trainer=os.getppid())
+    assert priorities == {"checkpoint-5": min(own + 5, 19), "model": own}
 
 
 def test_a_publisher_killed_after_its_commit_does_not_publish_it_again(run, tmp_path):
