@@ -19,7 +19,7 @@ from pipeline.process import errors
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count, waiting
 from pipeline.process.retries import retries_in
-from pipeline.process.storage import file_lock, is_stand_in, lock, read_json, remove_file, write_json
+from pipeline.process.storage import file_lock, is_stand_in, lock, machine, read_json, remove_file, write_json
 
 # The order in which shards are made: what the run reads first is made first.
 
@@ -76,7 +76,7 @@ def discard_damaged(plan: dict) -> None:
     for folder in folders_of(plan):
         if not damaged_seals(folder):
             continue  # without the lock: another run may be at work there for hours
-        with file_lock(folder / ".lock"):
+        with file_lock(folder / ".lock", lease=True):
             for path in damaged_seals(folder):
                 remove_file(path)
                 print(
@@ -89,7 +89,7 @@ def locks(plan: dict) -> Iterator[None]:
     """Hold the locks of all sequences of a plan, always taken in the same order."""
     with ExitStack() as stack:
         for folder in folders_of(plan):
-            stack.enter_context(file_lock(folder / ".lock"))
+            stack.enter_context(file_lock(folder / ".lock", lease=True))
         yield
 
 
@@ -139,14 +139,17 @@ class Preparation:
         self.child: subprocess.Popen | None = None
         self.task: dict | None = None
         self.opened = time.monotonic()
+        self.elsewhere = False  # whether the process that prepares is one of another machine
 
     def description(self) -> dict:
         """Return what another rank needs to attach; JSON."""
-        return self.plan
+        return {"plan": self.plan, "machine": machine(self.folder.parent)}
 
     @classmethod
     def attach(cls, description: dict) -> "Preparation":
-        return cls(description)
+        attached = cls(description["plan"])
+        attached.elsewhere = machine(attached.folder.parent) != description["machine"]
+        return attached
 
     def start(self, task: dict) -> None:
         """Start the child with its task; if another one works on this very plan, it is left to it."""
@@ -186,8 +189,9 @@ class Preparation:
         if held is None:
             return True
         held.close()
-        # Of a lock that only this machine knows nothing can be said of a process on another one; its run ends with it.
-        return is_stand_in(held) and self.task is None and not (self.folder / "failure.json").exists()
+        # That no lock is seen here says nothing of a process on another machine; its run ends with it.
+        unseen = (self.elsewhere or is_stand_in(held)) and self.task is None
+        return unseen and not (self.folder / "failure.json").exists()
 
     def wait_until(self, there: Callable[[], bool], *, what: str) -> None:
         """Wait until `there()` is true. Raises what the preparing process failed with, or DataError when it is gone."""

@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import (
+    close_leases,
     file_lock,
     folder_bytes,
     lock,
@@ -220,7 +222,7 @@ def prune(plan: dict, *, runs: Path) -> tuple[int, int]:
     """(folders, bytes) deleted. A folder that some process is writing is left alone."""
     count = freed = 0
     for folder in unused_folders(plan, runs=runs):
-        with file_lock(folder / ".lock", blocking=False) as held:
+        with file_lock(folder / ".lock", blocking=False, lease=True) as held:
             if held:
                 freed += folder_bytes(folder)
                 shutil.rmtree(folder, ignore_errors=True)  # NFS keeps what is open in some process
@@ -291,7 +293,9 @@ def prepare_part(
                     left -= tokens
                     if left <= 0:
                         break
-    with file_lock(markers[number].with_name("parts.lock")):  # so that of two that end at once one is the last
+    with file_lock(
+        markers[number].with_name("parts.lock"), lease=True
+    ):  # so that of two that end at once one is the last
         markers[number].touch()
         sealed = next_shard(streams_of(plan)) is None
         return [k for k, marker in markers.items() if not marker.exists() and not sealed]
@@ -354,6 +358,7 @@ def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
     end_with(os.getppid())  # shards are whole or absent, so any moment will do
+    signal.signal(signal.SIGTERM, _stop)
     yield_to_training()
     own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end
     task = pickle.loads(content)
@@ -372,6 +377,11 @@ def run_ahead(folder: Path) -> int:
             return _failed(folder, panic)
         raise
     return 0
+
+
+def _stop(*signal_and_frame: object) -> None:
+    close_leases()
+    os._exit(0)
 
 
 def _failed(folder: Path, error: TandemError) -> int:

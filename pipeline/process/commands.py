@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.process.errors import RecipeError
+from pipeline.process.storage import close_leases
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
@@ -75,6 +76,7 @@ def end_with(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
+        close_leases()
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

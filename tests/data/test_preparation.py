@@ -5,11 +5,12 @@ import time
 
 import pytest
 
-from pipeline.data.plan import open_stream, sequence_folder
+from pipeline.data.plan import folders_of, open_stream, sequence_folder
 from pipeline.data.preparation import Preparation, locks, start_preparation
 from pipeline.data.rows import TrainingRows
 from pipeline.data.validation import ValidationRows
 from pipeline.process.errors import DataError
+from pipeline.process.storage import LOOK_S, write_json
 from pipeline.recipe.schema import Source
 
 STEPS = 40
@@ -93,6 +94,35 @@ def test_a_failure_of_the_preparing_process_is_raised_where_rows_are_waited_for(
     attached = Preparation.attach(preparation.description())
     with pytest.raises(DataError, match="sources are not what they were"):
         TrainingRows.open(preparation=attached)
+
+
+def test_a_rank_on_another_machine_waits_for_a_preparation_whose_lock_it_cannot_see(bench):
+    preparation = bench.prepared(bench.recipe(train={"max_steps": STEPS}))
+    preparation.folder.mkdir(parents=True, exist_ok=True)
+    attached = Preparation.attach({**preparation.description(), "machine": "another"})
+    assert not Preparation.attach(preparation.description()).is_running()
+    assert attached.is_running()
+    write_json(preparation.folder / "failure.json", {"class": "DataError", "message": "no text"})
+    assert not attached.is_running()
+
+
+def test_a_preparation_that_is_stopped_leaves_no_lease_and_a_killed_one_is_followed_at_once(bench):
+    recipe = bench.recipe(train={"num_train_epochs": 1}, cache="leases")
+    for how in (Preparation.close, lambda preparation: preparation.child.kill()):
+        preparation = started(bench, recipe)
+        stream = open_stream(preparation.plan, "train")
+        sealed = len(stream.sequences[0].seals)
+        while len(stream.sequences[0].seals) == sealed:
+            time.sleep(0.001)
+            stream.refresh()
+        leases = [folder / ".lock.owner" for folder in folders_of(preparation.plan)]
+        assert all(lease.exists() for lease in leases)
+        how(preparation)
+        preparation.child.wait()
+        assert {lease.exists() for lease in leases} == {how is not Preparation.close}
+    begun = time.monotonic()
+    with locks(preparation.plan):
+        assert time.monotonic() - begun < LOOK_S
 
 
 def test_a_second_start_attaches_and_takes_over_when_the_first_one_is_gone(bench):

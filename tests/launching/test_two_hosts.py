@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.storage import read_json
+from pipeline.run_dir.rows import read_rows
 from tests.faults.test_cluster_page import environment
 from tests.runner import Runner, wait_for_step
 
@@ -36,6 +37,7 @@ def ip(*arguments: str) -> str:
 class Host:
     def __init__(self, number: int, folder: Path):
         self.number, self.name, self.log = number, f"host{number}", folder / f"host{number}.log"
+        self.mounts = "true"
         self.namespace = f"tandem-{os.getpid()}-{number}"
         ip("netns", "add", self.namespace)
 
@@ -45,21 +47,26 @@ class Host:
             ip("-n", self.namespace, *command)
         ip("-n", self.namespace, "link", "set", "lo", "up")
 
-    def start(self, recipe: Path, *overrides: str) -> None:
-        variables = environment(
-            NNODES="2",
-            NODE_RANK=str(self.number),
-            MASTER_ADDR="10.79.0.1",
-            MASTER_PORT="29511",
-            GLOO_SOCKET_IFNAME="eth",
-        )
+    def start(self, recipe: Path, *overrides: str, processes: int = 1, **variables: str) -> None:
+        own = {
+            "NPROC": str(processes),
+            "NNODES": "2",
+            "NODE_RANK": str(self.number),
+            "MASTER_ADDR": "10.79.0.1",
+            "MASTER_PORT": "29511",
+            "GLOO_SOCKET_IFNAME": "eth",
+        }
         hosts = self.log.with_suffix(".hosts")
         hosts.write_text("127.0.0.1 localhost\n10.79.0.1 host0\n10.79.0.2 host1\n")
-        inside = f'hostname {self.name}; mount --bind {hosts} /etc/hosts; exec bash run_pretrain.sh "$@"'
+        inside = f'hostname {self.name}; mount --bind {hosts} /etc/hosts; {self.mounts}; exec bash run_pretrain.sh "$@"'
         command = ["ip", "netns", "exec", self.namespace, "unshare", "-m", "-u", "bash", "-c", inside, "-"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
-                [*command, str(recipe), *overrides], cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT
+                [*command, str(recipe), *overrides],
+                cwd=ROOT,
+                env=environment(**own | variables),
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def kill(self) -> None:
@@ -121,3 +128,55 @@ def test_a_host_that_is_killed_or_cut_off_is_named_within_a_minute(runner, hosts
         status, output = hosts[1].end()
         assert status == 70, output
         assert "host host0 (node 0) was lost: it does not answer" in output
+
+
+def losses(run: Path) -> list[float]:
+    return [row["train/loss"] for row in read_rows(run / "metrics.jsonl") if "train/loss" in row]
+
+
+def test_hosts_of_one_and_of_two_processes_train_together(runner, hosts):
+    train = {"max_steps": 6, "per_device_train_batch_size": 4}
+    recipe, alone = (runner.recipe(name, "gpt2", train=train) for name in ("unequal", "alone"))
+    hosts[1].start(recipe, processes=2)
+    hosts[0].start(recipe)
+    for host in hosts:
+        status, output = host.end()
+        assert status == 0, output
+    hosts[0].start(alone, NNODES="1")
+    status, output = hosts[0].end()
+    assert status == 0, output
+    runs = runner.folder / "runs"
+    assert len(losses(runs / "unequal")) == 6
+    assert losses(runs / "unequal") == pytest.approx(losses(runs / "alone"), rel=1e-5)
+
+
+# Each host's flock is its own, and the second one's clock is an hour ahead.
+OTHER_HOST = """
+import fcntl, time
+now = time.time
+fcntl.flock = lambda *_: None
+time.time = lambda: now() + 3600
+"""
+
+
+def test_a_job_goes_on_where_locks_and_clock_are_a_hosts_own_and_a_second_one_is_refused(runner, hosts, tmp_path):
+    recipe = runner.recipe("shared", "gpt2", train=LONG)
+    (tmp_path / "sitecustomize.py").write_text(OTHER_HOST)
+    (tmp_path / "boot_id").write_text("another kernel")
+    hosts[0].start(recipe)
+    hosts[1].mounts = f"mount --bind {tmp_path / 'boot_id'} /proc/sys/kernel/random/boot_id"
+    hosts[1].start(recipe, PYTHONPATH=str(tmp_path))
+    run = runner.folder / "runs" / "shared"
+    wait_for_step(run, 1, hosts[0].process)
+    job = [host.process for host in hosts]
+    hosts[1].start(recipe, NNODES="1", PYTHONPATH=str(tmp_path))
+    status, output = hosts[1].end()
+    assert status == 73, output
+    assert "the run is in use by process" in output
+    assert "on host0" in output
+    step = len(losses(run))
+    wait_for_step(run, step + 1, job[0])
+    for process in job:
+        process.terminate()
+    assert [process.wait(timeout=60) for process in job] == [75, 75]
+    assert not (run / ".lock.owner").exists()
