@@ -49,6 +49,9 @@ def main() -> None:
     parser.add_argument("--window-pattern", default="SSSL")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="more for our recipe")
+    parser.add_argument(
+        "--peer-set", nargs="*", default=[], metavar="flag=value", help="more for base_train, say matrix-lr=0.06"
+    )
     parser.add_argument("--role", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.peer = options.peer.resolve()
@@ -188,7 +191,7 @@ def start_peer(options: argparse.Namespace, base: Path, rows: Path) -> str:
     command += [f"depth={options.depth}", f"head-dim={options.head_dim}", f"max-seq-len={options.row_tokens}"]
     command += [f"total-batch-size={options.rows * options.row_tokens}", f"device-batch-size={options.rows}"]
     command += [f"num-iterations={options.steps}", f"warmup-steps={options.warmup_steps}"]
-    command += [f"window-pattern={options.window_pattern}"]
+    command += [f"window-pattern={options.window_pattern}", *options.peer_set]
     command += [f"{name}=-1" for name in ("eval-every", "core-metric-every", "sample-every")]
     peer = environment(options, NANOCHAT_BASE_DIR=str(base), NANOCHAT_DTYPE=options.dtype)
     ended = subprocess.run(command, env=peer, cwd=base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
