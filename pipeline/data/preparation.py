@@ -143,12 +143,12 @@ class Preparation:
 
     def description(self) -> dict:
         """Return what another rank needs to attach; JSON."""
-        return {"plan": self.plan, "machine": machine(self.folder.parent)}
+        return {"plan": self.plan, "machine": machine(self.plan["cache_dir"])}
 
     @classmethod
     def attach(cls, description: dict) -> "Preparation":
         attached = cls(description["plan"])
-        attached.elsewhere = machine(attached.folder.parent) != description["machine"]
+        attached.elsewhere = machine(attached.plan["cache_dir"]) != description["machine"]
         return attached
 
     def start(self, task: dict) -> None:

@@ -505,7 +505,11 @@ _expired: set[str] = set()  # processes, each of which may have left several lea
 
 
 def machine(path: str | Path) -> str:
-    """Return what processes have in common that see each other's locks on a file: a kernel, and the file system as it is mounted."""
+    """Return what processes have in common that see each other's locks on a file: a kernel, and the file system as it is mounted.
+
+    Of a path that is not there, as of a folder that another machine alone has, that of what is there around it.
+    """
+    path = next(there for there in (Path(path).absolute(), *Path(path).absolute().parents) if there.exists())
     try:
         kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
