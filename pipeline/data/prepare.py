@@ -293,9 +293,8 @@ def prepare_part(
                     left -= tokens
                     if left <= 0:
                         break
-    with file_lock(
-        markers[number].with_name("parts.lock"), lease=True
-    ):  # so that of two that end at once one is the last
+    # So that of two that end at once one is the last.
+    with file_lock(markers[number].with_name("parts.lock"), lease=True):
         markers[number].touch()
         sealed = next_shard(streams_of(plan)) is None
         return [k for k, marker in markers.items() if not marker.exists() and not sealed]

@@ -575,9 +575,8 @@ class Lease:
     def _beat(self) -> None:
         while not self.ended.wait(HEARTBEAT_S):
             self.record["heartbeat"] += 1
-            with suppress(
-                OSError
-            ):  # while a disk is away nobody sees a heartbeat; afterwards this shows who has taken over
+            # While a disk is away nobody sees a heartbeat; afterwards this shows who has taken over.
+            with suppress(OSError):
                 if self._create():
                     continue  # somebody had removed it
                 with open(self.path, "r+b") as file:  # opened anew: only then NFS asks its server

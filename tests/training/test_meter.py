@@ -10,15 +10,15 @@ from pipeline.recipe.sizes import Sizes
 from pipeline.training.metrics import StepMeter
 
 
-def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():
-    meter = StepMeter(
-        tokens_at=lambda step: step,
-        max_steps=10,
-        world_size=1,
-        flops_per_token={"exact_causal": 1.0},
-        peak=None,
-        bf16_peak=None,
+def meter_of(*, max_steps):
+    flops = {"exact_causal": 1.0}
+    return StepMeter(
+        tokens_at=lambda step: step, max_steps=max_steps, world_size=1, flops_per_token=flops, peak=None, bf16_peak=None
     )
+
+
+def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_its_first_step():
+    meter = meter_of(max_steps=10)
     meter.begin()
     meter.step(1)
     meter.begin()  # of the second step: the first one has ended
@@ -33,14 +33,7 @@ def test_the_first_row_of_a_start_tells_how_long_the_process_took_to_the_end_of_
 
 
 def test_the_forecast_begins_after_the_first_interval_and_leaves_it_out():
-    meter = StepMeter(
-        tokens_at=lambda step: step,
-        max_steps=12,
-        world_size=1,
-        flops_per_token={"exact_causal": 1.0},
-        peak=None,
-        bf16_peak=None,
-    )
+    meter = meter_of(max_steps=12)
     meter.begin()
     meter.step(1)
     time.sleep(0.5)  # compilation
