@@ -185,7 +185,7 @@ MODERN: dict[str, Any] = {
     "vocab_multiple": 64,
 }
 # Of preset modern_bigram: rows of its table for an id of the vocabulary. What they bring: docs/log.md, 2026-11-25.
-BIGRAMS_PER_ID = 10
+BIGRAMS_PER_ID = 16
 # Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
 PORTABLE_TYPE = "qwen3"
 PORTABLE_PATTERNS = ("qwen2", "llama3", "gpt2")  # that llama.cpp knows; first how models of that type cut text

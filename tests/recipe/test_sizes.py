@@ -163,7 +163,7 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
         model = TandemForCausalLM(config)
     ours, theirs = sizes_of(recipe), sizes_from_config(config, row_tokens=512)
     assert ours == theirs
-    rows = {"modern_bigram": 5000 if options[1:] else 10 * 1000}
+    rows = {"modern_bigram": 5000 if options[1:] else 16 * 1000}
     assert ours.bigram_embeddings == rows.get(options[0], 0)
     assert ours.parameters()["total"] == sum(p.numel() for p in model.parameters())
     assert ours.windows == [window or 512 for window in config.windows]
