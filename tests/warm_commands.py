@@ -1,7 +1,7 @@
 """Our commands in real processes without the seconds of importing: forked from one interpreter that imported.
 
 As a program it reads a command a line as JSON and answers with how it ended, or with the processes of one that was only started.
-A run writes its report in its own process: the one of `python -m pipeline.report` would import for seconds (test_console.py sees it).
+Of a run's report only the Markdown is written, by the run itself; with $WHOLE_REPORT all of it, by the process that users' runs start.
 """
 
 import gc
@@ -198,11 +198,11 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
         from tests.hostile.watch import watch
 
         watch(**asked["watch"])
-    else:
+    elif "WHOLE_REPORT" not in asked["environment"]:
         from pipeline.run import finish
         from pipeline.run_dir import failures
 
-        failures.write_report = finish.write_report = report_here
+        failures.write_report = finish.write_report = write_markdown
 
     from pipeline.run_dir.failures import exit_with_status
 
@@ -210,13 +210,14 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
     os._exit(99)  # never: an entry leaves the process itself
 
 
-def report_here(run, *, limit_s: float | None = None) -> str | None:
-    """Write the report as failures.write_report does, in this process."""
+def write_markdown(run, *, limit_s: float | None = None) -> str | None:
+    """Write report.md as failures.write_report has it written: in this process, and without the seconds of its page and picture."""
+    from pipeline.process.storage import write_text
     from pipeline.report.imported_logs import read_runs
-    from pipeline.report.single import write_report
+    from pipeline.report.single import report
 
     try:
-        write_report(read_runs([run.path.resolve()])[0])
+        write_text(run.report / "report.md", report(read_runs([str(run.path.resolve())])[0]))
     except Exception:
         return traceback.format_exc()
     return None
