@@ -266,13 +266,13 @@ class WarmRunner(Runner):
         return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
 
     def begin(self, recipe: Path, *overrides: str, stage: str = "pretrain", **how) -> Started:
-        return self.warm.start(stage, str(recipe), *overrides, **_as_launched(**how))
+        return self.warm.start(stage, str(recipe), *overrides, folder=self.folder, **_as_launched(**how))
 
     def kill_ranks(self, process: Started, words: set[str]) -> None:
         process.kill()
 
     def train(self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", **how) -> Result:
-        ended = self.warm.run(stage, str(recipe), *overrides, **_as_launched(**how))
+        ended = self.warm.run(stage, str(recipe), *overrides, folder=self.folder, **_as_launched(**how))
         assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
         return Result(status, ended.output, self._directory(recipe, overrides))
 

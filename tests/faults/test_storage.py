@@ -16,7 +16,7 @@ from pipeline.process import storage
 from pipeline.run_dir import failures
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import not_written
-from tests.runner import ROOT, Runner
+from tests.runner import ROOT, WarmRunner
 
 pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here")
 
@@ -31,8 +31,8 @@ def python(asked: str, code: str, *arguments: object, **how) -> subprocess.Compl
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files) -> Runner:
-    return Runner(tmp_path, cache, text_files, chat_files)
+def runner(tmp_path, cache, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 @pytest.mark.parametrize("error", ["EINVAL", "ENOSYS", "ENOTSUP"])
