@@ -54,7 +54,7 @@ class Hangs(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if WHERE == "writer" and state.global_step == state.max_steps:
             children = psutil.Process().children()
-            (writer,) = (child for child in children if "checkpoint_writer.py" in " ".join(child.cmdline()))
+            (writer,) = (c for c in children if b"checkpoint_writer.py" in open(f"/proc/{c.pid}/cmdline", "rb").read())
             writer.suspend()
             open("writer", "w").write(str(writer.pid))
 
