@@ -92,7 +92,9 @@ class WarmCommands:
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={"HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+            env={"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_XET": "1"}
+            | os.environ
+            | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         )
 
     def run(
@@ -194,6 +196,7 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
     name, *sys.argv[1:] = asked["command"]
     sys.argv[0] = f"{name}.py"
     point_at_hub(asked["environment"])
+    exec(asked["environment"].get("BEFORE", ""))  # what a test replaces
     if asked["watch"]:
         from tests.hostile.watch import watch
 
