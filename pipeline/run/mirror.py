@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.process.commands import yield_to_training
+from pipeline.process import side_process
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
-from pipeline.run_dir.failures import child_environment
 from pipeline.run_dir.hub_queue import link_files
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -234,15 +233,9 @@ class Mirroring:
         self.mirror.queue.mkdir(exist_ok=True)
         if "finished" in run.read_manifest() and not self.mirror.is_behind():
             return
-        command = [sys.executable, "-m", "pipeline.run.mirror", str(run.path), recipe.run.mirror, str(os.getpid())]
         with open(self.mirror.queue / "mirror.log", "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self.process = side_process.start(
+                *("-m", "pipeline.run.mirror", run.path, recipe.run.mirror, str(os.getpid())), log=log
             )
 
     def drain(self) -> None:
@@ -261,7 +254,7 @@ class Mirroring:
 
 def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
     """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S."""
-    yield_to_training()
+    side_process.yield_to_training()
     mirror = Mirror(run, address)
     with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
         _follow(mirror, trainer)
