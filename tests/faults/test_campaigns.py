@@ -70,11 +70,11 @@ def rows_of(folder, name: str) -> list[dict]:
 
 
 def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command_to_the_same_bits(campaign, folder):
-    rows = campaign("kill", "--only", "207")  # inside the first save: two ranks, and the process that writes
+    rows = campaign("kill", "--only", "19")  # inside the second save: two ranks, and the process that writes
     assert [hit["whom"] for row in rows for hit in row["kills"]] == ["everything"]
     assert rows[0]["lost"]
     # The command itself; trials that were made are not made again.
-    command = [sys.executable, "-m", "faults", "kill", "--only", "207", "--folder", str(folder)]
+    command = [sys.executable, "-m", "faults", "kill", "--only", "19", "--folder", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert rows_of(folder, "kill") == rows
 
