@@ -145,6 +145,7 @@ def serve() -> None:
     )
     for module in [*libraries, *(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
         importlib.import_module(module)
+    sys.modules["pipeline.preflight.checks"]._versions()  # of the packages, looked up once for all children
     gc.freeze()  # what a child's collections need not look through
     for line in sys.stdin:
         asked = json.loads(line)
