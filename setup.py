@@ -9,7 +9,9 @@ from setuptools.command.build_py import build_py
 
 class BuildWithRecipes(build_py):
     def run(self):
-        if not self.editable_mode:  # what an earlier build left there goes into the wheel, modules that are gone by now too
+        if (
+            not self.editable_mode
+        ):  # what an earlier build left there goes into the wheel, modules that are gone by now too
             shutil.rmtree(Path(self.build_lib, "pipeline"), ignore_errors=True)
         super().run()
         if not self.editable_mode:  # there the repository's own folders are found

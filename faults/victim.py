@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -164,11 +165,11 @@ class Lab:
         template = self.partly / f"{setting.stage}-{setting.max_steps}"
         if not template.exists():
             making = self.trial(f"partly-{template.name}")
-            slow = injector.faults(slow_us=400_000, slow_under=making / "cache")
+            slow = injector.faults(slow_us=100_000, slow_under=making / "cache")
             shutil.copytree(self._tokenizers(setting), making / "cache" / "tokenizers")
             run = self.start(setting, making / "run", cache=making / "cache", environment=slow)
             while run.poll() is None and evidence.logged_step(making / "run") < 1:
-                pass
+                time.sleep(0.01)
             assert run.poll() is None, run.output
             run.kill_everything()
             counts = [len(list(f.glob("shard-*.json"))) for f in (making / "cache" / "shards").iterdir()]

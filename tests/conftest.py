@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stock import StockPython
 from tests.tiers import is_full
 from tests.warm_commands import WarmCommands
 
@@ -89,6 +90,14 @@ def warm(tmp_path_factory) -> Iterator[WarmCommands]:
     runs = WarmCommands(tmp_path_factory.mktemp("warm"))
     yield runs
     runs.close()
+
+
+@pytest.fixture(scope="session")
+def stock(tmp_path_factory) -> Iterator[StockPython]:
+    """The interpreter without this package that the programs of somebody else are forked from."""
+    programs = StockPython(tmp_path_factory.mktemp("stock"))
+    yield programs
+    programs.close()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from pipeline.run_dir.checkpoint_writer import take_lock
 from pipeline.run_dir.manifest import unknown_keys
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.warm_commands import WarmCommands
+from tests.warm_commands import Started, WarmCommands
 
 ROOT = Path(__file__).parents[1]
 # For a run, a step or a push: a start takes ten seconds of the processor, and a busy machine gives a twentieth of one.
@@ -61,7 +61,7 @@ class Paced(TrainerCallback):
 """
 
 
-def wait_for_step(directory: Path, step: int, process: subprocess.Popen) -> None:
+def wait_for_step(directory: Path, step: int, process: subprocess.Popen | Started) -> None:
     """Until the run has logged that step, or ended."""
     ends = time.monotonic() + WAIT_S
     while process.poll() is None and not any(
@@ -197,6 +197,16 @@ class Runner:
             command, **pipes, env=environment, cwd=self.folder, start_new_session=True, preexec_fn=_as_from_a_terminal
         )
 
+    def begin(self, *arguments, **how):
+        """Start a run that is killed."""
+        return self.start(*arguments, **how)
+
+    def kill_ranks(self, process, words: set[str]) -> None:
+        """`kill -9` the launcher, and the ranks, which it starts in sessions of their own."""
+        for one in psutil.process_iter(["cmdline"]):
+            if words <= set(one.info["cmdline"] or []):
+                one.kill()
+
     def kill(
         self,
         recipe: Path,
@@ -210,7 +220,7 @@ class Runner:
         being written then is complete on return."""
         (self.folder / "paced.py").write_text(PACED)
         more = ["run.callbacks=[paced:Paced]", *overrides]
-        process = self.start(recipe, f"run.name={name}", *more, **how, WAIT_BEHIND_STEP=str(after_step))
+        process = self.begin(recipe, f"run.name={name}", *more, **how, WAIT_BEHIND_STEP=str(after_step))
         directory = self.folder / "runs" / name
         try:
             wait_for_step(directory, after_step, process)
@@ -220,10 +230,7 @@ class Runner:
                 time.sleep(0.1)
             ended = process.poll() is not None
         finally:
-            # The launcher, and the ranks, which it starts in sessions of their own; of a test that failed too.
-            for one in psutil.process_iter(["cmdline"]):
-                if {str(recipe), f"run.name={name}"} <= set(one.info["cmdline"] or []):
-                    one.kill()
+            self.kill_ranks(process, {str(recipe), f"run.name={name}"})  # of a test that failed too
             output, _ = process.communicate()
         assert not ended, f"the run ended before it could be killed:\n{output[-3000:]}"
         take_lock(directory / "checkpoints", wait_s=60).close()
@@ -248,7 +255,8 @@ class Runner:
 
 
 class WarmRunner(Runner):
-    """Whole runs are forked without the seconds of importing, and every rank has one thread, also of runs that are killed."""
+    """Whole runs, and those that are killed, are forked without the seconds of importing; every rank has one thread, also of a
+    run that `start` starts, which is the cold command."""
 
     def __init__(self, folder: Path, cache: Path, text_files: list[Path], chat_files: list[Path], warm: WarmCommands):
         super().__init__(folder, cache, text_files, chat_files)
@@ -257,21 +265,23 @@ class WarmRunner(Runner):
     def start(self, *arguments, **how) -> subprocess.Popen:
         return super().start(*arguments, **{"LOCAL_WORLD_SIZE": "2", **how})
 
-    def train(
-        self,
-        recipe: Path,
-        *overrides: str,
-        status: int = 0,
-        stage: str = "pretrain",
-        sharded: bool = False,
-        replicas: int = 1,
-        **how,
-    ) -> Result:
-        how |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {}  # as accelerate launch does
-        if replicas > 1:
-            sizes = {"DP_REPLICATE": replicas, "DP_SHARD": how["ranks"] // replicas, "TP": 1, "CP": 1, "SP": 1}
-            how |= {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()}
-            how["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
-        ended = self.warm.run(stage, str(recipe), *overrides, **how)
+    def begin(self, recipe: Path, *overrides: str, stage: str = "pretrain", **how) -> Started:
+        return self.warm.start(stage, str(recipe), *overrides, folder=self.folder, **_as_launched(**how))
+
+    def kill_ranks(self, process: Started, words: set[str]) -> None:
+        process.kill()
+
+    def train(self, recipe: Path, *overrides: str, status: int = 0, stage: str = "pretrain", **how) -> Result:
+        ended = self.warm.run(stage, str(recipe), *overrides, folder=self.folder, **_as_launched(**how))
         assert ended.statuses == [status] * how.get("ranks", 1), ended.output[-4000:]
         return Result(status, ended.output, self._directory(recipe, overrides))
+
+
+def _as_launched(*, sharded: bool = False, replicas: int = 1, **how) -> dict:
+    """Return the arguments of a warm command with the environment that `accelerate launch` makes of a shape."""
+    how |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {}
+    if replicas > 1:
+        sizes = {"DP_REPLICATE": replicas, "DP_SHARD": how["ranks"] // replicas, "TP": 1, "CP": 1, "SP": 1}
+        how |= {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()}
+        how["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
+    return how

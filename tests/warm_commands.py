@@ -1,8 +1,10 @@
 """Our commands in real processes without the seconds of importing: forked from one interpreter that imported.
 
-As a program it reads a command a line as JSON and answers with how it ended.
+As a program it reads a command a line as JSON and answers with how it ended, or with the processes of one that was only started.
+Of a run's report only the Markdown is written, by the run itself; with $WHOLE_REPORT all of it, by the process that users' runs start.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,18 +51,50 @@ class Ended:
         return self.statuses[0]
 
 
+class Started:
+    """A command that goes on by itself, as subprocess.Popen looks; its ranks have the process ids `pids`."""
+
+    def __init__(self, warm: "WarmCommands", pids: list[int], output: Path):
+        self.warm, self.pids, self.output = warm, pids, output
+        self.statuses: dict[int, int] = {}
+
+    def poll(self) -> int | None:
+        """Return the first status that is not 0, once all ranks have ended."""
+        if left := [pid for pid in self.pids if pid not in self.statuses]:
+            found = self.warm.ask(poll=left)["statuses"]
+            self.statuses |= {pid: status for pid, status in zip(left, found, strict=True) if status is not None}
+        if len(self.statuses) < len(self.pids):
+            return None
+        return next((status for status in self.statuses.values() if status), 0)
+
+    def kill(self) -> None:
+        """`kill -9` all ranks, and return once they are gone."""
+        for pid in set(self.pids) - set(self.statuses):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.01)
+
+    def communicate(self) -> tuple[str, None]:
+        while self.poll() is None:
+            time.sleep(0.01)
+        return self.output.read_text(errors="replace"), None
+
+
 class WarmCommands:
     """Starts the interpreter, and commands in it as a shell or `accelerate launch` would."""
 
     def __init__(self, folder: Path):
-        self.output = folder / "output.txt"
+        self.folder, self.num_started = folder, 0
         self.server = subprocess.Popen(
             [sys.executable, "-m", "tests.warm_commands"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            env={"HF_HUB_OFFLINE": "1"} | os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+            env={"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_XET": "1"}
+            | os.environ
+            | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
         )
 
     def run(
@@ -73,22 +108,30 @@ class WarmCommands:
         **environment: str,
     ) -> Ended:
         """Run one command, which finds `y` on its stdin as often as it asks. watch: arguments of tests.hostile.watch.watch."""
-        asked = {
-            "command": [str(word) for word in command],
-            "folder": str(folder),
-            "ranks": ranks,
-            "limit_s": limit_s,
-            "limit_mib": limit_mib,
-            "watch": watch,
-            "environment": environment,
-            "output": str(self.output),
-        }
+        output = self.folder / "output.txt"
+        limits = {"limit_s": limit_s, "limit_mib": limit_mib, "watch": watch}
+        ended = self.ask(**self._asked(command, folder, ranks, output, environment), **limits)
+        return Ended(output=output.read_text(errors="replace"), **ended)
+
+    def start(self, *command: str, folder: Path = ROOT, ranks: int = 1, **environment: str) -> Started:
+        """Start one command and leave it running."""
+        self.num_started += 1
+        output = self.folder / f"started-{self.num_started}.txt"
+        asked = self._asked(command, folder, ranks, output, environment)
+        return Started(self, self.ask(**asked, watch=None, start=True)["pids"], output)
+
+    @staticmethod
+    def _asked(command, folder: Path, ranks: int, output: Path, environment: dict[str, str]) -> dict:
+        words = [str(word) for word in command]
+        where = {"folder": str(folder), "output": str(output)}
+        return {"command": words, "ranks": ranks, "environment": environment, **where}
+
+    def ask(self, **asked) -> dict:
         assert self.server.stdin is not None
         assert self.server.stdout is not None
         self.server.stdin.write(json.dumps(asked) + "\n")
         self.server.stdin.flush()
-        ended = json.loads(self.server.stdout.readline())
-        return Ended(output=self.output.read_text(errors="replace"), **ended)
+        return json.loads(self.server.stdout.readline())
 
     def close(self) -> None:
         self.server.communicate(timeout=30)  # it ends with its input
@@ -102,8 +145,13 @@ def serve() -> None:
     )
     for module in [*libraries, *(f"pipeline.{name}" for name in ALSO), *MODULES.values()]:
         importlib.import_module(module)
+    sys.modules["pipeline.preflight.checks"]._versions()  # of the packages, looked up once for all children
+    gc.freeze()  # what a child's collections need not look through
     for line in sys.stdin:
         asked = json.loads(line)
+        if "poll" in asked:
+            print(json.dumps({"statuses": [status_of(pid) for pid in asked["poll"]]}), flush=True)
+            continue
         world = {}
         if asked["command"][0] in STAGES:
             # Of one rank it means that it shares the machine: two threads that wait for each other on a busy one are slow.
@@ -111,8 +159,18 @@ def serve() -> None:
         if asked["ranks"] > 1:
             world |= {"WORLD_SIZE": str(asked["ranks"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = time.monotonic()
-        ended = wait([rank_process(rank, asked, world) for rank in range(asked["ranks"])], asked)
+        ranks = [rank_process(rank, asked, world) for rank in range(asked["ranks"])]
+        if asked.get("start"):
+            print(json.dumps({"pids": ranks}), flush=True)
+            continue
+        ended = wait(ranks, asked)
         print(json.dumps(ended | {"seconds": round(time.monotonic() - started, 2)}), flush=True)
+
+
+def status_of(pid: int) -> int | None:
+    """Return the exit status of a started rank, or None while it lives."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if done else None
 
 
 def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
@@ -139,15 +197,34 @@ def rank_process(rank: int, asked: dict, world: dict[str, str]) -> int:
     name, *sys.argv[1:] = asked["command"]
     sys.argv[0] = f"{name}.py"
     point_at_hub(asked["environment"])
+    exec(asked["environment"].get("BEFORE", ""))  # what a test replaces
     if asked["watch"]:
         from tests.hostile.watch import watch
 
         watch(**asked["watch"])
+    elif "WHOLE_REPORT" not in asked["environment"]:
+        from pipeline.run import finish
+        from pipeline.run_dir import failures
+
+        failures.write_report = finish.write_report = write_markdown
 
     from pipeline.run_dir.failures import exit_with_status
 
     exit_with_status(importlib.import_module(MODULES[name]).main)
     os._exit(99)  # never: an entry leaves the process itself
+
+
+def write_markdown(run, *, limit_s: float | None = None) -> str | None:
+    """Write report.md as failures.write_report has it written: in this process, and without the seconds of its page and picture."""
+    from pipeline.process.storage import write_text
+    from pipeline.report.imported_logs import read_runs
+    from pipeline.report.single import report
+
+    try:
+        write_text(run.report / "report.md", report(read_runs([str(run.path.resolve())])[0]))
+    except Exception:
+        return traceback.format_exc()
+    return None
 
 
 def point_at_hub(environment: dict[str, str]) -> None:

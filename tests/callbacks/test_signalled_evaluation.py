@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -16,6 +15,7 @@ from pipeline.callbacks.stop_signals import EvaluationInterrupted, StopSignals
 from pipeline.evals.core.score import score_rows
 from pipeline.run_dir.signals import Signals
 from tests.model.tiny_models import tiny
+from tests.ranks import on_ranks
 
 WAIT = datetime.timedelta(seconds=20)  # for a rank that has left the others in their forward
 
@@ -58,4 +58,4 @@ def rank_main(rank, rendezvous):
 
 
 def test_ranks_that_score_in_lockstep_give_up_at_the_same_batch(tmp_path):
-    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"),), nprocs=2)
+    on_ranks(rank_main, str(tmp_path / "rendezvous"))

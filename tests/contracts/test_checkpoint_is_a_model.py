@@ -1,17 +1,14 @@
 """Contract 4: every checkpoint and the finished model load in a process that has never heard of this package."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from pipeline.model.build import load_model
 
-STRANGER = """
+READ_WITHOUT_US = """
 import json, sys
-sys.modules["pipeline"] = None  # importing it is an error
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 found = {}
@@ -41,16 +38,12 @@ SHARDED = {"ranks": 2, "sharded": True}
     ],
     ids=["gpt2-False", "modern-False", "modern-True", "gpt2-sharded", "modern-sharded"],
 )
-def test_checkpoints_and_the_finished_model_load_without_this_package(runner, model, bf16, how, tmp_path):
+def test_checkpoints_and_the_finished_model_load_without_this_package(runner, stock, model, bf16, how, tmp_path):
     train = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4, "bf16": bf16}
     run = runner.train(runner.recipe("alone", model, train=train), **how)
     folders = [run.directory / "checkpoints" / "checkpoint-2", run.directory / "model"]
-    (tmp_path / "stranger.py").write_text(STRANGER)
-    done = subprocess.run(
-        [sys.executable, "stranger.py", *map(str, folders)], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    for folder, found in json.loads(done.stdout.splitlines()[-1]).items():
+    printed = stock.run(READ_WITHOUT_US, *folders, folder=tmp_path)
+    for folder, found in json.loads(printed.splitlines()[-1]).items():
         ours = load_model(folder).eval()
         ids = torch.tensor([found["ids"]])
         with torch.no_grad():

@@ -19,7 +19,7 @@ from pipeline.process.storage import read_json, write_json
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import hub_stand_in
-from tests.runner import ROOT, Runner, WarmRunner
+from tests.runner import ROOT, WarmRunner
 
 REPO = "somebody/model"
 SEAL = "last-checkpoint/MANIFEST.json"
@@ -44,11 +44,6 @@ def another_machine(tmp_path, text_files, chat_files, warm):
     runner = WarmRunner(folder, folder / "cache", text_files, chat_files, warm)
     runner.here = [f"run.directory={folder}/runs", f"data.cache_dir={runner.cache}"]
     return runner
-
-
-def train_with_the_hub(runner, recipe, *overrides, **variables):
-    """A run that starts by itself: the Hub's address is read when the Hub's client is imported."""
-    return Runner.train(runner, recipe, *overrides, **variables)
 
 
 def cut_after_its_push(runner, recipe, hub, home, *overrides, **how):
@@ -79,8 +74,8 @@ def test_the_same_command_goes_on_bitwise_on_a_machine_without_the_run(runner, a
     with hub_stand_in() as hub:
         cut_after_its_push(runner, recipe, hub, tmp_path / "hf", **how)
         home = tmp_path / "another hf"
-        gone_on = train_with_the_hub(
-            another_machine, recipe, "run.name=cut", *another_machine.here, **how, **environment(hub.url, home)
+        gone_on = another_machine.train(
+            recipe, "run.name=cut", *another_machine.here, **how, **environment(hub.url, home)
         )
         assert f"checkpoint-10 was restored from {REPO}@" in gone_on.output
         assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
@@ -136,9 +131,9 @@ def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runn
     del recipe["tokenizer"], recipe["optimizer"]
     chat.write_text(yaml.safe_dump({**recipe, "model": {"start_from": REPO}}))
     with hub_stand_in() as hub:
-        train_with_the_hub(runner, base, **environment(hub.url, tmp_path / "hf"))
+        runner.train(base, **environment(hub.url, tmp_path / "hf"))
         home = environment(hub.url, tmp_path / "another hf")
-        first = train_with_the_hub(another_machine, chat, stage="sft", **home)
+        first = another_machine.train(chat, stage="sft", **home)
         begun_from = {"from": REPO, "commit": hub.repos[REPO].commits[-1][0]}
         assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
         hub.repos[REPO].commits.append(("f" * 40, hub.repos[REPO].commits[-1][1]))  # the branch goes on
@@ -147,7 +142,7 @@ def test_stage_2_starts_from_a_pushed_base_by_its_id_and_records_the_commit(runn
         manifest = RunDirectory(first.directory).read_manifest()
         del manifest["finished"]
         write_json(first.directory / "run_manifest.json", manifest)
-        again = train_with_the_hub(another_machine, chat, stage="sft", **home)
+        again = another_machine.train(chat, stage="sft", **home)
     assert "going on from checkpoint-2" in again.output
     assert RunDirectory(first.directory).read_manifest()["inputs"]["start_from"] == begun_from
     assert read_json(first.directory / "model" / "config.json")["model_type"] == "tandem"
@@ -187,7 +182,7 @@ def test_every_revision_that_training_pushed_loads_without_our_package_with_the_
         "hub", model, hub=hub_section, train={**TEN_STEPS, "max_steps": 15, "save_total_limit": None}
     )
     with hub_stand_in() as hub:
-        run = train_with_the_hub(runner, recipe, **how, **environment(hub.url, tmp_path / "hf"))
+        run = runner.train(recipe, **how, **environment(hub.url, tmp_path / "hf"))
         repo = hub.repos[REPO]
         tags = [f"hub-step-{step}" for step in (5, 10, 15)]
         assert list(repo.tags) == tags

@@ -1,8 +1,6 @@
 """Models that people have, of Llama's, Qwen's, SmolLM3's, Gemma's and GPT-NeoX' kind, trained on: what comes out is still one of theirs."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,7 +24,6 @@ ANSWER = "Yes, it is."
 # Loaded as anybody would: in a process without this package, no code of the model's own.
 STOCK = """
 import datetime, json, sys
-sys.modules["pipeline"] = None
 import transformers.utils.chat_template_utils
 from transformers import AutoModelForCausalLM, AutoTokenizer
 class Day:  # of the rows, for templates that write the date
@@ -67,14 +64,11 @@ def recipe_for(runner, name, stage, folder):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_fine_tuned_model_is_its_family_s_and_chats_with_its_own_template_in_stock_transformers(
-    runner, tmp_path, name
+    runner, tmp_path, stock, name
 ):
     folder = save_model(name, tmp_path / name)
     result = runner.train(recipe_for(runner, name, "sft", folder), stage="sft")
-    program = [sys.executable, "-I", "-c", STOCK, str(result.directory / "model"), json.dumps(QUESTION)]
-    done = subprocess.run(program, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(stock.run(STOCK, result.directory / "model", json.dumps(QUESTION), folder=tmp_path))
     before, after = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(result.directory / "model")
     assert found["model_type"] == FAMILIES[name].config.model_type
     # Qwen3's template has an empty <think> block before the last answer, which the model learns to write.

@@ -10,6 +10,7 @@ from faults.services import HF_TOKEN, WANDB_API_KEY
 from pipeline.run_dir.rows import counts, read_rows
 from tests.callbacks.tracker_files import tensorboard_scalars, tensorboard_table, trackio_rows, wandb_history
 from tests.faults.test_secrets import files_with
+from tests.runner import WarmRunner
 
 HAS_TRACKIO = importlib.util.find_spec("trackio") is not None
 TRACKERS = ["tensorboard", "wandb", *(["trackio"] if HAS_TRACKIO else [])]
@@ -32,11 +33,9 @@ def have_step_12(directory):
 
 
 @pytest.fixture(scope="module")
-def tracked(tmp_path_factory, cache, text_files, chat_files):
+def tracked(tmp_path_factory, cache, text_files, chat_files, warm):
     """A run with all trackers, killed behind step 12 with a checkpoint of step 10, and run to its end at step 20."""
-    from tests.runner import Runner
-
-    runner = Runner(tmp_path_factory.mktemp("tracked"), cache, text_files, chat_files)
+    runner = WarmRunner(tmp_path_factory.mktemp("tracked"), cache, text_files, chat_files, warm)
     recipe = runner.recipe(
         "tracked",
         "gpt2",

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from pipeline.evals.core.bundle import TASKS
 from pipeline.evals.intervals import share_interval
 from pipeline.evals.metric import BitsPerByte, CentredAccuracy
 from tests.model.tiny_models import tiny
+from tests.ranks import printed_on_ranks
 
 V, T, BOS = 97, 24, 0
 
@@ -175,31 +174,9 @@ def test_nothing_scored_is_an_error_and_no_number(model, rows):
         bits_per_byte(model, [batch], torch.zeros(V), device="cpu")
 
 
-def run_ranks(folder, rows_per_batch, world_size=2):
-    ranks = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                Path(__file__).with_name("bpb_rank.py"),
-                folder,
-                str(rank),
-                str(world_size),
-                str(rows_per_batch),
-            ],
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).parents[2],
-            env={
-                "PATH": "/usr/bin:/bin",
-                "PYTHONPATH": str(Path(__file__).parents[2]),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-            },
-        )
-        for rank in range(world_size)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks)
-    return [json.loads(output) for output in outputs]
+def run_ranks(folder, rows_per_batch):
+    printed = printed_on_ranks(Path(__file__).with_name("bpb_rank.py"), folder, rows_per_batch)
+    return [json.loads(output) for output in printed]
 
 
 def test_bpb_on_two_gloo_ranks_equals_one_process(model, rows, tmp_path):

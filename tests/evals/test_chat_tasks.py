@@ -2,8 +2,6 @@
 
 import copy
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +27,9 @@ from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids
 from pipeline.tokenizer.train import train_bpe
-from tests.conftest import ROOT, docstrings
+from tests.conftest import docstrings
 from tests.model.tiny_models import stirred, tiny
+from tests.ranks import printed_on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -397,24 +396,8 @@ def test_a_file_of_another_length_than_the_official_set_is_not_complete(tasks, t
 
 def run_ranks(folder, checker, happens=""):
     (folder / "rendezvous").unlink(missing_ok=True)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("chat_rank.py"), folder, str(rank), "2", checker],
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={
-                "PATH": "/usr/bin:/bin",
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "GLOO_SOCKET_IFNAME": "lo",
-                "HAPPENS": happens,
-            },
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks)
-    return [json.loads(output) for output in outputs]
+    printed = printed_on_ranks(Path(__file__).with_name("chat_rank.py"), folder, checker, HAPPENS=happens)
+    return [json.loads(output) for output in printed]
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """The score of CORE: right answers as one item at a time gives them, its interval, its name, its limits, its ranks."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -29,6 +27,7 @@ from pipeline.run_dir.protocol import Protocol
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle
 from tests.model.tiny_models import tiny
+from tests.ranks import printed_on_ranks
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {task.name: task for task in TASKS}
@@ -162,9 +161,8 @@ def test_two_ranks_share_the_rows_and_have_one_score(bundle, tmp_path, tokenizer
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     write_bundle(tmp_path / "bundle", 7)
-    command = [sys.executable, str(ROOT / "tests" / "evals" / "core_rank.py"), str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank), "2"], stdout=subprocess.PIPE, cwd=ROOT) for rank in range(2)]
-    first, second = (json.loads(rank.communicate(timeout=120)[0].splitlines()[-1]) for rank in ranks)
+    printed = printed_on_ranks(ROOT / "tests" / "evals" / "core_rank.py", tmp_path)
+    first, second = (json.loads(output.splitlines()[-1]) for output in printed)
     alone = score_core(bundle, model, tokenizer, device="cpu")
     assert first["answers"] == second["answers"] == answers(alone)
     assert first["forwarded"] == second["forwarded"] == alone.forwarded  # none is scored by both

@@ -12,6 +12,29 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(injector.compiler() is None, reason="no C compiler: file faults cannot be injected")
 
+# `python -m faults` for every line of its input, without the seconds of importing, and with the Markdown alone of a run's report.
+CAMPAIGNS = """
+import gc, json, os, sys
+from faults.__main__ import main
+from faults.processes import import_everything
+from pipeline.run import finish
+from pipeline.run_dir import failures
+from tests.warm_commands import write_markdown
+
+import_everything()
+failures.write_report = finish.write_report = write_markdown
+gc.freeze()
+for line in sys.stdin:
+    if (pid := os.fork()) == 0:
+        output, *words = json.loads(line)
+        out = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1), os.dup2(out, 2)
+        status = main(words)
+        sys.stdout.flush()
+        os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -19,25 +42,41 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("faults")
 
 
+@pytest.fixture(scope="module")
+def campaigns(folder):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LD_PRELOAD": str(injector.build(folder))}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", CAMPAIGNS]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+        yield process
+
+
 @pytest.fixture
-def campaign(folder):
+def campaign(folder, campaigns):
     """Runs trials of a campaign; gives their rows. A trial that failed fails the command."""
 
     def run(name: str, *arguments: str) -> list[dict]:
-        command = [sys.executable, "-m", "faults", name, *arguments, "--folder", str(folder)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
+        output = folder / f"{name}.txt"
+        campaigns.stdin.write(json.dumps([str(output), name, *arguments, "--folder", str(folder)]) + "\n")
+        campaigns.stdin.flush()
+        assert campaigns.stdout.readline() == "0\n", output.read_text()
+        return rows_of(folder, name)
 
     return run
 
 
-def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command_to_the_same_bits(campaign):
-    rows = campaign("kill", "--only", "19")  # two ranks, and the process that writes when there is one
+def rows_of(folder, name: str) -> list[dict]:
+    return [json.loads(line) for line in (folder / "results" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_a_run_that_is_killed_with_all_its_processes_goes_on_by_the_same_command_to_the_same_bits(campaign, folder):
+    rows = campaign("kill", "--only", "19")  # inside the second save: two ranks, and the process that writes
     assert [hit["whom"] for row in rows for hit in row["kills"]] == ["everything"]
     assert rows[0]["lost"]
-    assert campaign("kill", "--only", "19") == rows  # trials that were made are not made again
+    # The command itself; trials that were made are not made again.
+    command = [sys.executable, "-m", "faults", "kill", "--only", "19", "--folder", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert rows_of(folder, "kill") == rows
 
 
 @pytest.mark.slow  # when a kill falls into a save depends on the machine
@@ -67,15 +106,27 @@ def test_every_damage_to_a_file_of_a_checkpoint_is_found_and_named(campaign):
         "model.safetensors.index.json",
     )
     damages = ("missing", "truncated", "empty", "bit", "swapped")
-    cells = [f"{file}-{damage}" for file in files for damage in damages]
+    # One real start is enough: these would be made by the cold command too.
+    cold = {
+        "model.safetensors-empty",
+        "optimizer.safetensors-bit",
+        "modeling_tandem.py-bit",
+        "modeling_tandem.py-empty",
+        "model-00001-of-00002.safetensors-swapped",
+        "optimizer-00002-of-00002.safetensors-empty",
+    }
+    cells = [cell for file in files for damage in damages if (cell := f"{file}-{damage}") not in cold]
     rows = campaign("corruption", "--only", *cells, "new.bin-extra")
     unchanged = [row["trial"] for row in rows if not row["cells"]]
     assert unchanged == [f"{same}-swapped" for same in ("modeling_tandem.py", "model.safetensors.index.json")]
     assert len(rows) == len(cells) + 1
+    assert [row["trial"] for row in rows if row["real"]] == ["optimizer.safetensors-truncated"]
 
 
 def test_a_run_whose_checkpoints_are_all_lost_is_not_begun_again_without_a_word_from_the_user(campaign):
-    rows = campaign("lost", "--only", "0", "1", "3")  # strays, damage, folders gone
+    rows = campaign(
+        "lost", "--only", "14", "1", "24"
+    )  # strays, damage, folders gone; of the run that was damaged above
     assert [row["lost"] for row in rows] == [False, True, True]
 
 

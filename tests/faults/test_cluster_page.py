@@ -114,8 +114,18 @@ class Slurm:
         return path.read_text().split() if path.exists() else []
 
 
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory, cache, text_files, chat_files) -> Path:
+    """The run that the cut ones of one process end like."""
+    folder = tmp_path_factory.mktemp("uncut")
+    recipe = Runner(folder, cache, text_files, chat_files).recipe("uncut", "gpt2", train=TRAIN)
+    command = ["bash", "run_pretrain.sh", str(recipe)]
+    subprocess.run(command, cwd=ROOT, env=environment(), preexec_fn=on_one_core, check=True, capture_output=True)
+    return folder / "runs" / "uncut"
+
+
 @pytest.mark.parametrize(("nodes", "cuts"), [(1, [5]), pytest.param(2, [5, 12], marks=pytest.mark.slow)])
-def test_the_slurm_script_is_requeued_until_the_run_has_finished(runner, nodes, cuts):
+def test_the_slurm_script_is_requeued_until_the_run_has_finished(runner, request, nodes, cuts):
     recipe, slurm = runner.recipe("slurm", "gpt2", run=RUN, train=TRAIN), Slurm(runner.folder, nodes=nodes)
     directory = runner.folder / "runs" / "slurm"
     batch = script("Slurm")
@@ -136,11 +146,15 @@ def test_the_slurm_script_is_requeued_until_the_run_has_finished(runner, nodes, 
             r"^starting 1 process on each machine on .*\(accelerate_configs/multi_node.yaml\)$", output, re.MULTILINE
         )
     ) == (nodes > 1)
-    uncut = shutil.copy(recipe, runner.folder / "uncut.yaml")
-    uncut.write_text(uncut.read_text().replace("name: slurm", "name: uncut"))
-    assert slurm.run(uncut, until=None)[0] == 0
     assert slurm.requeued() == ["7"] * len(cuts)
-    assert equal_models(directory, runner.folder / "runs" / "uncut")
+    if nodes == 1:
+        whole = request.getfixturevalue("uncut")
+    else:
+        other = shutil.copy(recipe, runner.folder / "uncut.yaml")
+        other.write_text(other.read_text().replace("name: slurm", "name: uncut"))
+        assert slurm.run(other, until=None)[0] == 0
+        whole = runner.folder / "runs" / "uncut"
+    assert equal_models(directory, whole)
 
 
 def free_port() -> int:
@@ -182,7 +196,7 @@ def provider():
     server.shutdown()
 
 
-def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_finished(runner, provider):
+def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_finished(runner, provider, uncut):
     recipe = runner.recipe("spot", "gpt2", run=RUN, train=TRAIN)
     directory = runner.folder / "runs" / "spot"
     loop = script("Spot", recipe=str(recipe), metadata=provider).replace("sleep 5", "sleep 0.2")
@@ -208,9 +222,7 @@ def test_the_spot_loop_stops_at_the_notice_and_starts_again_until_the_run_has_fi
     stops = re.findall(r"SIGTERM at step (\d+); checkpoint-\1 is whole", output)
     assert len(stops) == 1
     assert f"going on from checkpoint-{stops[0]}" in output
-    uncut = ["bash", "run_pretrain.sh", str(recipe), "run.name=uncut"]
-    subprocess.run(uncut, cwd=ROOT, env=environment(), preexec_fn=on_one_core, check=True, capture_output=True)
-    assert equal_models(directory, runner.folder / "runs" / "uncut")
+    assert equal_models(directory, uncut)
 
 
 def of_two_hosts(heading: str) -> str:

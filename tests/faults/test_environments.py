@@ -73,7 +73,7 @@ def test_a_run_below_a_folder_that_is_no_utf8_trains_and_has_a_report(tmp_path, 
     runner = WarmRunner(folder, cache, text_files, [], warm)
     run = {"directory": str(tmp_path / "runs"), "name": "run"}
     recipe = runner.recipe("tiny", "gpt2", run=run, train={"max_steps": 2, "eval_strategy": "no"})
-    ended = warm.run("pretrain", str(recipe))
+    ended = warm.run("pretrain", str(recipe), WHOLE_REPORT="yes")
     assert ended.statuses == [0], ended.output[-4000:]
     assert "Traceback" not in ended.output
     directory = RunDirectory(tmp_path / "runs" / "run")

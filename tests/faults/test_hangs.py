@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.rows import read_rows
-from tests.runner import Runner
+from tests.runner import WarmRunner
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,8 @@ class Hangs(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         if WHERE == "writer" and state.global_step == state.max_steps:
-            (writer,) = psutil.Process().children()
+            children = psutil.Process().children()
+            (writer,) = (c for c in children if b"checkpoint_writer.py" in open(f"/proc/{c.pid}/cmdline", "rb").read())
             writer.suspend()
             open("writer", "w").write(str(writer.pid))
 
@@ -64,9 +65,9 @@ class Hangs(TrainerCallback):
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files):
+def runner(tmp_path, cache, text_files, chat_files, warm):
     others = set(psutil.Process().children(recursive=True))  # the interpreter that other tests fork from
-    yield Runner(tmp_path, cache, text_files, chat_files)
+    yield WarmRunner(tmp_path, cache, text_files, chat_files, warm)
     for process in set(psutil.Process().children(recursive=True)) - others:  # of a test that failed half-way
         process.kill()
 
@@ -81,13 +82,17 @@ def script(runner, recipe, *overrides, processes, **environment) -> subprocess.P
     return subprocess.Popen(command, **pipes, env=environ, cwd=runner.folder, start_new_session=True)
 
 
-def hang(runner, where, rank, processes) -> tuple[str, Path]:
+def hang(runner, where, rank, processes, *, cold=False) -> tuple[str, Path]:
+    """Return output and directory of a run in which a rank sleeps. cold: by the script of a user."""
     (runner.folder / "mine.py").write_text(HANG)
     train = {"max_steps": 6, "save_steps": 3, "eval_steps": 3, "per_device_train_batch_size": 4, "logging_steps": 1}
     recipe = runner.recipe("hang", "gpt2", train=train, run={"callbacks": ["mine:Hangs"], "hang_timeout": 3})
-    process = script(runner, recipe, processes=processes, HANG=f"{where} {rank}")
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 70, output[-3000:]
+    if cold:
+        process = script(runner, recipe, processes=processes, HANG=f"{where} {rank}")
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 70, output[-3000:]
+    else:
+        output = runner.train(recipe, ranks=processes, status=70, HANG=f"{where} {rank}").output
     assert "Traceback" not in output
     directory = runner.folder / "runs" / "hang"
     # From the last progress to the end: the timeout, and at most 10 s in which a rank that hangs in foreign code may answer.
@@ -109,7 +114,7 @@ def hang(runner, where, rank, processes) -> tuple[str, Path]:
     ],
 )
 def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(runner, where, rank, processes):
-    output, directory = hang(runner, where, rank, processes)
+    output, directory = hang(runner, where, rank, processes, cold=where == "collective")
     failure = json.loads((directory / "failure.json").read_text())
     assert (failure["status"], failure["class"]) == (70, "HangError")
     stage = "step" if where == "collective" else where
@@ -135,7 +140,7 @@ def test_a_disk_that_stands_still_at_the_last_save_ends_the_run_too(runner):
 
 @pytest.mark.slow  # torch's launcher gives a rank that does not answer 30 s before it kills it
 def test_a_rank_that_holds_pythons_lock_is_named_by_the_others_and_its_stack_is_written(runner):
-    output, directory = hang(runner, "foreign", 1, 2)
+    output, directory = hang(runner, "foreign", 1, 2, cold=True)
     assert "rank 1 gave no answer within 10 s" in output
     assert "mine.py" in (directory / "stacks" / "attempt-1" / "rank-1.txt").read_text()
 

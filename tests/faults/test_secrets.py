@@ -11,7 +11,7 @@ from faults.services import HF_TOKEN, TEN_STEPS, WANDB_API_KEY, environment
 from pipeline.process import secrets
 from pipeline.run_dir.rows import read_rows
 from tests.hub.hub_stand_in import Fault, hub_stand_in
-from tests.runner import ROOT, Runner
+from tests.runner import ROOT, WarmRunner
 
 TALKATIVE = '''
 import os
@@ -44,9 +44,9 @@ def files_with(secrets, *folders):
     ]
 
 
-def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_path, cache, text_files):
+def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_path, cache, text_files, warm):
     (tmp_path / "talkative.py").write_text(TALKATIVE)
-    runner = Runner(tmp_path, cache, text_files, [])
+    runner = WarmRunner(tmp_path, cache, text_files, [], warm)
     recipe = runner.recipe(
         "secrets",
         "gpt2",
@@ -61,7 +61,12 @@ def test_planted_secrets_stand_in_no_byte_of_a_run_that_meets_every_fault(tmp_pa
         wandb.fault = Fault(html=True)
         hub.fault = Fault(status=503)
         secrets = environment(
-            hub.url, tmp_path / "hf", WANDB_BASE_URL=wandb.url, WANDB_MODE="online", TANDEM_STATUS=str(status)
+            hub.url,
+            tmp_path / "hf",
+            WANDB_BASE_URL=wandb.url,
+            WANDB_MODE="online",
+            TANDEM_STATUS=str(status),
+            WHOLE_REPORT="yes",
         )
         failed = runner.train(recipe, status=1, **secrets)
         assert "the request failed" in failed.output

@@ -35,7 +35,7 @@ from pipeline.run_dir.hub_queue import HubQueue
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import Fault, hub_stand_in
-from tests.runner import ROOT, Runner
+from tests.runner import ROOT, WarmRunner
 
 REPO = "somebody/quick"
 # The publisher as a run starts it, with shorter waits. Its parent plays the trainer.
@@ -328,8 +328,10 @@ def test_a_hub_that_asks_for_an_hour_is_left_alone_for_an_hour(run, tmp_path):
             assert len(hub.calls) == asked
 
 
-def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_finishes_it(tmp_path, cache, text_files):
-    runner = Runner(tmp_path, cache, text_files, [])
+def test_a_run_whose_hub_does_not_exist_ends_well_lists_the_model_and_a_push_finishes_it(
+    tmp_path, cache, text_files, warm
+):
+    runner = WarmRunner(tmp_path, cache, text_files, [], warm)
     recipe = runner.recipe(
         "quick", "gpt2", train=TEN_STEPS, hub={"id": REPO, "strategy": "every_save", "wait_at_end_s": 2.0}
     )

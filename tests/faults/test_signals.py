@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from pipeline.run_dir.checkpoints import by_step, problems
 from pipeline.run_dir.rows import read_rows
-from tests.runner import Runner
+from tests.runner import Runner, WarmRunner
 
 ROOT = Path(__file__).parents[2]
 # Notes forward passes in evaluation mode, of one row (sampling) or several (evaluation), and slows those of $SLOW from a step on.
@@ -45,8 +45,8 @@ TRAIN = {"max_steps": 12, "save_steps": 1000, "eval_steps": 4, "per_device_train
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files) -> Runner:
-    return Runner(tmp_path, cache, text_files, chat_files)
+def runner(tmp_path, cache, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 def launch(kind: str, runner: Runner, recipe: Path, *overrides: str, ranks: int, **environment: str):
@@ -120,11 +120,11 @@ def test_evaluation_and_sampling_are_left_early_on_all_ranks_and_done_first_afte
     rows = runner.folder / "runs" / "phases"
 
     def cut(phase: str, step: int, seen_by: int) -> str:
-        process = runner.start(recipe, ranks=2, SLOW=f"{phase} {step} 0.4")
+        process = runner.begin(recipe, ranks=2, SLOW=f"{phase} {step} 0.4")
         seen = runner.folder / f"{phase}-{step}-{seen_by}"
         wait_until(lambda: seen.exists() and len(seen.read_text()) >= 2, process)
-        ranks_of(process, recipe)[1].terminate()
-        output, _ = process.communicate(timeout=120)
+        os.kill(process.pids[1], signal.SIGTERM)
+        output, _ = process.communicate()
         assert f"at step {step}; checkpoint-{step} is whole" in output, output[-3000:]
         assert len(seen.read_text()) < 20  # of 32 batches, of 40 tokens
         return output

@@ -16,7 +16,7 @@ from pipeline.process import storage
 from pipeline.run_dir import failures
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import not_written
-from tests.runner import ROOT, Runner
+from tests.runner import ROOT, WarmRunner
 
 pytestmark = pytest.mark.skipif(not refused_calls.is_possible(), reason="no filter of system calls here")
 
@@ -31,8 +31,8 @@ def python(asked: str, code: str, *arguments: object, **how) -> subprocess.Compl
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files) -> Runner:
-    return Runner(tmp_path, cache, text_files, chat_files)
+def runner(tmp_path, cache, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 @pytest.mark.parametrize("error", ["EINVAL", "ENOSYS", "ENOTSUP"])
@@ -155,7 +155,10 @@ def test_a_run_without_fsync_and_files_in_memory_trains_to_the_same_weights(runn
     recipe = runner.recipe("plain", "gpt2", train={"max_steps": 6, "save_steps": 3})
     runner.train(recipe)
     done = refused(
-        "fsync=EINVAL,memfd_create=EPERM", *runner.command(recipe, "run.name=lacking"), cwd=runner.folder, env=None
+        "fsync=EINVAL,memfd_create=EPERM",
+        *runner.command(recipe, "run.name=lacking"),
+        cwd=runner.folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"},  # the threads of a warm run
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "refuses files in memory (memfd_create)" in done.stdout

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.run_dir.rows import read_rows
-from tests.runner import Runner
+from tests.runner import WarmRunner
 
 # Rank 1 computes slowly from step 4 on. The other one waits for it in the exchange of gradients, and takes as long in all.
 SLOW = """
@@ -19,17 +19,15 @@ class Slow(TrainerCallback):
 
 
 @pytest.fixture
-def runner(tmp_path, cache, text_files, chat_files) -> Runner:
-    return Runner(tmp_path, cache, text_files, chat_files)
+def runner(tmp_path, cache, text_files, chat_files, warm) -> WarmRunner:
+    return WarmRunner(tmp_path, cache, text_files, chat_files, warm)
 
 
 def test_the_slow_rank_is_named_after_several_intervals_and_logged(runner):
     (runner.folder / "mine.py").write_text(SLOW)
     train = {"max_steps": 12, "save_steps": 100, "per_device_train_batch_size": 4, "logging_steps": 2}
     recipe = runner.recipe("slow", "gpt2", train=train, run={"callbacks": ["mine:Slow"]})
-    process = runner.start(recipe, ranks=2)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output[-3000:]
+    output = runner.train(recipe, ranks=2).output
     directory = runner.folder / "runs" / "slow"
     rows = [row for row in read_rows(directory / "metrics.jsonl") if "perf/slowest_rank" in row]
     assert [row["step"] for row in rows] == [1, 2, 4, 6, 8, 10, 12]

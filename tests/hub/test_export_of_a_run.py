@@ -10,12 +10,11 @@ import torch
 from test_export_to_llama_cpp import greedy, llama_cpp
 
 from pipeline.model.build import load_model
-from tests.runner import Runner
+from tests.runner import WarmRunner
 
 ROOT = Path(__file__).parents[2]
-STRANGER = """
+READ_WITHOUT_US = """
 import json, sys
-sys.modules["pipeline"] = None  # importing it is an error
 import torch, transformers
 folder, name = sys.argv[1:]
 model = getattr(transformers, name).from_pretrained(folder).eval()
@@ -44,27 +43,25 @@ RUNS = {
 
 
 @pytest.fixture
-def trained(tmp_path, cache, text_files, chat_files):
-    """A function that trains a run of that stock class and gives its directory, what a stranger computes, and our model."""
+def trained(tmp_path, cache, text_files, chat_files, warm, stock):
+    """A function that trains a run of that stock class and gives its directory, what somebody without this package computes, and our model."""
 
-    def train(stock: str):
-        base, sections = RUNS[stock]
-        runner = Runner(tmp_path, cache, text_files, chat_files)
+    def train(name: str):
+        base, sections = RUNS[name]
+        runner = WarmRunner(tmp_path, cache, text_files, chat_files, warm)
         steps = {"max_steps": 4, "per_device_train_batch_size": 8}
         tokenizer = {"vocab_size": 512, "train_chars": 300_000, "split_pattern": "gpt2"}
         run = runner.train(runner.recipe("run", base, train=steps, tokenizer=tokenizer, **sections)).directory
-        command = [sys.executable, "-P", "-c", STRANGER, str(run / "model"), stock]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        found = {name: torch.tensor(value) for name, value in json.loads(done.stdout).items()}
+        printed = json.loads(stock.run(READ_WITHOUT_US, run / "model", name, folder=tmp_path))
+        found = {name: torch.tensor(value) for name, value in printed.items()}
         return run, found, load_model(run / "model").eval()
 
     return train
 
 
-@pytest.mark.parametrize("stock", [pytest.param("GPT2LMHeadModel", marks=pytest.mark.slow), "NanoChatForCausalLM"])
-def test_a_finished_run_is_the_stock_class_without_remote_code(stock, trained):
-    run, found, ours = trained(stock)
+@pytest.mark.parametrize("name", [pytest.param("GPT2LMHeadModel", marks=pytest.mark.slow), "NanoChatForCausalLM"])
+def test_a_finished_run_is_the_stock_class_without_remote_code(name, trained):
+    run, found, ours = trained(name)
     assert not list((run / "model").glob("*.py"))
     with torch.no_grad():
         assert (found["logits"] - ours(found["ids"]).logits).abs().max() <= 1e-6

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -64,34 +65,42 @@ def environment(hub, tmp_path):
     }  # fmt: skip
 
 
-def command(hub, tmp_path, *arguments, first_wait_s=0.05, load=False):
-    """Run `python -m pipeline.hub` as a user does; only the waits between attempts are shorter.
+# The waits between attempts are shorter; the library's own are seconds: 8 attempts are 30.
+QUICK = """
+import time, types
+import huggingface_hub.utils._http as http
+import pipeline.hub.client
+pipeline.hub.client.FIRST_WAIT_S = 0.05
+http.time = types.SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(min(seconds, 0.05))})
+"""
+UNLOADED = """
+import pipeline.hub.verification
+assert pipeline.hub.verification._load_in_isolation  # else a renamed function would be called all the same, for six seconds
+pipeline.hub.verification._load_in_isolation = lambda *a, **k: None
+"""
+
+
+@pytest.fixture
+def command(warm):
+    """Run `python -m pipeline.hub` as a user does.
 
     load: after a push a process without our package loads the model, which takes some seconds.
     """
-    code = (
-        "import sys; import pipeline.hub.client as r, pipeline.hub.verification as v; r.FIRST_WAIT_S = float(sys.argv.pop(1))\n"
-        # The library's own waits between attempts are seconds: 8 attempts are 30.
-        + "import time, types, huggingface_hub.utils._http as h\n"
-        + "h.time = types.SimpleNamespace(**vars(time) | {'sleep': lambda seconds: time.sleep(min(seconds, 0.05))})\n"
-        + ("" if load else "v._load_as_a_stranger = lambda *a, **k: None\n")
-        + "from pipeline.run_dir.failures import exit_with_status; from pipeline.hub.__main__ import main; exit_with_status(main)"
-    )
-    return subprocess.run(
-        [sys.executable, "-c", code, str(first_wait_s), *map(str, arguments)],
-        env=environment(hub, tmp_path),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+
+    def run(hub, tmp_path, *arguments, load=False):
+        variables = environment(hub, tmp_path) | {"BEFORE": QUICK + ("" if load else UNLOADED)}
+        own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+        ended = warm.run("hub", *arguments, folder=tmp_path, **own, HF_HUB_OFFLINE="0")
+        return SimpleNamespace(returncode=ended.status, stdout=ended.output, stderr=ended.output)
+
+    return run
 
 
 def files_of(hub, repo_id="somebody/quick"):
     return hub.repos[repo_id].commits[-1][1]
 
 
-def test_push_creates_a_private_repository_with_all_files_in_one_commit_and_verifies_them(hub, run, tmp_path):
+def test_push_creates_a_private_repository_with_all_files_in_one_commit_and_verifies_them(command, hub, run, tmp_path):
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
     repo = hub.repos["somebody/quick"]
@@ -114,14 +123,14 @@ def test_push_creates_a_private_repository_with_all_files_in_one_commit_and_veri
     assert run.read_manifest()["hub"]["commit"] == repo.commits[-1][0]
 
 
-def test_no_uploaded_byte_holds_the_token(hub, run, tmp_path):
+def test_no_uploaded_byte_holds_the_token(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     assert not any(TOKEN.encode() in body for body in hub.received)
     assert not any(is_pickle(Path(name)) for name in files_of(hub) if name.endswith((".bin", ".pt", ".pkl")))
 
 
 @pytest.mark.parametrize("secret", [TOKEN, "hf_" + "Z9" * 17, "AKIA" + "ABCD" * 4, "https://me:hunter22@example.org/x"])
-def test_a_secret_in_any_file_stops_the_push_before_the_first_request(hub, run, tmp_path, secret):
+def test_a_secret_in_any_file_stops_the_push_before_the_first_request(command, hub, run, tmp_path, secret):
     write_text(run.recipe, run.recipe.read_text() + f"# {secret}\n")
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 65
@@ -195,7 +204,7 @@ def test_pickles_are_refused_whatever_their_name(tmp_path):
     assert sorted(line.split(":")[0] for line in lines) == ["a.json", "b.dat", "c.bin"]
 
 
-def test_a_pushed_model_loads_by_its_id_and_its_card_tells_how(hub, run, tmp_path):
+def test_a_pushed_model_loads_by_its_id_and_its_card_tells_how(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     card = files_of(hub)["README.md"].decode()
     front = yaml.safe_load(card.split("---\n")[1])
@@ -248,7 +257,7 @@ def write_model(run, tiny_model, save):
             shutil.copy(path, folder)
 
 
-def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, run, own_code, tmp_path):
+def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(command, hub, run, own_code, tmp_path):
     import torch
 
     done = command(hub, tmp_path, "push", run.path, load=True)
@@ -274,7 +283,7 @@ def test_a_pushed_model_with_its_own_code_loads_where_our_package_is_not(hub, ru
     ],
 )  # fmt: skip
 def test_a_model_that_others_load_wrongly_or_not_at_all_is_reported_after_the_push(
-    hub, run, own_code, tiny_model, tmp_path, old, new, message
+    command, hub, run, own_code, tiny_model, tmp_path, old, new, message
 ):
     kept = tmp_path / "kept"
     shutil.copytree(run.model, kept, ignore=shutil.ignore_patterns("MANIFEST.json", "tokenizer*"))
@@ -301,14 +310,14 @@ def test_the_card_of_an_sft_run_shows_the_chat_template_and_own_code_asks_for_tr
     assert "conversational" in card
 
 
-def test_a_hub_that_is_away_for_a_moment_is_asked_again(hub, run, tmp_path):
+def test_a_hub_that_is_away_for_a_moment_is_asked_again(command, hub, run, tmp_path):
     hub.faults += [("POST /api/repos/create", 500), ("commit/main", 503), ("resolve", 500)]
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
     assert hub.faults == []
 
 
-def test_a_commit_whose_answer_was_lost_is_not_made_again_when_the_look_at_it_fails_too(hub, run, tmp_path):
+def test_a_commit_whose_answer_was_lost_is_not_made_again_when_the_look_at_it_fails_too(command, hub, run, tmp_path):
     hub.fault = Fault(to="commit/main", lost=True, times=1)
     hub.faults += [("HEAD /somebody/quick/resolve", 503)] * 8  # more than the client's own attempts
     done = command(hub, tmp_path, "push", run.path)
@@ -316,14 +325,14 @@ def test_a_commit_whose_answer_was_lost_is_not_made_again_when_the_look_at_it_fa
     assert len(hub.repos["somebody/quick"].commits) == 2
 
 
-def test_a_failed_upload_of_a_large_file_is_tried_again(hub, run, tmp_path):
+def test_a_failed_upload_of_a_large_file_is_tried_again(command, hub, run, tmp_path):
     hub.faults += [("PUT /blobs/", 500)] * 7  # more than the client's own attempts
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot_be_read_is_asked_for_again(
-    hub, run, tmp_path
+    command, hub, run, tmp_path
 ):
     hub.fault = Fault(to="validate-yaml", status=400)
     done = command(hub, tmp_path, "push", run.path)
@@ -335,12 +344,12 @@ def test_a_card_that_the_hub_does_not_take_is_reported_and_an_answer_that_cannot
     assert len(hub.repos["somebody/quick"].commits) == 2
 
 
-def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(hub, run, tmp_path):
+def test_the_card_names_the_whole_id_where_the_namespace_was_left_to_the_hub(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path, "--id", "quick").returncode == 0
     assert 'from_pretrained("somebody/quick")' in files_of(hub)["README.md"].decode()
 
 
-def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path):
+def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(command, hub, run, tmp_path):
     hub.faults += [("POST /api/repos/create", 403)]
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 69
@@ -348,14 +357,14 @@ def test_a_hub_that_refuses_ends_with_status_69_and_the_cure(hub, run, tmp_path)
     assert "Traceback" not in done.stderr
 
 
-def test_an_unreachable_hub_ends_with_status_69(hub, run, tmp_path):
+def test_an_unreachable_hub_ends_with_status_69(command, hub, run, tmp_path):
     hub.url = "http://127.0.0.1:9"
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 69, done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_bytes_damaged_on_the_hub_are_noticed(hub, run, tmp_path):
+def test_bytes_damaged_on_the_hub_are_noticed(command, hub, run, tmp_path):
     hub.damaged.add("model.safetensors")
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 69
@@ -363,7 +372,7 @@ def test_bytes_damaged_on_the_hub_are_noticed(hub, run, tmp_path):
     assert "hub" not in run.read_manifest()
 
 
-def test_a_damaged_model_is_not_pushed(hub, run, tmp_path):
+def test_a_damaged_model_is_not_pushed(command, hub, run, tmp_path):
     (run.model / "config.json").write_text("{}")
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 65
@@ -371,7 +380,7 @@ def test_a_damaged_model_is_not_pushed(hub, run, tmp_path):
     assert hub.calls == []
 
 
-def test_a_public_repository_does_not_silently_take_a_private_run(hub, run, tmp_path):
+def test_a_public_repository_does_not_silently_take_a_private_run(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path, "--public").returncode == 0
     assert not hub.repos["somebody/quick"].private
     done = command(hub, tmp_path, "push", run.path)
@@ -379,7 +388,7 @@ def test_a_public_repository_does_not_silently_take_a_private_run(hub, run, tmp_
     assert "is public" in done.stderr
 
 
-def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(hub, run, tmp_path):
+def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(command, hub, run, tmp_path):
     write_text(run.contamination, '{"tasks": {}}')
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
@@ -391,7 +400,7 @@ def test_pull_restores_the_run_bit_for_bit_and_a_second_pull_is_refused(hub, run
     assert command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere").returncode == 73
 
 
-def test_pull_notices_damaged_files_and_leaves_nothing_behind(hub, run, tmp_path):
+def test_pull_notices_damaged_files_and_leaves_nothing_behind(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     hub.damaged.add("model.safetensors")
     done = command(hub, tmp_path, "pull", "somebody/quick", "--runs", tmp_path / "elsewhere")
@@ -400,7 +409,7 @@ def test_pull_notices_damaged_files_and_leaves_nothing_behind(hub, run, tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_pull_refuses_a_run_name_that_leaves_the_folder(hub, run, tmp_path):
+def test_pull_refuses_a_run_name_that_leaves_the_folder(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     files = files_of(hub)
     files["run_manifest.json"] = files["run_manifest.json"].replace(b"quick-1a2b3c", b"../../escaped")
@@ -409,7 +418,7 @@ def test_pull_refuses_a_run_name_that_leaves_the_folder(hub, run, tmp_path):
     assert not (tmp_path / "escaped").exists()
 
 
-def test_pulling_what_does_not_exist_says_so(hub, tmp_path):
+def test_pulling_what_does_not_exist_says_so(command, hub, tmp_path):
     done = command(hub, tmp_path, "pull", "somebody/nothing")
     assert done.returncode == 69
     assert "404" in done.stderr
@@ -422,7 +431,7 @@ def test_help_and_a_missing_run_need_neither_torch_nor_network(tmp_path):
     assert "push" in done.stdout
 
 
-def test_a_run_without_a_repository_is_told_how_to_name_one(hub, run, tmp_path):
+def test_a_run_without_a_repository_is_told_how_to_name_one(command, hub, run, tmp_path):
     write_text(run.recipe, "run: {}\n")
     done = command(hub, tmp_path, "push", run.path)
     assert done.returncode == 64
@@ -475,7 +484,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
-def test_a_hostile_repository_is_refused_in_a_sentence_and_leaves_nothing_behind(hub, run, tmp_path):
+def test_a_hostile_repository_is_refused_in_a_sentence_and_leaves_nothing_behind(command, hub, run, tmp_path):
     assert command(hub, tmp_path, "push", run.path).returncode == 0
     repo = hub.repos["somebody/quick"]
     for number, files in enumerate(HOSTILE.values()):

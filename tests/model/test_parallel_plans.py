@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-import torch.multiprocessing
 from tiny_models import GPT2, MODERN, NANOCHAT, random_ids, stirred
 from torch.distributed import destroy_process_group, init_process_group
 from torch.distributed.fsdp import FSDPModule
@@ -13,6 +12,7 @@ from transformers.distributed import DistributedConfig
 from pipeline.model.build import build_model
 from pipeline.model.export import save_model
 from pipeline.model.modeling_tandem import TandemForCausalLM
+from tests.ranks import on_ranks
 
 FORMS = {
     "all but value embeddings": MODERN | {"value_embeddings": False},
@@ -49,7 +49,7 @@ def on_two_ranks(model, tmp_path, **sizes):
     """Return what each of two ranks sees of the saved model."""
     save_model(model, tmp_path / "model")
     given = (str(tmp_path / "rendezvous"), str(tmp_path / "model"), sizes, str(tmp_path))
-    torch.multiprocessing.spawn(rank_main, given, nprocs=2)
+    on_ranks(rank_main, *given)
     return [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
 
 

@@ -1,9 +1,6 @@
 """What save_model writes is a model in a process that has nothing of ours."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from pipeline.training.checkpoint import FileImage, ModelFiles
 READ_WITHOUT_US = """
 import json, sys
 import torch
-sys.modules["pipeline"] = None  # importing it is an error
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 folder, out = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
@@ -32,18 +28,14 @@ torch.save({"logits": logits, "tokens": tokens, "hidden": base(ids).last_hidden_
 
 
 @pytest.mark.parametrize("name", ["gpt2", "modern", "bigrams"])
-def test_a_process_without_this_package_computes_the_same_logits_and_tokens(name, tmp_path):
+def test_a_process_without_this_package_computes_the_same_logits_and_tokens(name, tmp_path, stock):
     model = tiny(name)
     ids = random_ids(2, 40)
     model.config.use_cache = False  # as Trainer leaves it
     save_model(model, tmp_path / "model")
     assert model.config.use_cache is False
     torch.save(ids, tmp_path / "ids.pt")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-P", "-c", READ_WITHOUT_US, str(tmp_path / "model"), str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    stock.run(READ_WITHOUT_US, tmp_path / "model", tmp_path, folder=tmp_path)
     seen = torch.load(tmp_path / "seen.pt")
     assert ("transformers_modules" in seen["class"]) == (name != "gpt2")
     assert (seen["logits"] - model(ids).logits).abs().max() <= 1e-4

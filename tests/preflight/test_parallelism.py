@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +32,7 @@ from pipeline.training import muon
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer, product_dtype
 from pipeline.training.sharding import shard_model
+from tests.ranks import on_ranks
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 MUON = "optimizer.type=muon_adamw"
@@ -132,9 +132,7 @@ def one_step(world, shards, more):
 
 @pytest.mark.parametrize("world", CASES)
 def test_a_step_sends_and_holds_the_bytes_of_the_plan(world, tmp_path):
-    torch.multiprocessing.spawn(
-        rank_main, (world, str(tmp_path / "rendezvous"), str(tmp_path)), nprocs=2 if world == 2 else 1
-    )
+    on_ranks(rank_main, world, str(tmp_path / "rendezvous"), str(tmp_path), ranks=2 if world == 2 else 1)
     ranks = [torch.load(path) for path in sorted(tmp_path.glob("*.pt"))]
     for (shards, more), *seen in zip(CASES[world], *ranks, strict=True):
         recipe = recipe_of(*more)

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -176,7 +174,7 @@ def test_escaped_text_holds_no_control_string_and_clean_text_is_untouched(text):
         assert escape(text) == text
 
 
-def test_a_process_without_this_package_renders_the_training_ids(tokenizer, tmp_path):
+def test_a_process_without_this_package_renders_the_training_ids(tokenizer, tmp_path, stock):
     import random
 
     draw = random.Random(0)
@@ -198,18 +196,16 @@ def test_a_process_without_this_package_renders_the_training_ids(tokenizer, tmp_
         "tokenizer_config.json",
     ]
     (tmp_path / "conversations.json").write_text(json.dumps(conversations))
-    stock = """
-import json, sys
-import sys
-sys.modules["pipeline"] = None  # importing it is an error
+    program = """
+import json
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("tokenizer")
 out = [tokenizer.apply_chat_template(c, return_dict=True, return_assistant_tokens_mask=True) for c in json.load(open("conversations.json"))]
 print(json.dumps([[o["input_ids"], [bool(b) for b in o["assistant_masks"]]] for o in out]))
 """
-    # -I and another folder: neither PYTHONPATH nor the working folder leads to the package.
-    done = subprocess.run([sys.executable, "-I", "-c", stock], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [list(pair) for pair in render_batch(tokenizer, conversations)]
+    assert json.loads(stock.run(program, folder=tmp_path)) == [
+        list(pair) for pair in render_batch(tokenizer, conversations)
+    ]
 
 
 def test_one_by_one_and_in_a_batch_give_the_same(tokenizer):

@@ -4,8 +4,6 @@ Measured against what others make: transformers' apply_chat_template in a proces
 """
 
 import json
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,22 +54,18 @@ def trained_text(tokenizer, ids, trained):
     return [tokenizer.decode(piece) for piece in pieces]
 
 
-def stock(folder, conversations, tmp_path, **arguments):
+def stock_ids(stock, folder, conversations, tmp_path, **arguments):
     """input_ids of transformers' apply_chat_template, in a process that cannot import this package."""
     (tmp_path / "conversations.json").write_text(json.dumps(conversations))
     program = f"""
-import json, sys
-sys.modules["pipeline"] = None
+import json
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({str(folder)!r})
 tokenizer.chat_control_tokens = []
 out = [tokenizer.apply_chat_template(c, return_dict=True, **{arguments!r})["input_ids"] for c in json.load(open("conversations.json"))]
 print(json.dumps(out))
 """
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(stock.run(program, folder=tmp_path))
 
 
 def trl_rows(folder, conversations, tmp_path):
@@ -100,11 +94,13 @@ def test_the_tokenizer_stays_as_the_model_has_it(own, name):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path):
+def test_ids_are_those_of_a_process_without_this_package(own, name, tmp_path, stock):
     tokenizer, _ = ready_tokenizer(recipe_of(own[name]))
-    assert [ids for ids, _ in render_batch(tokenizer, CONVERSATIONS)] == stock(own[name], CONVERSATIONS, tmp_path)
+    assert [ids for ids, _ in render_batch(tokenizer, CONVERSATIONS)] == stock_ids(
+        stock, own[name], CONVERSATIONS, tmp_path
+    )
     asked = [messages[:-1] for messages in CONVERSATIONS]
-    prompts = stock(own[name], asked, tmp_path, add_generation_prompt=True)
+    prompts = stock_ids(stock, own[name], asked, tmp_path, add_generation_prompt=True)
     assert [prompt_ids(tokenizer, messages) for messages in asked] == prompts
 
 
@@ -266,14 +262,14 @@ def test_no_content_yields_a_control_id(own, name, texts):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_control_strings_in_messages_are_encoded_as_transformers_sanitizes_them(own, name, tmp_path):
+def test_control_strings_in_messages_are_encoded_as_transformers_sanitizes_them(own, name, tmp_path, stock):
     tokenizer = AutoTokenizer.from_pretrained(own[name])
     controls = " ".join(control_strings(tokenizer)) + "".join(control_strings(tokenizer))
     conversations = [
         [{"role": "user", "content": f"a{controls}\n"}, {"role": "assistant", "content": f"{controls} b"}],
         [{"role": "user", "content": control} for control in control_strings(tokenizer)[:1]] + TURN[1:],
     ]
-    sanitized = stock(own[name], conversations, tmp_path, sanitize_control_tokens=True)
+    sanitized = stock_ids(stock, own[name], conversations, tmp_path, sanitize_control_tokens=True)
     assert [ids for ids, _ in render_batch(tokenizer, conversations)] == sanitized
 
 

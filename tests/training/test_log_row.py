@@ -6,7 +6,6 @@ import types
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch.distributed import init_process_group
 
 from pipeline.data.rows import Consumed
@@ -15,6 +14,7 @@ from pipeline.recipe.schema import Hub, Monitor
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard
 from pipeline.training.metrics import GIB, LogRow, data_numbers
+from tests.ranks import on_ranks
 from tests.training.test_device_memory import Allocator
 
 
@@ -56,7 +56,7 @@ def rank_main(rank, folder):
 
 
 def test_two_ranks_log_the_longest_wait_the_fullest_device_and_the_sum_of_its_failures(tmp_path):
-    torch.multiprocessing.spawn(rank_main, args=(tmp_path,), nprocs=2)
+    on_ranks(rank_main, tmp_path)
 
 
 def test_the_hub_lags_by_the_steps_since_the_newest_that_it_has(log_row, tmp_path):

@@ -4,13 +4,13 @@ import os
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch.distributed import all_gather_object, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from pipeline.training import muon as muon_step
 from pipeline.training.optimizer import MuonAdamW
+from tests.ranks import on_ranks
 
 SHAPES = [(24, 24)] * 3 + [(64, 16)] * 4 + [(16, 64)] + [(1, 9)]  # the last has no row for the second rank
 
@@ -72,4 +72,4 @@ def rank_main(rank, rendezvous, product_dtype):
 
 @pytest.mark.parametrize("product_dtype", ["float32", "bfloat16"])
 def test_two_ranks_share_the_products_and_move_every_matrix_as_one_does(tmp_path, product_dtype):
-    torch.multiprocessing.spawn(rank_main, args=(str(tmp_path / "rendezvous"), product_dtype), nprocs=2)
+    on_ranks(rank_main, str(tmp_path / "rendezvous"), product_dtype)

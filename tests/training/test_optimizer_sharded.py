@@ -4,7 +4,6 @@ import os
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch.distributed import all_gather_object, destroy_process_group, get_world_size, init_process_group
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -19,6 +18,7 @@ from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedules import apply_schedule
 from pipeline.training.sharding import own_part, shard_model, whole_on_rank_0
+from tests.ranks import on_ranks
 
 FIELDS = {
     "n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": 16, "vocab_size": 64, "use_bias": False,
@@ -152,8 +152,7 @@ def assert_sharded_moves_as_whole(rank, share, **more):
 
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
 def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path, ranks, replicas):
-    arguments = str(tmp_path / "rendezvous"), ranks, replicas
-    torch.multiprocessing.spawn(rank_main, args=arguments, nprocs=ranks)
+    on_ranks(rank_main, str(tmp_path / "rendezvous"), ranks, replicas, ranks=ranks)
 
 
 def test_a_model_whose_parameters_are_merged_when_it_is_saved_is_refused():
