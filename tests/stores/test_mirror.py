@@ -20,7 +20,7 @@ from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
-from pipeline.run.mirror import Mirror, Mirroring, restore_from_mirror
+from pipeline.run.mirror import Mirror, Mirroring, follow, restore_from_mirror
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, Runner
@@ -295,6 +295,28 @@ def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkey
     assert len(started) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority")
+def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: SimpleNamespace(poll=lambda: 0))
+    mirroring = Mirroring(SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), run)
+    niceness, send = [], Mirror.send
+
+    def ending(self):
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        send(self)
+        if len(niceness) == 1:
+            saved(run, 10)
+            mirroring.drain()
+        else:
+            monkeypatch.setattr(os, "getppid", lambda: 1)
+
+    monkeypatch.setattr(Mirror, "send", ending)
+    follow(run, ADDRESS, trainer=os.getppid())
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness == [min(here + 5, 19), here]
+    assert mirror.steps() == [5, 10]
+
+
 class Failing(BaseHTTPRequestHandler):
     def do_PUT(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -400,14 +422,22 @@ def started_with(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(tmp_path, text_files, chat_files, s3):
+@pytest.mark.parametrize(
+    ("model", "how"), [("gpt2", {}), ("modern", {"ranks": 2, "sharded": True})], ids=["gpt2", "modern-sharded"]
+)
+def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
+    tmp_path, text_files, chat_files, s3, model, how
+):
     runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
-    recipe = runner.recipe("mirrored", "gpt2", run={"mirror": "s3://runs/whole"})
-    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null")
+    recipe = runner.recipe("mirrored", model, run={"mirror": "s3://runs/whole"})
+    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null", **how)
     there = Mirror(RunDirectory(runner.folder / "runs" / "cut"), "s3://runs/whole")
-    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps())
+    if there.store.exists(there.root):  # of the case before
+        there.store.rm(there.root, recursive=True)
+    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps(), **how)
+    assert len([*cut.glob("checkpoints/checkpoint-10/model*.safetensors")]) == how.get("ranks", 1)
     shutil.rmtree(cut)
-    gone_on = runner.train(recipe, "run.name=cut")
+    gone_on = runner.train(recipe, "run.name=cut", **how)
     assert "checkpoint-10 was restored from s3://runs/whole/cut" in gone_on.output
     assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
     one, other = (load_file(run.directory / "model" / "model.safetensors") for run in (uncut, gone_on))
