@@ -41,7 +41,7 @@ class Mirror:
         self.run, self.address = run, f"{address.rstrip('/')}/{run.name}"
         self.store, self.root = opened(self.address)
         self.queue = run.path / "mirror_queue"
-        self.waiting = self.queue / "training_waits"  # a file that is there while the end of a run waits for what is left
+        self.waiting = self.queue / "training_waits"  # while the end of a run waits for what is left
 
     # ---- what is sent ----
 
