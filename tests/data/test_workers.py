@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -366,18 +367,14 @@ def test_parts_on_two_hosts_make_the_bytes_of_one_process(recipe_file, tmp_path)
 
 
 DATATROVE = ("datatrove==0.10.1", "humanize==4.17.0", "loguru==0.7.3")  # the rest of its needs is here
-EXECUTORS = """
-import sys
-from datatrove.executor import LocalPipelineExecutor, SlurmPipelineExecutor
+LOCAL = """
+from datatrove.executor import LocalPipelineExecutor
+
 from pipeline.data.datatrove_step import PreparePart
 
 if __name__ == "__main__":
-    how, arguments = sys.argv[1], sys.argv[2:]
-    step = {"pipeline": [PreparePart(*arguments)], "tasks": 3, "logging_dir": how}
-    if how == "slurm":
-        SlurmPipelineExecutor(**step, time="1:00:00", partition="cpu", slurm_logs_folder="slurm_logs").run()
-    else:
-        LocalPipelineExecutor(**step, workers=2).run()
+    step = PreparePart("recipes/fineweb_d24.yaml", "data.cache_dir=/shared/cache")
+    LocalPipelineExecutor([step], tasks=16, workers=2, logging_dir="/shared/logs/prepare").run()
 """
 # Stand-ins for the scheduler, which runs what it is given at once, task after task.
 SLURM = {
@@ -402,18 +399,23 @@ while [[ $1 == -* || $1 =~ ^[0-9]+$ ]]; do shift; done; exec "$@"
 )
 def test_executors_of_datatrove_make_the_bytes_of_one_process(recipe_file, tmp_path, how):
     assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
-    (tmp_path / "executors.py").write_text(EXECUTORS)
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    text = LOCAL if how == "local" else re.findall(r"```python\n(.+?)```", page, re.S)[0]
+    for theirs, ours in (("recipes/fineweb_d24.yaml", recipe_file), ("/shared", tmp_path), ("tasks=16", "tasks=3")):
+        assert theirs in text
+        text = text.replace(theirs, str(ours))
+    (tmp_path / "executors.py").write_text(text)
     for name, script in SLURM.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     installed = folder_with(*DATATROVE)
     environ = {**os.environ, "PYTHONPATH": f"{installed}:{ROOT}"}
     environ["PATH"] = f"{tmp_path}:{installed}/bin:{environ['PATH']}"
-    command = [sys.executable, "executors.py", how, str(recipe_file), f"data.cache_dir={tmp_path / how}"]
+    command = [sys.executable, "executors.py"]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len([*(tmp_path / how / "completions").iterdir()]) == 3
-    assert everything(tmp_path / how) == everything(tmp_path / "alone")
+    assert len([*(tmp_path / "logs" / "prepare" / "completions").iterdir()]) == 3
+    assert everything(tmp_path / "cache") == everything(tmp_path / "alone")
 
 
 def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most: int) -> int:
