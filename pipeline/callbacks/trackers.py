@@ -2,10 +2,8 @@
 
 import dataclasses
 import html
-import os
 import queue
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from pipeline.metrics import metric_of
+from pipeline.process import side_process
 from pipeline.process.secrets import known_secrets, redact_output
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -245,16 +244,9 @@ class TrackioRun(TrainerCallback):
         if not state.is_world_process_zero:
             return
         secret = {where.rpartition("$")[2] for where in known_secrets()}
-        environment = {name: value for name, value in os.environ.items() if name not in secret}
+        environment = {name: value for name, value in side_process.environment().items() if name not in secret}
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, str(TRACKIO_WRITER), str(self.run.path), "--follow"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,  # a signal for the training, or its death, is no reason to lose rows
-            )
+            self.process = side_process.start(TRACKIO_WRITER, self.run.path, "--follow", env=environment)
         except OSError as error:
             self._warn(str(error))
 

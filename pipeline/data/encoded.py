@@ -82,16 +82,17 @@ def read_encoded(path: Path) -> EncodedBlock | None:
     from safetensors.numpy import load
 
     try:
-        content = memoryview(path.read_bytes())
-    except FileNotFoundError:
+        with open(path, "rb") as file:
+            sum_and_length = file.read(12)
+            about, tensors = file.read(int.from_bytes(sum_and_length[4:], "little")), file.read()
+    except (FileNotFoundError, OverflowError, MemoryError):
         return None
-    if zlib.crc32(content[4:]).to_bytes(4, "little") != content[:4]:
+    if zlib.crc32(tensors, zlib.crc32(sum_and_length[4:] + about)).to_bytes(4, "little") != sum_and_length[:4]:
         return None
-    end = 12 + int.from_bytes(content[4:12], "little")
-    arrays: dict[str, Any] = load(bytes(content[end:]))
+    arrays: dict[str, Any] = load(tensors)
     if "trained" in arrays:
         arrays["trained"] = arrays["trained"].astype(bool)
-    return EncodedBlock(**json.loads(bytes(content[12:end])), **arrays)
+    return EncodedBlock(**json.loads(about), **arrays)
 
 
 def write_encoded(path: Path, encoded: EncodedBlock) -> None:

@@ -272,8 +272,10 @@ class CutAndFit(Packer):
 
     def add(self, documents):
         rows = []
-        for ids, origin in documents:
-            self.block.append((np.asarray(ids, dtype=self.dtype), origin))
+        while documents:
+            room = self.documents - len(self.block)
+            self.block += documents[:room]
+            documents = documents[room:]
             if len(self.block) >= self.documents:
                 rows += self.finish()
         return rows

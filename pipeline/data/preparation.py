@@ -1,7 +1,6 @@
 """Shards that are prepared ahead of the training that reads them: the process that prepares, and how the ranks wait for it."""
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pipeline.data.plan import ROLES, digest, folders_of, make_plan, open_stream
 from pipeline.data.shards import damaged_seals, is_damaged, shard_path
 from pipeline.data.stream import Stream
 from pipeline.monitor.heartbeat import beat
-from pipeline.process import errors
+from pipeline.process import errors, side_process
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count, waiting
 from pipeline.process.retries import retries_in
@@ -162,19 +161,14 @@ class Preparation:
         with held:
             remove_file(self.folder / "failure.json")
             remove_file(self.folder / RETRIES)
-            paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "true"}
-            environment.pop("TANDEM_STATUS", None)  # the run's own, in which the first to end has the word
             # The child inherits the lock, where locks are: held without a gap from here until it ends, however it ends.
             with open(self.folder / "log.txt", "wb") as log:
-                self.child = subprocess.Popen(
-                    [sys.executable, "-m", "pipeline.data", "--ahead", str(self.folder)],
-                    env=environment,
+                self.child = side_process.start(
+                    *("-m", "pipeline.data", "--ahead", self.folder),
+                    log=log,
                     stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
+                    env=side_process.environment(TOKENIZERS_PARALLELISM="true"),
                     pass_fds=held.descriptors(),
-                    start_new_session=True,  # Ctrl-C is for the training, which then still gets its last rows.
                 )
             assert self.child.stdin is not None
             with self.child.stdin as pipe:  # by pipe: the child runs this very recipe, not one read from a file again

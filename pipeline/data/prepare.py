@@ -46,9 +46,9 @@ from pipeline.data.workers import (
     remove_encoded,
 )
 from pipeline.hardware.cpu import keep_freed_memory
-from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
+from pipeline.process.side_process import end_with, yield_to_training
 from pipeline.process.storage import (
     close_leases,
     file_lock,

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from pipeline.data.encoded import FOLDER, EncodedBlock, encode_block, encoded_path, read_encoded, write_encoded
 from pipeline.hardware.cpu import available_bytes, usable_cores
-from pipeline.process.commands import end_with
+from pipeline.process import side_process
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.storage import remove_file
@@ -85,11 +85,6 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def _paths() -> list[str]:
-    """Return where another process finds this program, and what this one was given."""
-    return [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-
-
 class WorkerPool:
     """Processes of this machine. Each is fed by a thread, starts with its first work, and is started again when it was killed."""
 
@@ -132,20 +127,9 @@ class WorkerPool:
 
     def _start(self) -> subprocess.Popen:
         # One thread each, also in libraries that would start one a core in every process.
-        single = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        environment = {
-            **os.environ,
-            **single,
-            "PYTHONPATH": os.pathsep.join(_paths()),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        environment.pop("TANDEM_STATUS", None)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.data", "--worker"],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the process that started them
+        environment = side_process.environment(TOKENIZERS_PARALLELISM="false", **side_process.ONE_THREAD)
+        process = side_process.start(
+            *("-m", "pipeline.data", "--worker"), env=environment, stdout=subprocess.PIPE, stderr=None
         )
         self.thread_local.process = process
         self.started.append(process)
@@ -179,7 +163,7 @@ class RayTasks:
             raise RecipeError(
                 'data.engine: ray needs the package ray, which is not installed. Run pip install "tandem-llm[ray]".'
             ) from None
-        single = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(_paths())}
+        single = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": side_process.python_path()}
         try:
             ray.init("auto", runtime_env={"env_vars": single}, log_to_driver=False, logging_level="ERROR")
         except ConnectionError:
@@ -233,7 +217,7 @@ def _answer(work: Work, run: tuple) -> list[int] | BaseException:
 
 def serve_work() -> int:
     """Encode what stdin asks for until it ends, or the process at its other end does."""
-    end_with(os.getppid())
+    side_process.end_with(os.getppid())
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a user's own format may print
     requests = sys.stdin.buffer

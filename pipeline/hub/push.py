@@ -16,7 +16,6 @@ from pipeline.hub.card import model_card
 from pipeline.hub.client import bound_waits, retried
 from pipeline.hub.pull import STATE
 from pipeline.hub.verification import compare_sums, verify
-from pipeline.process.commands import end_with, yield_to_training
 from pipeline.process.errors import (
     CannotWriteError,
     DataError,
@@ -26,6 +25,7 @@ from pipeline.process.errors import (
     TandemError,
 )
 from pipeline.process.secrets import kinds_in, known_secrets, redacted
+from pipeline.process.side_process import end_with, yield_to_training
 from pipeline.process.storage import sha256_file, write_text
 from pipeline.report.run_data import RunData, read_run
 from pipeline.run_dir.checkpoints import SEAL, problems, read_seal, sealed_files

@@ -7,7 +7,6 @@ import ctypes
 import mmap
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from math import isnan
 from pathlib import Path
 
 import psutil
+
+from pipeline.process import side_process
 
 GIB = 2**30
 JOULES_PER_KWH = 3.6e6
@@ -135,16 +136,17 @@ class GpuMonitor:
         with tempfile.TemporaryFile() as shared:
             shared.truncate(SIZE)
             self.totals = TotalsReader(shared.fileno())
-            command = [sys.executable, str(SAMPLER), str(output), "--attempt", str(attempt), "--hz", str(hz)]
-            self.process = subprocess.Popen(
-                [*command, "--descriptor", str(shared.fileno()), "--gpus", *gpus],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
-                stderr=subprocess.PIPE,
-                text=True,
-                pass_fds=[shared.fileno()],
-                start_new_session=True,  # Ctrl-C at the terminal is the run's; this ends with it
-            )
+            options = [
+                "--attempt",
+                str(attempt),
+                "--hz",
+                str(hz),
+                "--descriptor",
+                str(shared.fileno()),
+                "--gpus",
+                *gpus,
+            ]
+            self.process = side_process.start(SAMPLER, output, *options, text=True, pass_fds=[shared.fileno()])
 
     def read(self) -> dict[str, float]:
         """Return what TotalsReader.read does; {} without a sampler."""

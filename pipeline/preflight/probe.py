@@ -20,6 +20,7 @@ from typing import Any
 
 from pipeline.hardware.cpu import available_bytes, usable_cores
 from pipeline.hardware.device import DeviceInfo
+from pipeline.process import side_process
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.recipe import Recipe
 from pipeline.recipe.identity import must_match
@@ -67,11 +68,10 @@ def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: flo
         )
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     command = [sys.executable, *launcher, "-m", "pipeline.run.probing", str(seconds), *argv]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
     limit = START_S + 3 * seconds
     child = subprocess.Popen(
         command,
-        env={**os.environ, "PYTHONPATH": path},
+        env=side_process.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

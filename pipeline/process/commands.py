@@ -1,17 +1,13 @@
-"""Commands: as a person types them where this process was started from, the numbers that their environment sets, and how a
-process lives beside the one that started it."""
+"""Commands: as a person types them where this process was started from, and the numbers that their environment sets."""
 
 import os
 import shlex
 import shutil
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.process.errors import RecipeError
-from pipeline.process.storage import close_leases
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
@@ -68,24 +64,6 @@ def _quoted(argument: str) -> str:
         return argument
     plain = not any(letter in argument for letter in '"$`\\!\n')
     return f'"{argument}"' if plain else shlex.quote(argument)
-
-
-def end_with(parent: int) -> None:
-    """End this process as soon as the one that started it is gone, whatever it is doing then."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        close_leases()
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def yield_to_training() -> None:
-    """Lower the priority of this process, on Linux of this thread: training goes first, and when it waits, the processor is free anyway."""
-    if hasattr(os, "nice"):
-        os.nice(5)  # A quarter of a shared core. 19 were a seventieth, for the same work: a push took minutes.
 
 
 def whole_number(environ: Mapping[str, str], name: str, default: int, *, least: int) -> int:

@@ -184,8 +184,8 @@ MODERN: dict[str, Any] = {
     "attn_pdrop": 0.0,
     "vocab_multiple": 64,
 }
-# Above it, what helped small models in our own runs (docs/log.md, 2026-11-25); its rows are for any vocabulary.
-MODERN_BIGRAM: dict[str, Any] = {**MODERN, "bigram_embeddings": 20_480}
+# Of preset modern_bigram: rows of its table for an id of the vocabulary. What they bring: docs/log.md, 2026-11-25.
+BIGRAMS_PER_ID = 10
 # Fields of Qwen3Config. Nothing of it is ours: transformers, llama.cpp, Ollama, vLLM, SGLang and MLX have the architecture.
 PORTABLE_TYPE = "qwen3"
 PORTABLE_PATTERNS = ("qwen2", "llama3", "gpt2")  # that llama.cpp knows; first how models of that type cut text
@@ -193,7 +193,7 @@ PORTABLE: dict[str, Any] = {"tie_word_embeddings": False}
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "modern": MODERN,
-    "modern_bigram": MODERN_BIGRAM,
+    "modern_bigram": MODERN,
     "portable": PORTABLE,
 }
 
@@ -258,9 +258,12 @@ def default_inner(n_embd: int, *, gated: bool) -> int:
     return -(-8 * n_embd // (3 * multiple)) * multiple
 
 
-def options_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the preset's options with the recipe's own over them."""
-    return {**PRESETS[recipe.model.preset], **recipe.model.options}
+def options_of(recipe: Recipe, *, vocab_size: int | None = None) -> dict[str, Any]:
+    """Return the preset's options, those that follow from the vocabulary where its size is given, with the recipe's own over them."""
+    grown = {}
+    if recipe.model.preset == "modern_bigram" and vocab_size is not None:
+        grown["bigram_embeddings"] = BIGRAMS_PER_ID * vocab_size
+    return {**PRESETS[recipe.model.preset], **grown, **recipe.model.options}
 
 
 def model_fields(
@@ -274,7 +277,7 @@ def model_fields(
     sizes = {name: getattr(model, name) for name in LLAMA_NAMES if getattr(model, name) is not None}
     if model.type == "gpt2":
         sizes.pop("n_kv_head", None)
-    return {**options_of(recipe), **sizes, "vocab_size": vocab_size, **ids}
+    return {**options_of(recipe, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
 
 
 # Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last
@@ -403,7 +406,7 @@ def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> "Sizes | Counte
     if model_type not in BY_ARITHMETIC or (model_type == "nanochat" and model.start_config is None):
         return _counted(recipe, vocab_size)
     options = {
-        **(model.start_config or options_of(recipe)),
+        **(model.start_config or options_of(recipe, vocab_size=vocab_size)),
         "n_layer": model.n_layer,
         "n_embd": model.n_embd,
         "n_head": model.n_head,

@@ -271,6 +271,7 @@ def _point(data: RunData) -> dict[str, Any]:
         "parameters": data.manifest["model"]["parameters"],
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
+        "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / tokens,
         "tokens_per_param": tokens / scaling if scaling else None,
         "val_bpb": data.last(VAL_BPB),
     }
@@ -280,8 +281,12 @@ def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
     """Return the horizon's rule that all runs follow: equal tokens a scaling parameter, or equal tokens."""
     for name in ("tokens_per_param", "tokens"):
         values = [point[name] for point in points]
-        if None not in values and max(values) <= (1 + SAME_RULE) * min(values):
-            return {name: sum(values) / len(values)}
+        if None in values:
+            continue
+        # Of a short run the last step, which is whole or not made, is more than that.
+        most = min(value * (1 + max(SAME_RULE, p["step_share"])) for value, p in zip(values, points, strict=True))
+        if max(values) <= most:
+            return {name: max(values)}
     listed = "\n  ".join(f"{p['run']}: {p['tokens']:,} tokens" + (f", {p['tokens_per_param']:.2f} a scaling parameter" if p["tokens_per_param"] else "") for p in points)  # fmt: skip
     raise RecipeError(
         f"--fit: the runs' horizons follow no one rule, and a line through them would mix size and length:\n  {listed}\n"

@@ -77,12 +77,13 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
 
 
 def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
-    """Epochs by the bytes of text a row has held so far; None when the size of the text is not known."""
+    """Return epochs by the bytes of text that the rows so far have used up; None when the size of the text is not known."""
     whole, totals = text_bytes(source), sequence.totals()
-    read = totals.get("text_bytes")
-    if not whole or not read or not totals["rows"]:
+    if not whole or not totals.get("text_bytes") or not totals["rows"]:
         return None
-    return planned / (totals["rows"] * whole / read)
+    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer.
+    tokens = totals["positions"] - totals["padded"] + totals["cropped_tokens"]
+    return planned * tokens / totals["rows"] * totals["text_bytes"] / totals["text_tokens"] / whole
 
 
 # Rows for this run: one process of the run prepares, the others attach.

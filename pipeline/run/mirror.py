@@ -18,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.process.commands import yield_to_training
+from pipeline.process import side_process
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
-from pipeline.run_dir.failures import child_environment
 from pipeline.run_dir.hub_queue import link_files
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -237,15 +236,9 @@ class Mirroring:
         self.mirror.waiting.unlink(missing_ok=True)
         if "finished" in run.read_manifest() and not self.mirror.is_behind():
             return
-        command = [sys.executable, "-m", "pipeline.run.mirror", str(run.path), recipe.run.mirror, str(os.getpid())]
         with open(self.mirror.queue / "mirror.log", "ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=child_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self.process = side_process.start(
+                *("-m", "pipeline.run.mirror", run.path, recipe.run.mirror, str(os.getpid())), log=log
             )
 
     def drain(self) -> None:
@@ -273,7 +266,7 @@ def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
 
 def _follow(mirror: Mirror, trainer: int) -> None:
     # As in hub/push.py: what is sent while the run trains yields to it, what its end waits for does not.
-    yielding = ThreadPoolExecutor(1, initializer=yield_to_training)
+    yielding = ThreadPoolExecutor(1, initializer=side_process.yield_to_training)
     pause, ends = FIRST_PAUSE_S, None
     while ends is None or time.monotonic() < ends:
         if ends is None and os.getppid() != trainer:

@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-import sys
 
+from pipeline.process import side_process
 from pipeline.process.commands import command
 from pipeline.recipe import Recipe
-from pipeline.run_dir.failures import child_environment
 from pipeline.run_dir.hub_queue import MODEL, HubQueue
 from pipeline.run_dir.run_directory import RunDirectory
 
@@ -42,19 +41,14 @@ class Publishing:
             print(f"the model was not published: {error}. {self._later()}", flush=True)
 
     def _start(self) -> None:
-        environment = child_environment() | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # in a log they are noise
-        command = [sys.executable, "-m", "pipeline.hub", "beside", str(self.run.path), "--trainer", str(os.getpid())]
+        environment = side_process.environment(HF_HUB_DISABLE_PROGRESS_BARS="1")  # in a log they are noise
         try:
             self.queue.path.mkdir(parents=True, exist_ok=True)
             with open(self.queue.log, "ab") as log:
-                # A session of its own: Ctrl-C at the terminal is the run's. It leaves by itself when the run is gone.
-                self.process = subprocess.Popen(
-                    command,
+                self.process = side_process.start(
+                    *("-m", "pipeline.hub", "beside", self.run.path, "--trainer", str(os.getpid())),
+                    log=log,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
                 )
         except OSError as error:
             print(f"nothing is published while the run goes on: {error}. {self._later()}", flush=True)

@@ -28,6 +28,7 @@ from typing import Any, cast
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
+from pipeline.process import side_process
 from pipeline.process.storage import (
     Held,
     folder_bytes,
@@ -73,14 +74,8 @@ def start(job: Job) -> subprocess.Popen:
         return cast(subprocess.Popen, Written(job))
     held = take_lock(Path(job.target).parent) if job.rank == 0 else None
     try:
-        process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # else who reads the training's output would wait for it, too
-            stderr=subprocess.PIPE,
-            pass_fds=[*(held.descriptors() if held else ()), *(descriptor for descriptor, _ in job.images.values())],
-            start_new_session=True,  # a signal for the training, or its death, is no reason to lose the checkpoint
-        )
+        images = (descriptor for descriptor, _ in job.images.values())
+        process = side_process.start(__file__, pass_fds=[*(held.descriptors() if held else ()), *images])
     finally:
         if held:
             held.close()  # the process holds it now

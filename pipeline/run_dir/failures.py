@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from pipeline.process import side_process
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -31,8 +32,6 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 _current_run: RunDirectory | None = None
 _leaving = threading.Lock()  # taken by the thread that ends the process
-ROOT = Path(__file__).parents[2]
-OF_A_RANK = ("TANDEM_STATUS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 REPORT_S = 60.0  # longest time that an end by failure waits for its report; three seconds are usual
 
 
@@ -260,12 +259,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def child_environment() -> dict[str, str]:
-    """Return the environment of a side process of the run, which finds this package: it is no rank, and its status is not the run's."""
-    kept = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
-    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-
-
 def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | None:
     """Write the run's report by a process of its own: this one may be out of memory, or hang in any import. Return None, or what
     kept it from being written; the command can be run again at any time."""
@@ -273,8 +266,8 @@ def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | No
     try:
         done = subprocess.run(
             command,
-            cwd=ROOT,
-            env=child_environment(),
+            cwd=side_process.ROOT,
+            env=side_process.environment(),
             timeout=limit_s,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

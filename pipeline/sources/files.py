@@ -9,6 +9,7 @@ import os
 import posixpath
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -437,6 +438,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
                 return split_files(candidate, config=None, split=split, name=str(candidate), where=where), ""
             inside = _readable_files(candidate, split, where)
             if not inside:
+                refuse_archives(sorted(os.listdir(candidate)), of=f"the folder {candidate} has ", where=where)
                 return (
                     [],
                     f"the folder {candidate} has no readable file, so there is nothing to read. Readable are {READABLE}.",
@@ -472,6 +474,7 @@ def _matched(pattern: Path, where: str) -> list[Path]:
 def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     """Return all readable files below the folder, but of saved datasets the split's alone; what `datasets` ignores is left out."""
     found: list[Path] = []
+    others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder):
         if (
             "run_manifest.json" in names
@@ -482,7 +485,16 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             folders.clear()
         else:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-            found += [Path(parent, n) for n in names if is_data(n) and not n.startswith(".") and n not in IGNORED]
+            names = [n for n in names if not n.startswith(".") and n not in IGNORED]
+            found += [Path(parent, n) for n in names if is_data(n)]
+            others.update(PurePosixPath(n).suffix.lower() or "no ending" for n in names if not is_data(n))
+    if found and others:
+        LOG.warning(
+            "%s: the folder %s has files of kinds that are not read (%s). Convert those that hold text, say to txt.",
+            where,
+            folder,
+            ", ".join(f"{kind}: {count:,}" for kind, count in others.most_common(SHOWN)),
+        )
     return _of_a_corpus(found, folder, where)
 
 

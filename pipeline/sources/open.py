@@ -463,9 +463,13 @@ class _Opening:
                 if self.max_bad_rows
                 else "data.max_bad_rows allows none"
             )
+            encoding = any("is not UTF-8" in row for row in rows)
+            convert = (
+                " Convert text in another encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW." if encoding else ""
+            )
             problems += [
                 *grouped(rows),
-                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Correct them, or raise data.max_bad_rows to leave such rows out.",
+                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Correct them, or raise data.max_bad_rows to leave such rows out.{convert}",
             ]
         self.problems += [DataError(problem) for problem in problems]
         left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))

@@ -108,7 +108,7 @@ def grouped(lines: list[str]) -> list[str]:
         place, reason = found.groups() if found else ("", line)
         groups.setdefault(re.sub(r"\d+", "#", reason), []).append((place, reason))
     return [
-        f"{len(group):,} rows: {group[0][1]} (first: {group[0][0]})"
+        f"{len(group):,} rows: {group[0][1]}" + (f" (first: {group[0][0]})" if group[0][0] else "")
         if len(group) > 1
         else ": ".join(part for part in group[0] if part)
         for group in groups.values()

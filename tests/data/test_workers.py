@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pyarrow
 import pyarrow.parquet
@@ -25,6 +26,7 @@ import pytest
 import yaml
 
 from pipeline.data import workers
+from pipeline.data.encoded import EncodedBlock, read_encoded, write_encoded
 from pipeline.data.plan import make_plan
 from pipeline.data.preparation import locks, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
@@ -97,6 +99,18 @@ def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, f
     seen = [len(content) for name, content in found[1].items() if Path(name).name.startswith("seen-")]
     assert len(seen) > 3
     assert len(set(seen)) > 1  # some shards hold an item
+
+
+def test_an_encoded_block_that_is_damaged_anywhere_is_none(tmp_path):
+    block = EncodedBlock(0, 1, 0, [], np.arange(9, dtype=np.uint16), np.array([4, 5]), np.zeros((2, 2), np.int32))
+    write_encoded(tmp_path / "block", block)
+    whole = (tmp_path / "block").read_bytes()
+    assert read_encoded(tmp_path / "block").ids.tolist() == [*range(9)]
+    for at in range(len(whole)):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            (tmp_path / "block").write_bytes(damaged)
+            assert read_encoded(tmp_path / "block") is None
+    assert read_encoded(tmp_path / "nothing") is None
 
 
 def in_this_process(pool: WorkerPool, *run) -> Future:

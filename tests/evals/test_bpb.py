@@ -226,8 +226,8 @@ def test_a_rank_without_any_text_still_takes_part(model, rows, tmp_path):
     assert first["bytes"] == bits_per_byte(model, [batch], byte_lengths, device="cpu").bytes
 
 
-@pytest.mark.parametrize("preset", ["gpt2", "modern", "modern_bigram"])
-def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset):
+@pytest.mark.parametrize(("preset", "options"), [("gpt2", {}), ("modern", {}), ("modern", {"bigram_embeddings": 970})])
+def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(rows, preset, options):
     from pipeline.model.build import build_model
     from pipeline.recipe.sizes import PRESETS
 
@@ -241,7 +241,7 @@ def test_our_model_scores_the_same_through_its_own_loss_and_through_its_logits(r
         "bos_token_id": BOS,
         "eos_token_id": 96,
     }
-    ours = build_model("tandem", {**sizes, **PRESETS[preset]}, seed=4).eval()
+    ours = build_model("tandem", {**sizes, **PRESETS[preset], **options}, seed=4).eval()
     with torch.no_grad():
         for parameter in ours.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(6)))

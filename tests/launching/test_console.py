@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -121,6 +122,21 @@ def test_init_writes_a_recipe_that_its_stage_takes_and_writes_over_nothing(folde
     again = tandem(folder, "init", data)
     assert again.returncode != 0
     assert "is not written over" in again.stderr
+
+
+def test_a_wheel_has_the_recipes_and_nothing_of_an_earlier_build(tmp_path):
+    pytest.importorskip("setuptools")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("pipeline", "recipes", "accelerate_configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    left = tmp_path / "build" / "lib" / "pipeline" / "gone.py"
+    left.parent.mkdir(parents=True)
+    left.write_text("")
+    subprocess.run([sys.executable, "setup.py", "-q", "build_py"], cwd=tmp_path, check=True)
+    assert (left.parent / "recipes" / "quickstart_pretrain.yaml").is_file()
+    assert (left.parent / "pretrain.py").is_file()
+    assert not left.exists()
 
 
 @pytest.mark.slow

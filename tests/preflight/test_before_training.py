@@ -332,10 +332,12 @@ def test_a_warm_up_longer_than_a_run_given_in_epochs_is_refused_and_the_default_
 
 
 class Rows:
-    """Stands where the rows of a run are: 300 rows planned, of which `sealed` lie there with `read` bytes of text."""
+    """Stands where the rows of a run are: 300 rows planned, of which `sealed` lie there with `used` bytes of text, one a token; as
+    many again wait in the packer's buffer."""
 
-    def __init__(self, *, rows, epochs=None, sealed=0, read=0):
-        totals = {"rows": sealed, "text_bytes": read}
+    def __init__(self, *, rows, epochs=None, sealed=0, used=0):
+        totals = {"rows": sealed, "text_bytes": 2 * used, "text_tokens": 2 * used}
+        totals |= {"positions": used, "padded": used // 4, "cropped_tokens": used // 4}
         self.stream = SimpleNamespace(sequences=[SimpleNamespace(totals=lambda: totals)])
         self.share = {"rows": rows, **({"epochs": epochs} if epochs is not None else {})}
 
@@ -349,7 +351,7 @@ def test_the_epochs_planned_are_said_or_estimated_before_all_is_prepared(recipe_
     whole = text_files[0].stat().st_size
     lines = horizon_lines(recipe, Rows(rows=300, epochs=1.5), sources)
     assert lines == ["training: 4 steps of 512 tokens, 2.05k in all", "  text: read 1.50 times (epochs)"]
-    half = horizon_lines(recipe, Rows(rows=300, sealed=100, read=whole // 2), sources)
+    half = horizon_lines(recipe, Rows(rows=300, sealed=100, used=whole // 8 * 4), sources)
     assert half[1] == "  text: read about 1.50 times (epochs)"
     assert "not known before all of it is prepared" in horizon_lines(recipe, Rows(rows=300), sources)[1]
     assert "note: text is repeated more than 4 times" in horizon_lines(recipe, Rows(rows=300, epochs=4.5), sources)[2]

@@ -137,7 +137,9 @@ def test_parameters_are_those_of_the_transformers_model(index):
     assert sizes_from_config(config, row_tokens=64).parameters()["total"] == model_parameters(config)
 
 
-@pytest.mark.parametrize("options", [["gpt2"], ["modern"], ["modern", "model.options.bigram_embeddings=5000"]])
+@pytest.mark.parametrize(
+    "options", [["gpt2"], ["modern"], ["modern_bigram"], ["modern_bigram", "model.options.bigram_embeddings=5000"]]
+)
 def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
     import torch
 
@@ -161,6 +163,8 @@ def test_parameters_are_those_of_the_tandem_model(tmp_path, options):
         model = TandemForCausalLM(config)
     ours, theirs = sizes_of(recipe), sizes_from_config(config, row_tokens=512)
     assert ours == theirs
+    rows = {"modern_bigram": 5000 if options[1:] else 10 * 1000}
+    assert ours.bigram_embeddings == rows.get(options[0], 0)
     assert ours.parameters()["total"] == sum(p.numel() for p in model.parameters())
     assert ours.windows == [window or 512 for window in config.windows]
 

@@ -46,7 +46,7 @@ def family(tmp_path, monkeypatch):
         run.update_manifest(
             name=run.name,
             must_match=must_match(settled),
-            inputs={"tokenizer": {"identity": "t"}, "sources": [{"fingerprint": text}], "protocols": {"val/bpb": protocol}, "protocol_parts": {"val/bpb": parts} if parts else {}},
+            inputs={"tokenizer": {"identity": "t"}, "sources": [{"fingerprint": text}], "batch_tokens": settled.data.batch_tokens, "protocols": {"val/bpb": protocol}, "protocol_parts": {"val/bpb": parts} if parts else {}},
             plan={"scaling_parameters": sizes.parameters()["scaling"]},
             model={"parameters": sizes.parameters()["total"], "flops_per_token": per_token},
             **({"finished": 1.0} if finished else {}),
@@ -193,6 +193,13 @@ def test_runs_whose_horizons_follow_no_rule_are_refused_with_their_tokens(family
     runs = [family(depth, f"run.tokens_per_param={depth}") for depth in (2, 4, 6)]
     with pytest.raises(RecipeError, match=r"follow no one rule.*\n  d2: [\d,]+ tokens, 2\.\d\d a scaling parameter"):
         fit_runs(runs)
+
+
+def test_a_horizon_that_whole_steps_make_shorter_is_of_the_same_rule(family):
+    runs = [family(depth, "run.tokens_per_param=0.21") for depth in (2, 4, 6)]
+    shares = [run.tokens() / run.manifest["plan"]["scaling_parameters"] for run in runs]
+    assert max(shares) > 1.02 * min(shares)
+    assert read_json(fit_runs(runs)[0])["rule"] == {"tokens_per_param": max(shares)}
 
 
 def test_unfinished_runs_and_too_few_are_told_together(family):

@@ -198,6 +198,11 @@ def test_notes_and_tables_beside_a_corpus_are_left_out_of_its_folder_with_a_warn
     train, held_out = opened(tmp_path, files="mine")
     assert {file.label for source in train + held_out for file in source.files} == {"a.jsonl", "b.parquet"}
     assert "NOTES.md, labels.csv, which are left out" in caplog.text
+    assert "not read" not in caplog.text
+    (tmp_path / "mine" / "page.html").write_text("<p>text")
+    (tmp_path / "mine" / ".hidden").write_text("")
+    opened(tmp_path, files="mine")
+    assert "mine has files of kinds that are not read (.html: 1). Convert" in caplog.text
     (tmp_path / "words").mkdir()
     for number in range(20):
         (tmp_path / "words" / f"{number}.{'md' if number % 2 else 'txt'}").write_text(f"text {number}\n" * 50)

@@ -179,7 +179,13 @@ def binary_text(folder):
 
 def invalid_utf8_text(folder):
     (folder / "a.txt").write_bytes(b"first line\nsecond caf\xe9 line\n")
-    return "a.txt", DataError, ["a.txt: is not UTF-8 (line 2)"]
+    return "a.txt", DataError, ["a.txt: is not UTF-8 (line 2)", "iconv -f"]
+
+
+def a_folder_of_archives(folder):
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "texts.zip").write_bytes(b"PK")
+    return "corpus", RecipeError, ["corpus has archives, which are not unpacked: texts.zip", "Unpack them"]
 
 
 def truncated_gzip(folder):
