@@ -1,11 +1,13 @@
 """Packing documents and conversations into rows."""
 
+import copy
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 # Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
 
@@ -51,8 +53,10 @@ def documents_begun(input_ids: np.ndarray, used: np.ndarray, starts: np.ndarray 
     A document that packing cut in two or more counts with every piece. A row's last token is the next row's first under
     `concat`, so what begins there begins in the next row.
     """
-    begins = (input_ids == bos if starts is None else starts)[:, :-1]
-    return (begins & (np.arange(begins.shape[1]) < used[:, None])).sum(1)  # padding may have the id of BOS, or a start
+    begins = input_ids == bos if starts is None else starts
+    row, at = np.divmod(np.flatnonzero(begins), begins.shape[1])
+    counts = at < np.minimum(used[row], begins.shape[1] - 1)  # padding may have the id of BOS, or a start
+    return np.bincount(row[counts], minlength=len(begins))
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -63,7 +67,7 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     open_bins: list[int] = []  # remaining room << 32 | bin, sorted: a bisect finds the tightest fit
-    for piece in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for piece in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):  # equal ones keep their order
         length = lengths[piece]
         at = bisect_left(open_bins, length << 32)
         if at < len(open_bins):
@@ -79,20 +83,24 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 def fill_rows(
-    pieces: list[np.ndarray], bins: list[list[int]], *, width: int, pad: int, dtype
+    pieces: list[np.ndarray], bins: list[list[int]], *, width: int, pad: int, dtype, bos: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, width) ids and (n,) used positions of the bins' pieces laid one after the other."""
-    rows = np.full((len(bins), width), pad, dtype=dtype)
-    used = np.zeros(len(bins), dtype=np.int32)
+    """(n, width) ids and (n,) used positions of the bins' pieces laid one after the other, each behind a `bos` where one is given."""
+    rows = np.empty((len(bins), width), dtype=dtype)
+    used = []
     for row, numbers in zip(rows, bins, strict=True):
         at = 0
         for number in numbers:
+            if bos is not None:
+                row[at] = bos
+                at += 1
             piece = pieces[number]
-            row[at : at + len(piece)] = piece
-            at += len(piece)
-    for i, numbers in enumerate(bins):
-        used[i] = sum(len(pieces[n]) for n in numbers)
-    return rows, used
+            end = at + len(piece)
+            row[at:end] = piece
+            at = end
+        row[at:] = pad
+        used.append(at)
+    return rows, np.array(used, dtype=np.int32)
 
 
 def ragged(arrays: list[np.ndarray], dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -226,8 +234,8 @@ class Packer:
         )
         self.counts = {"cropped_tokens": 0, "split_documents": 0}
 
-    def add(self, ids: np.ndarray, origin: Origin) -> list[PackedRows]:
-        """Return rows that are finished now. ids: (n,) text tokens of one document, n >= 1, no specials."""
+    def add(self, documents: list[tuple[np.ndarray, Origin]]) -> list[PackedRows]:
+        """Return rows that are finished now. Of each document (n,) text tokens, n >= 1, no specials."""
         raise NotImplementedError
 
     def finish(self) -> list[PackedRows]:
@@ -247,6 +255,13 @@ class Packer:
         return piece
 
 
+def snapshot(packer: Any) -> Any:
+    """Return a packer whose state() stays what it is now. Lists are copied and their arrays are not, which takes no time."""
+    held = copy.copy(packer)
+    held.__dict__ = {k: snapshot(v) if isinstance(v, Packer) else copy.copy(v) for k, v in vars(packer).items()}
+    return held
+
+
 class CutAndFit(Packer):
     """Every document of a block cut into pieces, then best fit with padding. A cut piece fills its row, so the BOS that
     the model learns to predict always follows a real end of a document."""
@@ -255,9 +270,15 @@ class CutAndFit(Packer):
         super().__init__(**settings)
         self.block: list[tuple[np.ndarray, Origin]] = []
 
-    def add(self, ids, origin):
-        self.block.append((np.asarray(ids, dtype=self.dtype), origin))
-        return self.finish() if len(self.block) >= self.documents else []
+    def add(self, documents):
+        rows = []
+        while documents:
+            room = self.documents - len(self.block)
+            self.block += documents[:room]
+            documents = documents[room:]
+            if len(self.block) >= self.documents:
+                rows += self.finish()
+        return rows
 
     def finish(self):
         if not self.block:
@@ -266,12 +287,12 @@ class CutAndFit(Packer):
         for ids, origin in self.block:
             self.counts["split_documents"] += len(ids) > self.row_tokens
             for at in range(0, len(ids), self.row_tokens):
-                pieces.append(self.with_bos(ids[at : at + self.row_tokens]))
+                pieces.append(ids[at : at + self.row_tokens])
                 origins.append(origin)
         self.block = []
         width = self.row_tokens + 1
-        bins = best_fit([len(p) for p in pieces], width)
-        rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype)
+        bins = best_fit([len(p) + 1 for p in pieces], width)
+        rows, used = fill_rows(pieces, bins, width=width, pad=self.pad, dtype=self.dtype, bos=self.bos)
         first = np.array([origins[numbers[0]] for numbers in bins], dtype=np.int32)
         return [PackedRows(rows, first, used)]
 
@@ -301,28 +322,31 @@ class BestFitCrop(Packer):
         self.buffer: dict[int, tuple[np.ndarray, Origin]] = {}  # by arrival
         self.by_length: list[tuple[int, int]] = []  # (length, arrival), sorted
         self.arrivals = 0
+        self.finished: list[tuple[np.ndarray, Origin, int]] = []  # rows that add() or finish() is about to return
         self._new_row()
 
     def _new_row(self):
         self.row, self.at, self.row_origin = np.full(self.row_tokens + 1, self.pad, dtype=self.dtype), 0, (0, 0, 0)
 
-    def add(self, ids, origin):
-        piece = self.with_bos(ids)
-        self.buffer[self.arrivals] = (piece, origin)
-        insort(self.by_length, (len(piece), self.arrivals))
-        self.arrivals += 1
-        return self._take() if len(self.buffer) >= self.documents else []
+    def add(self, documents):
+        for ids, origin in documents:
+            piece = self.with_bos(ids)
+            self.buffer[self.arrivals] = (piece, origin)
+            insort(self.by_length, (len(piece), self.arrivals))
+            self.arrivals += 1
+            if len(self.buffer) >= self.documents:
+                self._take()
+        return self._finished_rows()
 
     def finish(self):
-        rows = []
         while self.buffer:
-            rows += self._take()
+            self._take()
         if self.at >= 2:
-            rows.append(self._finished())
-        return rows
+            self._finish_row()
+        return self._finished_rows()
 
     def _take(self):
-        """Put one document of the buffer into the row; the row in a list when that fills it."""
+        """Put one document of the buffer into the row."""
         room = self.row_tokens + 1 - self.at
         fits = bisect_right(self.by_length, (room, self.arrivals))
         # Of the longest that fit, the first to arrive; when none fits, the shortest, again the first to arrive.
@@ -334,12 +358,19 @@ class BestFitCrop(Packer):
             self.row_origin = origin
         self.row[self.at : self.at + length] = piece[:room]
         self.at = min(self.at + length, self.row_tokens + 1)
-        return [self._finished()] if self.at == self.row_tokens + 1 else []
+        if self.at == self.row_tokens + 1:
+            self._finish_row()
 
-    def _finished(self):
-        done = PackedRows(self.row[None], np.array([self.row_origin], np.int32), np.array([self.at], np.int32))
+    def _finish_row(self):
+        self.finished.append((self.row, self.row_origin, self.at))
         self._new_row()
-        return done
+
+    def _finished_rows(self):
+        if not self.finished:
+            return []
+        rows, origins, used = zip(*self.finished, strict=True)
+        self.finished = []
+        return [PackedRows(np.stack(rows), np.array(origins, np.int32), np.array(used, np.int32))]
 
     def state(self):
         order = sorted(self.buffer)
@@ -373,20 +404,22 @@ class Concat(Packer):
         self.rest = np.zeros(0, dtype=self.dtype)
         self.rest_origin: Origin = (0, 0, 0)
 
-    def add(self, ids, origin):
-        if not len(self.rest):
-            self.rest_origin = origin
-        before, size = len(self.rest), self.row_tokens
-        stream = np.concatenate([self.rest, self.with_bos(ids)])
-        rows = (len(stream) - 1) // size
-        self.counts["split_documents"] += rows > 0 and before < rows * size
-        if rows == 0:
-            self.rest = stream
+    def add(self, documents):
+        if not documents:
             return []
-        ids_out = np.stack([stream[i * size : i * size + size + 1] for i in range(rows)])
-        origins = np.array([self.rest_origin] + [origin] * (rows - 1), np.int32)
-        self.rest, self.rest_origin = stream[rows * size :], origin
-        return [PackedRows(ids_out, origins, np.full(rows, size + 1, np.int32))]
+        pieces = [self.rest, *(self.with_bos(ids) for ids, _ in documents)]
+        origins = np.array([self.rest_origin, *(origin for _, origin in documents)], np.int32)
+        stream, size = np.concatenate(pieces), self.row_tokens
+        ends = np.cumsum([len(piece) for piece in pieces])
+        count = max(0, len(stream) - 1) // size
+        # A row that ends within a document splits it.
+        self.counts["split_documents"] += int(((ends[1:] - 1) // size * size > ends[:-1]).sum())
+        first = origins[
+            np.searchsorted(ends, np.arange(count + 1) * size, side="right")
+        ]  # of what each row begins with
+        self.rest, self.rest_origin = stream[count * size :].copy(), tuple(first[-1].tolist())
+        rows = sliding_window_view(stream, size + 1)[::size] if count else stream[:0]
+        return [PackedRows(rows.copy(), first[:-1], np.full(count, size + 1, np.int32))] if count else []
 
     def finish(self):
         if len(self.rest) < 2:
@@ -413,7 +446,7 @@ NO_TEXT = -1
 
 
 class BytesPacker:
-    """Interface of packers.Packer, with the bytes of every token as a third argument of `add`."""
+    """Interface of Packer, with the bytes of every token as a third part of each document."""
 
     def __init__(self, kind: type[Packer], *, bos: int, pad: int, dtype: str, **settings):
         self.ids = kind(bos=bos, pad=pad, dtype=dtype, **settings)
@@ -427,8 +460,9 @@ class BytesPacker:
     def counts(self, counts: dict[str, int]) -> None:
         self.ids.counts = counts
 
-    def add(self, ids: np.ndarray, origin: Origin, lengths: np.ndarray) -> list[PackedRows]:
-        return _together(self.ids.add(ids, origin), self.lengths.add(lengths, origin))
+    def add(self, documents: list[tuple[np.ndarray, Origin, np.ndarray]]) -> list[PackedRows]:
+        lengths = self.lengths.add([(lengths, origin) for _, origin, lengths in documents])
+        return _together(self.ids.add([(ids, origin) for ids, origin, _ in documents]), lengths)
 
     def finish(self) -> list[PackedRows]:
         return _together(self.ids.finish(), self.lengths.finish())

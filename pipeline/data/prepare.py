@@ -45,6 +45,7 @@ from pipeline.data.workers import (
     processes_for,
     remove_encoded,
 )
+from pipeline.hardware.cpu import keep_freed_memory
 from pipeline.process.errors import DataError, TandemError, of_panic
 from pipeline.process.retries import keep_retries_in
 from pipeline.process.side_process import end_with, yield_to_training
@@ -101,6 +102,7 @@ class Workshop:
     def ahead(self, source: int) -> EncodedReader:
         """Return what gives the blocks of a training source as other processes encode them."""
         if self.engine is None:
+            keep_freed_memory()  # shard after shard takes the same arrays, and this process feeds on all others
             sequences = zip(self.plan["train"]["sequences"], self.sources["train"], strict=True)
             folders = {sequence_folder(self.plan, about): (each, about["settings"]) for about, each in sequences}
             self.work = Work(folders, self.tokenizer, watchlist=self.watchlist, retries=self.retries)

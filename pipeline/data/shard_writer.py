@@ -7,6 +7,7 @@ place in the source, and how many of the rows it gives are already sealed. Going
 import copy
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.data.packing import (
     count_conversation,
     documents_begun,
     new_counts,
+    snapshot,
 )
 from pipeline.data.shards import (
     end_path,
@@ -80,7 +82,7 @@ class SequenceWriter:
             packed = next(self.blocks, None)
             if packed is None:
                 break
-            self.cursor, self.state, rows = packed
+            self.cursor, self.before, rows = packed
             self.block_rows = self.skip + sum(map(len, rows))
             self.skip = 0
             self.pending += rows
@@ -111,7 +113,7 @@ class SequenceWriter:
             if self.number == self.wanted:  # The shards before it are only passed through.
                 self._make_again(rows)
         else:
-            write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.state))
+            write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.before.state()))
             write_shard(self.folder, self.number, rows, counts)
             if self.number and (self.number - 1) % STATES_KEPT_EVERY:
                 remove_file(state_path(self.folder, self.number - 1))
@@ -174,24 +176,24 @@ class SequenceWriter:
         self.packer.counts, self.read, self.skip = dict(cursor["packed"]), dict(cursor["read"]), cursor["skip"]
         return cursor
 
-    def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, dict[str, np.ndarray], list[PackedRows]]]:
-        """(cursor, packer state before it, rows) of each block from the cursor on; last the rest that the packer holds."""
+    def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, Any, list[PackedRows]]]:
+        """(cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer holds."""
         place = {"file": cursor["file"], "block": cursor["block"]}
         again = self.resumed  # the first block was read before: its bad rows are named in the seal before
         if not cursor["finishing"]:
             for block in self._encoded_blocks(**place):
                 place = {"file": block.file, "block": block.index}
-                before, state = self._cursor(place, finishing=False), self.packer.state()
+                cursor, before = self._cursor(place, finishing=False), snapshot(self.packer)
                 rows = self._pack(block)
                 self.bad_rows += [] if again else block.bad_rows
-                yield before, state, self._without_skipped(rows)
+                yield cursor, before, self._without_skipped(rows)
                 again = False
                 if self.is_full():
                     break
-        before, state = self._cursor(place, finishing=True), self.packer.state()
+        cursor, before = self._cursor(place, finishing=True), snapshot(self.packer)
         if self.scanner:
             self.scanner.look([])
-        yield before, state, self._without_skipped(self.packer.finish())
+        yield cursor, before, self._without_skipped(self.packer.finish())
 
     def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked for."""
@@ -229,21 +231,18 @@ class SequenceWriter:
 
 
 def pack_documents(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:
-    rows: list[PackedRows] = []
     assert block.text_bytes is not None
+    read, limit, sizes = writer.read, writer.settings.get("limit_bytes"), block.text_bytes.cumsum()
+    taken = len(sizes) if limit is None else int(np.searchsorted(sizes, limit - read["text_bytes"])) + 1
+    lengths = block.lengths[:taken]
+    read["documents"] += len(lengths)
+    read["text_tokens"] += int(lengths.sum())
+    read["text_bytes"] += int(sizes[:taken][-1]) if len(lengths) else 0
+    read["empty_rows"] += int((lengths == 0).sum())
     flat = [block.ids] if block.target_bytes is None else [block.ids, block.target_bytes]
     arrays = zip(*map(block.each, flat), strict=True)
-    for origin, size, (ids, *lengths) in zip(block.places(), block.text_bytes.tolist(), arrays, strict=True):
-        writer.read["documents"] += 1
-        writer.read["text_tokens"] += len(ids)
-        writer.read["text_bytes"] += size
-        if len(ids):
-            rows += writer.packer.add(ids, origin, *lengths)
-        else:
-            writer.read["empty_rows"] += 1
-        if writer.is_full():
-            break
-    return rows
+    documents = islice(zip(block.places(), arrays, strict=True), taken)
+    return writer.packer.add([(ids, origin, *more) for origin, (ids, *more) in documents if len(ids)])
 
 
 def pack_conversations(writer: SequenceWriter, block: EncodedBlock) -> list[PackedRows]:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pipeline.process import side_process
@@ -39,6 +40,7 @@ class Mirror:
         self.run, self.address = run, f"{address.rstrip('/')}/{run.name}"
         self.store, self.root = opened(self.address)
         self.queue = run.path / "mirror_queue"
+        self.waiting = self.queue / "training_waits"  # while the end of a run waits for what is left
 
     # ---- what is sent ----
 
@@ -231,6 +233,7 @@ class Mirroring:
             return
         self.mirror = Mirror(run, recipe.run.mirror)
         self.mirror.queue.mkdir(exist_ok=True)
+        self.mirror.waiting.unlink(missing_ok=True)
         if "finished" in run.read_manifest() and not self.mirror.is_behind():
             return
         with open(self.mirror.queue / "mirror.log", "ab") as log:
@@ -242,6 +245,8 @@ class Mirroring:
         """Wait until what was saved is in the store, for at most DRAIN_S, and say so when it is not."""
         if self.process is None:
             return
+        with suppress(OSError):  # a full disk: then it goes on yielding
+            self.mirror.waiting.touch()
         ends = time.monotonic() + DRAIN_S
         while self.mirror.is_behind() and self.process.poll() is None and time.monotonic() < ends:
             time.sleep(0.1)
@@ -254,21 +259,23 @@ class Mirroring:
 
 def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
     """Send what the run saves for as long as the trainer lives, and what is left then, for at most DRAIN_S."""
-    side_process.yield_to_training()
     mirror = Mirror(run, address)
     with file_lock(mirror.queue / ".lock"):  # a process of the last start may still be sending
         _follow(mirror, trainer)
 
 
 def _follow(mirror: Mirror, trainer: int) -> None:
+    # As in hub/push.py: what is sent while the run trains yields to it, what its end waits for does not.
+    yielding = ThreadPoolExecutor(1, initializer=side_process.yield_to_training)
     pause, ends = FIRST_PAUSE_S, None
     while ends is None or time.monotonic() < ends:
         if ends is None and os.getppid() != trainer:
             ends = time.monotonic() + DRAIN_S
         try:
             if mirror.is_behind():
+                nobody_trains = ends is not None or mirror.waiting.exists()
                 with as_os_error():
-                    mirror.send()
+                    mirror.send() if nobody_trains else yielding.submit(mirror.send).result()
             elif ends is not None:
                 return
             pause = FIRST_PAUSE_S

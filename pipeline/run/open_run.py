@@ -113,6 +113,19 @@ class OpenRun:
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
+def restore_run(recipe: Recipe) -> None:
+    """Fetch a run that is not here, on rank 0 for all ranks: what this start takes from an earlier one is resolved after it."""
+    directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+
+    def restore() -> None:
+        if recipe.hub.strategy == "checkpoint":
+            import_built_in("hub.restore")(recipe, directory)
+        if recipe.run.mirror:
+            import_built_in("mirror.restore")(recipe, directory)
+
+    on_rank_0(restore)
+
+
 def open_run(recipe: Recipe) -> OpenRun:
     """Find or create the run directory and decide, on rank 0 for all ranks, what this start does.
 
@@ -126,10 +139,6 @@ def open_run(recipe: Recipe) -> OpenRun:
 
 def _open(recipe: Recipe) -> OpenRun:
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
-    if recipe.hub.strategy == "checkpoint":
-        import_built_in("hub.restore")(recipe, directory)
-    if recipe.run.mirror:
-        import_built_in("mirror.restore")(recipe, directory)
     manifest = directory.read_manifest()
     begun = "must_match" in manifest and directory.has_trained()
     if begun or "finished" in manifest:

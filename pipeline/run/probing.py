@@ -29,7 +29,7 @@ from pipeline.recipe.resolve import isolates_documents, rows_per_step
 
 # What a stage imports and a probe does not need counts in its memory.
 from pipeline.recipe.schema import with_values
-from pipeline.run.start import start_process
+from pipeline.run.start import resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer
@@ -113,7 +113,8 @@ class Clock(TrainerCallback):
 
 def main(argv: list[str]) -> None:
     recipe = read_recipe(argv[1:])
-    recipe, processes = start_process(recipe)
+    processes = start_process(recipe)
+    recipe = resolve_open_values(recipe, processes)
     few = {"train.eval_strategy": "no", "train.save_strategy": "no", "train.max_steps": 10 * MOST_STEPS}
     recipe = with_values(recipe, few)
     plan = make_plan(recipe, device_info(), processes=processes)

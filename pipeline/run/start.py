@@ -29,8 +29,8 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, on_rank_0
 
 
-def start_process(recipe: Recipe) -> tuple[Recipe, int]:
-    """Join the other ranks. Return the recipe with what follows from their number and from earlier runs, and their number.
+def start_process(recipe: Recipe) -> int:
+    """Join the other ranks, and return their number. Raises RecipeError on all of them where they would train different runs.
 
     On a CPU the threads are set first, since their number changes the last bits of fp32 sums, and kernels are
     deterministic.
@@ -56,10 +56,15 @@ def start_process(recipe: Recipe) -> tuple[Recipe, int]:
     state = PartialState(cpu=on_cpu, timeout=timedelta(seconds=int(recipe.train.get("ddp_timeout", 7200))))
     if state.num_processes > 1:
         refuse_different_ranks(recipe)
-    recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, state.num_processes)))
-    if on_cpu:
+    return state.num_processes
+
+
+def resolve_open_values(recipe: Recipe, processes: int) -> Recipe:
+    """Return the recipe with what follows from the number of processes and from earlier runs, this run's own starts among them."""
+    recipe = with_values(recipe, on_rank_0(lambda: _resolved(recipe, processes)))
+    if device_info().kind == "cpu":
         decide_for_all_ranks(on_rank_0(lambda: _trains_in_bfloat16(recipe)))
-    return recipe, state.num_processes
+    return recipe
 
 
 def refuse_different_ranks(recipe: Recipe) -> None:

@@ -9,9 +9,9 @@ from pipeline.recipe import Recipe
 from pipeline.run.batch_size import resolve_micro_batch
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import finish_run, record_plan, say_shape
-from pipeline.run.open_run import evaluation_is_due, open_run
+from pipeline.run.open_run import evaluation_is_due, open_run, restore_run
 from pipeline.run.publishing import Publishing
-from pipeline.run.start import start_process
+from pipeline.run.start import resolve_open_values, start_process
 from pipeline.run_dir.signals import Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
@@ -24,9 +24,11 @@ def train(recipe: Recipe, signals: Signals) -> int:
 
     A recipe is frozen: each step that decides an open value (start, batch, attention, commits, steps, micro-batch) returns the next one.
     """
-    recipe, processes = start_process(recipe)
+    processes = start_process(recipe)
     limit_silence()
     signals.connect(store_of_ranks())
+    restore_run(recipe)
+    recipe = resolve_open_values(recipe, processes)
     recipe = check_before_training(recipe, processes=processes)
     run = open_run(recipe)
     mirroring = import_built_in("mirror.beside")(recipe, run.directory)

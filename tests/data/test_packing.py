@@ -24,7 +24,7 @@ def documents(lengths):
 def pack(packer, texts):
     parts = []
     for i, ids in enumerate(texts):
-        parts += packer.add(ids, (0, i // 4, i))
+        parts += packer.add([(ids, (0, i // 4, i))])
     return PackedRows.joined(parts + packer.finish())
 
 
@@ -91,7 +91,9 @@ def test_best_fit_crop_takes_the_documents_that_a_linear_scan_takes(lengths):
     texts = documents(lengths)
     expected = linear_scan_best_fit_crop(texts, width=17, buffer_size=8)
     made = packer("best_fit_crop")
-    rows = [row for i, ids in enumerate(texts) for part in made.add(ids, (0, 0, i)) for row in part.input_ids.tolist()]
+    rows = [
+        row for i, ids in enumerate(texts) for part in made.add([(ids, (0, 0, i))]) for row in part.input_ids.tolist()
+    ]
     assert rows == expected
 
 
@@ -118,11 +120,10 @@ def test_concat_is_the_stream_of_documents_with_every_token_a_target_once(length
 def test_packing_continues_from_its_state_as_if_uninterrupted(name, lengths, cut):
     texts = documents(lengths)
     first, whole = packer(name), pack(packer(name), texts)
-    parts = [part for i, ids in enumerate(texts[:cut]) for part in first.add(ids, (0, i // 4, i))]
+    parts = [part for i, ids in enumerate(texts[:cut]) for part in first.add([(ids, (0, i // 4, i))])]
     second = packer(name)
     second.restore({key: array.copy() for key, array in first.state().items()})
-    for i, ids in enumerate(texts[cut:], start=cut):
-        parts += second.add(ids, (0, i // 4, i))
+    parts += second.add([(ids, (0, i // 4, i)) for i, ids in enumerate(texts[cut:], start=cut)])  # all at once, too
     resumed = PackedRows.joined(parts + second.finish())
     for name_of_array in ("input_ids", "origins", "used"):
         np.testing.assert_array_equal(getattr(resumed, name_of_array), getattr(whole, name_of_array))

@@ -4,21 +4,27 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
 
+from pipeline.hardware.cpu import bfloat16_is_faster, cpu_name
 from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
-from pipeline.run.mirror import Mirror, Mirroring, restore_from_mirror
+from pipeline.run.mirror import Mirror, Mirroring, follow, restore_from_mirror
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
-from tests.runner import Runner
+from tests.runner import ROOT, Runner
+from tests.warm_commands import free_port
 
 ADDRESS = "s3://runs/mine"
 
@@ -289,6 +295,28 @@ def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkey
     assert len(started) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority")
+def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: SimpleNamespace(poll=lambda: 0))
+    mirroring = Mirroring(SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), run)
+    niceness, send = [], Mirror.send
+
+    def ending(self):
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        send(self)
+        if len(niceness) == 1:
+            saved(run, 10)
+            mirroring.drain()
+        else:
+            monkeypatch.setattr(os, "getppid", lambda: 1)
+
+    monkeypatch.setattr(Mirror, "send", ending)
+    follow(run, ADDRESS, trainer=os.getppid())
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness == [min(here + 5, 19), here]
+    assert mirror.steps() == [5, 10]
+
+
 class Failing(BaseHTTPRequestHandler):
     def do_PUT(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -329,15 +357,87 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     assert not mirror.is_behind()
 
 
+# A rank up to the checks before the training; its arguments: the folder behind the stores' interface, and those of a training.
+RESOLVED = """
+import json, os, sys
+from accelerate import PartialState
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from pipeline.hardware.device import decide_bf16
+from pipeline.process import network
+from pipeline.recipe import read_recipe
+from pipeline.run import train as life
+from pipeline.run_dir.signals import Signals
+
+def print_resolved(recipe, processes):
+    print(json.dumps([processes, recipe.model.start_from, recipe.data.batch_tokens, decide_bf16(recipe.train["bf16"])]), flush=True)
+    PartialState().wait_for_everyone()
+    os._exit(0)  # as an entry does: gloo's threads can abort the interpreter's own end
+
+network.file_system = lambda scheme: DirFileSystem(path=sys.argv[1], fs=LocalFileSystem(auto_mkdir=True))
+life.check_before_training = print_resolved
+life.train(read_recipe(sys.argv[2:], stage="sft"), Signals())
+"""
+
+
+def test_two_ranks_on_an_empty_disk_take_base_batch_and_dtype_of_the_run_in_the_mirror(tmp_path, monkeypatch):
+    store = DirFileSystem(path=str(tmp_path / "store"), fs=LocalFileSystem(auto_mkdir=True))
+    monkeypatch.setattr(network, "file_system", lambda scheme: store)
+    bases = [tmp_path / "runs" / name for name in ("first", "second")]
+    for finished, base in enumerate(bases, 1):
+        (base / "model").mkdir(parents=True)
+        (base / "model" / "config.json").write_text("{}")
+        RunDirectory(base).update_manifest(recipe_name="base", finished=float(finished))
+    # By one process, from the first base.
+    begun = {"model.start_from": str(bases[0] / "model"), "data.batch_tokens": 256}
+    bfloat16 = not bfloat16_is_faster()  # not as a new run on this processor would
+    run = RunDirectory(tmp_path / "there" / "small")
+    shape = {"device": cpu_name(), "dtype": "bfloat16" if bfloat16 else "float32"}
+    run.update_manifest(name=run.name, must_match=begun, shape=shape)
+    saved(run, 5)
+    mirror = Mirror(run, ADDRESS)
+    mirror.queue.mkdir()
+    mirror.send()
+    command = [sys.executable, "-c", RESOLVED, str(tmp_path / "store"), *started_with(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "ACCELERATE_USE_CPU": "true"}
+    ranks = [
+        subprocess.Popen(command, env={**environ, "RANK": rank, "LOCAL_RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    printed = [rank.communicate(timeout=120)[0].splitlines()[-1] for rank in ranks]
+    assert [json.loads(line) for line in printed] == [[2, *begun.values(), bfloat16]] * 2
+
+
+def started_with(tmp_path):
+    """The arguments of a second stage that leaves base, batch and dtype open."""
+    recipe = tmp_path / "sft.yaml"
+    recipe.write_text(
+        f"run: {{name: small, mirror: '{ADDRESS}', directory: {tmp_path / 'runs'}}}\n"
+        "model: {start_from: latest:base}\n"
+        "data: {sources: [{files: chats.jsonl, format: messages}], row_tokens: 64}\n"
+        "train: {max_steps: 10, per_device_train_batch_size: 2, gradient_accumulation_steps: 2, bf16: auto}\n"
+    )
+    return [str(recipe), f"data.cache_dir={tmp_path / 'cache'}"]
+
+
 @pytest.mark.slow
-def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(tmp_path, text_files, chat_files, s3):
+@pytest.mark.parametrize(
+    ("model", "how"), [("gpt2", {}), ("modern", {"ranks": 2, "sharded": True})], ids=["gpt2", "modern-sharded"]
+)
+def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
+    tmp_path, text_files, chat_files, s3, model, how
+):
     runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
-    recipe = runner.recipe("mirrored", "gpt2", run={"mirror": "s3://runs/whole"})
-    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null")
+    recipe = runner.recipe("mirrored", model, run={"mirror": "s3://runs/whole"})
+    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null", **how)
     there = Mirror(RunDirectory(runner.folder / "runs" / "cut"), "s3://runs/whole")
-    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps())
+    if there.store.exists(there.root):  # of the case before
+        there.store.rm(there.root, recursive=True)
+    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps(), **how)
+    assert len([*cut.glob("checkpoints/checkpoint-10/model*.safetensors")]) == how.get("ranks", 1)
     shutil.rmtree(cut)
-    gone_on = runner.train(recipe, "run.name=cut")
+    gone_on = runner.train(recipe, "run.name=cut", **how)
     assert "checkpoint-10 was restored from s3://runs/whole/cut" in gone_on.output
     assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
     one, other = (load_file(run.directory / "model" / "model.safetensors") for run in (uncut, gone_on))
