@@ -9,16 +9,14 @@ from setuptools.command.build_py import build_py
 
 class BuildWithRecipes(build_py):
     def run(self):
-        if (
-            not self.editable_mode
-        ):  # what an earlier build left there goes into the wheel, modules that are gone by now too
-            shutil.rmtree(Path(self.build_lib, "pipeline"), ignore_errors=True)
+        if self.editable_mode:  # there the repository's own folders are found
+            super().run()
+            return
+        package = Path(self.build_lib, "pipeline")
+        shutil.rmtree(package, ignore_errors=True)  # what an earlier build left would go into the wheel, too
         super().run()
-        if not self.editable_mode:  # there the repository's own folders are found
-            for folder in ("recipes", "accelerate_configs"):
-                target = Path(self.build_lib, "pipeline", folder)
-                shutil.rmtree(target, ignore_errors=True)
-                shutil.copytree(folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in ("recipes", "accelerate_configs"):
+            shutil.copytree(folder, package / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})
