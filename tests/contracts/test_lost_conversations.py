@@ -27,7 +27,10 @@ def test_a_run_that_drops_conversations_warns_and_its_diagnosis_says_the_same_an
         assert len(said) == (name == "short")
         if said:
             assert said[0] in before
-            assert finding.evidence in said[0]
+            # On a busy machine the start has packed nothing yet, and counts a sample, which is all of these.
+            numbers, how, _ = finding.evidence.partition(" (counted in all of them)")
+            assert how
+            assert numbers in said[0]
             assert "would hold 99 % whole" in finding.evidence
         small = [line for line in warnings if "sft/assistant_bpb is over" in line]
         assert len(small) == 1  # 4,096 positions are scored
