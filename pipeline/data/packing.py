@@ -256,7 +256,7 @@ class Packer:
 
 
 def snapshot(packer: Any) -> Any:
-    """Return a packer whose state() stays what it is now. Lists are copied and their arrays are not, which takes no time."""
+    """Return a packer whose state() stays what it is now. The packer's own arrays and lists are copied; arrays in lists are never changed, and are shared."""
     held = copy.copy(packer)
     held.__dict__ = {k: snapshot(v) if isinstance(v, Packer) else copy.copy(v) for k, v in vars(packer).items()}
     return held

@@ -389,5 +389,5 @@ def remove_encoded(folder: Path, *, of_parts: bool) -> None:
     """Delete the encoded blocks of a folder of shards. of_parts: also where parts were noted."""
     if (folder / FOLDER / PARTS).exists() and not of_parts:
         return
-    if has_encoded(folder):
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    for left in folder.glob("encoded-*"):  # those of earlier versions too
+        shutil.rmtree(left, ignore_errors=True)

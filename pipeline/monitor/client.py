@@ -136,16 +136,7 @@ class GpuMonitor:
         with tempfile.TemporaryFile() as shared:
             shared.truncate(SIZE)
             self.totals = TotalsReader(shared.fileno())
-            options = [
-                "--attempt",
-                str(attempt),
-                "--hz",
-                str(hz),
-                "--descriptor",
-                str(shared.fileno()),
-                "--gpus",
-                *gpus,
-            ]
+            options = [f"--attempt={attempt}", f"--hz={hz}", f"--descriptor={shared.fileno()}", "--gpus", *gpus]
             self.process = side_process.start(SAMPLER, output, *options, text=True, pass_fds=[shared.fileno()])
 
     def read(self) -> dict[str, float]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeline.process.errors import RecipeError
+from pipeline.process.side_process import ROOT
 
-ROOT = Path(__file__).parents[2]
 CONSOLE = "TANDEM_COMMAND"  # how the console command was called; set by it for all that it starts
 MODULES = {"plan": "preflight", "init": "launch.init"}  # of the console's names those that the package calls otherwise
 STAGES = ("pretrain", "sft")

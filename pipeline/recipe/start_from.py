@@ -125,7 +125,7 @@ def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
             setattr(model, name, None)
             if value is not None:
                 fill(f"model.{name}", value, "model.start_from")
-    for name, value in options_of(recipe).items():
+    for name, value in options_of(recipe, vocab_size=config.get("vocab_size")).items():
         if name in NO_ARCHITECTURE:
             continue
         key = f"model.options.{name}" if name in model.options else "model.preset"
@@ -145,7 +145,7 @@ def check_sizes(recipe: Recipe, config: Any) -> None:
         for name, value in given.items()
         if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
     ]
-    options = options_of(recipe) if recipe.model.preset != "gpt2" else recipe.model.options
+    options = options_of(recipe, vocab_size=have.vocab_size) if recipe.model.preset != "gpt2" else recipe.model.options
     wrong += [
         f"{name} is {value}, theirs {theirs}"
         for name, value in options.items()

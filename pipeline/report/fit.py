@@ -271,7 +271,7 @@ def _point(data: RunData) -> dict[str, Any]:
         "parameters": data.manifest["model"]["parameters"],
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
-        "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / tokens,
+        "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / max(1, tokens),
         "tokens_per_param": tokens / scaling if scaling else None,
         "val_bpb": data.last(VAL_BPB),
     }
@@ -283,7 +283,7 @@ def _rule(points: list[dict[str, Any]]) -> dict[str, float]:
         values = [point[name] for point in points]
         if None in values:
             continue
-        # Of a short run the last step, which is whole or not made, is more than that.
+        # Steps are whole, so a short run falls short of the rule by up to one step; the one that comes nearest has its value.
         most = min(value * (1 + max(SAME_RULE, p["step_share"])) for value, p in zip(values, points, strict=True))
         if max(values) <= most:
             return {name: max(values)}

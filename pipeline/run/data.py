@@ -81,8 +81,9 @@ def _estimate(planned: int, source: Any, sequence: Any) -> float | None:
     whole, totals = text_bytes(source), sequence.totals()
     if not whole or not totals.get("text_bytes") or not totals["rows"]:
         return None
-    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer.
-    tokens = totals["positions"] - totals["padded"] + totals["cropped_tokens"]
+    # Not by all that was read: most of a source of long documents may still wait in the packer's buffer. A BOS is no text.
+    begun = sum(seal.get("documents", 0) for seal in sequence.seals)
+    tokens = totals["positions"] - totals["padded"] - begun + totals["cropped_tokens"]
     return planned * tokens / totals["rows"] * totals["text_bytes"] / totals["text_tokens"] / whole
 
 

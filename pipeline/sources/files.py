@@ -438,7 +438,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
                 return split_files(candidate, config=None, split=split, name=str(candidate), where=where), ""
             inside = _readable_files(candidate, split, where)
             if not inside:
-                refuse_archives(sorted(os.listdir(candidate)), of=f"the folder {candidate} has ", where=where)
+                refuse_archives(_visible(candidate), of=f"the folder {candidate} has ", where=where)
                 return (
                     [],
                     f"the folder {candidate} has no readable file, so there is nothing to read. Readable are {READABLE}.",
@@ -487,15 +487,20 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
             names = [n for n in names if not n.startswith(".") and n not in IGNORED]
             found += [Path(parent, n) for n in names if is_data(n)]
-            others.update(PurePosixPath(n).suffix.lower() or "no ending" for n in names if not is_data(n))
+            others.update(_ending(n) for n in names if not is_data(n))
     if found and others:
         LOG.warning(
-            "%s: the folder %s has files of kinds that are not read (%s). Convert those that hold text, say to txt.",
+            "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say to txt.",
             where,
             folder,
             ", ".join(f"{kind}: {count:,}" for kind, count in others.most_common(SHOWN)),
         )
     return _of_a_corpus(found, folder, where)
+
+
+def _ending(name: str) -> str:
+    suffixes = PurePosixPath(name.lower()).suffixes[-2:]
+    return "".join(suffixes if suffixes[:1] == [".tar"] else suffixes[-1:]) or "no ending"
 
 
 def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:

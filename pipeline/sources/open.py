@@ -465,7 +465,9 @@ class _Opening:
             )
             encoding = any("is not UTF-8" in row for row in rows)
             convert = (
-                " Convert text in another encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW." if encoding else ""
+                " Convert text in another encoding, for instance by iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW."
+                if encoding
+                else ""
             )
             problems += [
                 *grouped(rows),

@@ -337,8 +337,8 @@ class Rows:
 
     def __init__(self, *, rows, epochs=None, sealed=0, used=0):
         totals = {"rows": sealed, "text_bytes": 2 * used, "text_tokens": 2 * used}
-        totals |= {"positions": used, "padded": used // 4, "cropped_tokens": used // 4}
-        self.stream = SimpleNamespace(sequences=[SimpleNamespace(totals=lambda: totals)])
+        totals |= {"positions": used + 7, "padded": used // 4, "cropped_tokens": used // 4}
+        self.stream = SimpleNamespace(sequences=[SimpleNamespace(totals=lambda: totals, seals=[{"documents": 7}])])
         self.share = {"rows": rows, **({"epochs": epochs} if epochs is not None else {})}
 
     def shares(self):

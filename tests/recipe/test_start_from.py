@@ -161,10 +161,11 @@ def test_the_dial_scales_rates_by_the_width_of_the_weights(folder):
         ("model.depth=3", "model.depth: is 3, and what this run starts from has 2"),
         ("model.options.smear=false", "model.options.smear: is smear: False, and what this run starts from has True"),
         ("tokenizer.vocab_size=4096", "tokenizer.vocab_size: is 4096, and what this run starts from has 300"),
+        ("model.preset=modern_bigram", "bigram_embeddings: 4800, and what this run starts from has None"),
     ],
 )
 def test_what_the_recipe_itself_says_against_its_weights_is_refused(folder, override, said):
-    run = make_run(folder, "a", finished=10, config=SIZES)
+    run = make_run(folder, "a", finished=10, config=SIZES | {"vocab_size": 300, "bigram_embeddings": None})
     vocab = {f"t{i}": i for i in range(300)}
     (run / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
     with pytest.raises(RecipeError) as refused:
