@@ -200,9 +200,10 @@ def test_notes_and_tables_beside_a_corpus_are_left_out_of_its_folder_with_a_warn
     assert "NOTES.md, labels.csv, which are left out" in caplog.text
     assert "not read" not in caplog.text
     (tmp_path / "mine" / "page.html").write_text("<p>text")
+    (tmp_path / "mine" / "more.tar.gz").write_text("")
     (tmp_path / "mine" / ".hidden").write_text("")
     opened(tmp_path, files="mine")
-    assert "mine has files of kinds that are not read (.html: 1). Convert" in caplog.text
+    assert "mine has files of kinds that are not read (.html: 1, .tar.gz: 1). Unpack or convert" in caplog.text
     (tmp_path / "words").mkdir()
     for number in range(20):
         (tmp_path / "words" / f"{number}.{'md' if number % 2 else 'txt'}").write_text(f"text {number}\n" * 50)
