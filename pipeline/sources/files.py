@@ -493,7 +493,10 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say to txt.",
             where,
             folder,
-            ", ".join(f"{kind}: {count:,}" for kind, count in others.most_common(SHOWN)),
+            ", ".join(
+                f"{kind}: {count:,}"
+                for kind, count in sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
+            ),
         )
     return _of_a_corpus(found, folder, where)
 
