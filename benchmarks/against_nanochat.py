@@ -77,9 +77,11 @@ def pair(options: argparse.Namespace, folder: Path, seed: int) -> dict:
     first = not list(folder.glob("seed*.npz"))
     if first or seed % 2 == 0:
         start(options, folder, recipe(options, folder, name, seed), rows)
-    else:  # the rows do not depend on the seed of the weights: those of the run before
-        rows = folder / f"seed{seed - 1}.npz"
-    tokenizer_for_peer(next(folder.glob("runs/*/model")), base / "tokenizer")
+    else:  # those of the first run: the peer has no seed, so its run is the same in every pair
+        rows = folder / "seed0.npz"
+    # Our seed chooses the text that a tokenizer learns from: the peer's ids are those of the rows that it is given.
+    rows_of = folder / "runs" / rows.stem / "model"
+    tokenizer_for_peer(rows_of, base / "tokenizer")
     log = start_peer(options, base, rows)
     if not ours.exists():
         start(options, folder, recipe(options, folder, name, seed), folder / f"{name}.npz")
@@ -87,7 +89,7 @@ def pair(options: argparse.Namespace, folder: Path, seed: int) -> dict:
     own = {row["step"]: row for row in rows if "train/loss" in row}
     peers = {int(step) + 1: (float(loss), float(ms) / 1e3) for step, loss, ms in STEP.findall(log)}
     late = [step for step in own if step > options.steps / 5 and step in peers]
-    model = from_peer(base, ours / "model", folder / f"peer_model{seed}", options.depth)
+    model = from_peer(base, rows_of, folder / f"peer_model{seed}", options.depth)
     row: dict = {"seed": seed}
     row["ours_step_s"] = statistics.median(own[step]["perf/step_s"] for step in late)
     row["peer_step_s"] = statistics.median(peers[step][1] for step in late)
