@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from environments import python_with, run_there, slow_unless_installed
 from forms import CHATS, TEXTS, greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -121,6 +122,21 @@ def model(request, tmp_path_factory) -> Path:
     return folder
 
 
+# Of logits with a standard deviation of 2: llama.cpp reads GELU from a table of half-precision numbers. The others have none.
+TIE = {"gemma3_text": 1e-3}
+
+
+def differ_by(model, ids: list[int], tokens: list[int], **settings) -> float:
+    """Return by how much the first token that is not transformers' lies below it in transformers' own logits; 0 without one."""
+    own = greedy(model, ids, **settings)
+    at = next((at for at, (ours, theirs) in enumerate(zip(own, tokens, strict=True)) if ours != theirs), None)
+    if at is None:
+        return 0.0
+    with torch.no_grad():
+        logits = model(torch.tensor([ids + own[:at]])).logits[0, -1]
+    return (logits[own[at]] - logits[tokens[at]]).item()
+
+
 def test_llama_cpp_gives_the_same_ids_greedy_tokens_ends_and_conversations(model, tmp_path):
     python = python_with(*LLAMA_CPP)
     mine, words = AutoModelForCausalLM.from_pretrained(model).eval(), AutoTokenizer.from_pretrained(model)
@@ -140,7 +156,7 @@ def test_llama_cpp_gives_the_same_ids_greedy_tokens_ends_and_conversations(model
             assert ids == words(text, split_special_tokens=not special).input_ids, text
     settings = {"eos_token_id": None, "suppress_tokens": given["ends"]}
     for ids, tokens in zip(given["prompts"], found["tokens"], strict=True):
-        assert greedy(mine, ids, **settings) == tokens
+        assert differ_by(mine, ids, tokens, **settings) <= TIE.get(mine.config.model_type, 0.0)
     assert found["ends"] == [["eos", 1]] * len(given["ends"])
     for messages, ids in zip(CHATS, found["chats"], strict=True):
         assert ids == words.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
