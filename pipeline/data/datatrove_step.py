@@ -10,9 +10,9 @@ from pipeline.recipe import read_recipe
 
 
 class PreparePart(PipelineStep):
-    """What `python -m pipeline.data RECIPE --part K/N` does; N is the executor's number of tasks, K the task's rank + 1.
+    """Prepare part K of N of a recipe's data, as `python -m pipeline.data RECIPE --part K/N` does.
 
-    A task that failed or was killed is encoded again by the executor's next call, from where it came to; the last one makes
+    N is the executor's number of tasks, K the task's rank + 1. A task that failed or was killed is encoded again by the executor's next call, from where it came to; the last one makes
     the shards. Raises RecipeError at once for a recipe that cannot be read.
     """
 

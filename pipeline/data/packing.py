@@ -85,7 +85,7 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 def fill_rows(
     pieces: list[np.ndarray], bins: list[list[int]], *, width: int, pad: int, dtype, bos: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, width) ids and (n,) used positions of the bins' pieces laid one after the other, each behind a `bos` where one is given."""
+    """Return (n, width) ids and (n,) used positions of the bins' pieces laid one after the other, each behind a `bos` where one is given."""
     rows = np.empty((len(bins), width), dtype=dtype)
     used = []
     for row, numbers in zip(rows, bins, strict=True):
@@ -256,7 +256,10 @@ class Packer:
 
 
 def snapshot(packer: Any) -> Any:
-    """Return a packer whose state() stays what it is now. The packer's own arrays and lists are copied; arrays in lists are never changed, and are shared."""
+    """Return a packer whose state() stays what it is now.
+
+    The packer's own arrays and lists are copied; arrays in lists are never changed, and are shared.
+    """
     held = copy.copy(packer)
     held.__dict__ = {k: snapshot(v) if isinstance(v, Packer) else copy.copy(v) for k, v in vars(packer).items()}
     return held
@@ -414,9 +417,8 @@ class Concat(Packer):
         count = max(0, len(stream) - 1) // size
         # A row that ends within a document splits it.
         self.counts["split_documents"] += int(((ends[1:] - 1) // size * size > ends[:-1]).sum())
-        first = origins[
-            np.searchsorted(ends, np.arange(count + 1) * size, side="right")
-        ]  # of what each row begins with
+        # Of what each row begins with, and the rest.
+        first = origins[np.searchsorted(ends, np.arange(count + 1) * size, side="right")]
         self.rest, self.rest_origin = stream[count * size :].copy(), tuple(first[-1].tolist())
         rows = sliding_window_view(stream, size + 1)[::size] if count else stream[:0]
         return [PackedRows(rows.copy(), first[:-1], np.full(count, size + 1, np.int32))] if count else []

@@ -177,7 +177,7 @@ class SequenceWriter:
         return cursor
 
     def _packed_blocks(self, cursor: dict) -> Iterator[tuple[dict, Any, list[PackedRows]]]:
-        """(cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer holds."""
+        """Yield (cursor, packer before it, rows) of each block from the cursor on; last the rest that the packer holds."""
         place = {"file": cursor["file"], "block": cursor["block"]}
         again = self.resumed  # the first block was read before: its bad rows are named in the seal before
         if not cursor["finishing"]:

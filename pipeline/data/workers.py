@@ -128,6 +128,7 @@ class WorkerPool:
     def _start(self) -> subprocess.Popen:
         # One thread each, also in libraries that would start one a core in every process.
         environment = side_process.environment(TOKENIZERS_PARALLELISM="false", **side_process.ONE_THREAD)
+        # Its errors go where this process's go: the log of the preparation, or the terminal.
         process = side_process.start(
             *("-m", "pipeline.data", "--worker"), env=environment, stdout=subprocess.PIPE, stderr=None
         )
