@@ -19,6 +19,7 @@ from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 
 CGROUP = Path("/sys/fs/cgroup")
+TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def usable_cores() -> int:
@@ -27,12 +28,28 @@ def usable_cores() -> int:
         affinity = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not on macOS; some sandboxes refuse the call
         affinity = os.cpu_count() or 1
+    return min(affinity, _quota() or affinity)
+
+
+def _quota() -> int | None:
+    """Return cores of the container's quota, by cgroup v2 or v1; None without one."""
+    places = [("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")]
+    for names in places:
+        try:
+            quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
+            return None if quota in ("max", "-1") else max(1, int(quota) // int(period))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def physical_cores() -> int:
+    """Return cores behind the usable ones, two threads of one core counted once; as many where the kernel does not say."""
     try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-        limit = affinity if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        limit = affinity
-    return min(affinity, limit)
+        cores = {(TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text() for cpu in os.sched_getaffinity(0)}
+    except (AttributeError, OSError):
+        return usable_cores()
+    return min(len(cores), usable_cores())
 
 
 def memory_bytes() -> int:
@@ -40,11 +57,13 @@ def memory_bytes() -> int:
     import psutil
 
     total = psutil.virtual_memory().total
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup v2, v1
+        try:
+            limit = (CGROUP / name).read_text().strip()
+        except OSError:
+            continue
+        return min(total, int(limit)) if limit.isdecimal() else total
+    return total
 
 
 def available_bytes() -> int:
@@ -124,14 +143,14 @@ def can_compile() -> bool:
 
 
 def set_threads(local_processes: int = 1) -> int:
-    """Share the cores out among the processes of this machine; the threads torch now uses.
+    """Share the cores out among the processes of this machine, and return the threads that torch now uses.
 
-    The number of threads changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and
-    printed and saved by the caller.
+    Where two threads share a core, one of each core is used unless both were measured to be faster (best_threads). The number
+    changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and saved by the caller.
     """
     import torch
 
-    threads = max(1, usable_cores() // local_processes)
+    threads = max(1, best_threads() // local_processes)
     torch.set_num_threads(threads)
     return threads
 
@@ -194,6 +213,7 @@ def settle_vector_functions() -> None:
 
 WIDTH = 512  # of the square matrices: as wide as the blocks of a small model
 REPEATS = 8  # of each dtype in turn; the best counts, which other programs on the machine disturb least
+GAIN = 1.1  # of both threads of a core over one: they share its units, and the other programs of the run find a thread free
 FASTER = 1.5  # what bfloat16 must gain in the products, so that the step gains too: its other half stays as it is
 
 
@@ -273,7 +293,44 @@ def measure() -> ProductRates:
     return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())
 
 
-def _place() -> Path:
+def best_threads() -> int:
+    """Return the threads to train with: one a core, or all that the cores have where products are faster so by GAIN.
+
+    They are measured once on a machine with two threads a core, and kept. Without torch, and nothing kept, one a core.
+    """
+    physical, usable = physical_cores(), usable_cores()
+    if physical == usable:
+        return usable
+    kept = f".{physical}-{usable}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError, PackageNotFoundError, CannotWriteError):
+        return usable if read_sealed_json(_place(kept))["gain"] >= GAIN else physical
+    if importlib.util.find_spec("torch") is None:
+        return physical
+    gain = seconds_of_product(physical) / seconds_of_product(usable)
+    with suppress(OSError, CannotWriteError):
+        write_sealed_json(_place(kept), {"gain": gain, "time": time.time()})
+    return usable if gain >= GAIN else physical
+
+
+def seconds_of_product(threads: int) -> float:
+    """Return the best time of a matrix product on so many threads, in the dtype that is the faster one here."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        a, b = torch.ones(2, 4 * WIDTH, WIDTH, dtype=torch.bfloat16 if bfloat16_is_faster() else torch.float32)
+        best = float("inf")
+        for _ in range(1 + REPEATS):
+            began = time.perf_counter()
+            a @ b.T
+            best = min(best, time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(before)
+    return best
+
+
+def _place(suffix: str = ".json") -> Path:
     flags = sorted(flag for flag in cpu_flags() if flag.startswith(("avx", "amx", "fma", "asimd", "sve", "bf16")))
     machine = "\n".join([cpu_name(), *flags, version("torch")])
-    return cache_dir() / "processors" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    return cache_dir() / "processors" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}{suffix}"

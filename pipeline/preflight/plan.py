@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, product_rates, usable_cores
+from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, physical_cores, product_rates, usable_cores
 from pipeline.hardware.device import DeviceInfo, model_shards
 from pipeline.preflight.memory import (
     FP32,
@@ -234,7 +234,7 @@ def compute_of_step(plan: "Plan") -> tuple[Span | None, str]:
         return None, ""
     if plan.device.kind == "cpu":
         rates = product_rates()
-        peak = rates and max(1, usable_cores() // plan.processes) * (
+        peak = rates and max(1, physical_cores() // plan.processes) * (
             rates.bfloat16 if plan.compute_format == "bfloat16" else rates.float32
         )
         shares = CPU_MFU

@@ -41,6 +41,7 @@ BUILT_IN = {
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
     "mirror.beside": "pipeline.run.mirror:Mirroring",
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
+    "mirror.restore_base": "pipeline.run.mirror:restore_base_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
     "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
     "callbacks.Benchmarks": "pipeline.callbacks.evaluations:Benchmarks",

@@ -26,7 +26,7 @@ def read_recipe(argv: list[str], *, stage: Stage | None = None) -> Recipe:
     problems = Problems()
     tree = read_layers(path, argv[1:], problems)
     recipe = _typed(tree, problems)
-    recipe.path = path
+    recipe.path, recipe.arguments = path, list(argv)
     problems.raise_if_any()
 
     recipe.stage = recipe.run.stage or infer_stage(recipe) or stage or "pretrain"

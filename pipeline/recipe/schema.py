@@ -374,6 +374,7 @@ class Recipe(Section):
     # Not keys of the file: set by the reader, and micro_batch where train.per_device_train_batch_size is auto.
     micro_batch: int | None = field(default=None, metadata={"internal": True})
     path: str | None = field(default=None, metadata={"internal": True})
+    arguments: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # that it was read from
     notes: list[str] = field(default_factory=list, compare=False, metadata={"internal": True})  # what was adapted
     stage: Literal["pretrain", "sft"] = field(default="pretrain", metadata={"internal": True})
     code: CodeFolder = field(default=CodeFolder(None), compare=False, metadata={"internal": True})

@@ -25,7 +25,7 @@ from pipeline.process.storage import file_lock, new_folder, parse_json, remove_f
 from pipeline.recipe import Recipe
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.hub_queue import link_files
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
 LOOK_EVERY_S = 1.0
@@ -222,6 +222,36 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
             f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no checkpoint here. Run the same command "
             "again; to begin anew in any case, whatever the mirror has: run.resume=never."
         ) from error
+
+
+def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
+    """Fetch the finished run that model.start_from names when it is not here and lies beside this one. Return whether it came.
+
+    A run that has begun needs the base that it began from, whatever `latest:` means by now. Raises ServiceError when the store does
+    not answer.
+    """
+    begun = run.read_manifest().get("must_match", {}).get("model.start_from")
+    start, home = begun or recipe.model.start_from, Path(recipe.run.directory)
+    if not recipe.run.mirror or start is None or Path(start).exists() or find_run(start, recipe.run.directory):
+        return False
+    folder = Path(start).parent if Path(start).name == RunDirectory(home).model.name else Path(start)
+    if folder.exists() or (len(folder.parts) > 1 and folder.parent.resolve() != home.resolve()):
+        return False  # no run of this folder: a Hub id, a model elsewhere
+    mirror = Mirror(RunDirectory(home / folder.name), recipe.run.mirror)
+    try:
+        with as_os_error():
+            if not mirror.store.exists(f"{mirror.root}/{mirror.run.model.name}/{SEAL}"):
+                return False
+            mirror.fetch_records()
+    except OSError as error:
+        raise ServiceError(
+            f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and model.start_from, {start}, is not here. Run the same "
+            "command again, or put that run back."
+        ) from error
+    if not mirror.run.model.is_dir():  # damaged, and said
+        return False
+    print(f"{mirror.run.path}: was restored from {mirror.address}, as model.start_from is it", flush=True)
+    return True
 
 
 class Mirroring:

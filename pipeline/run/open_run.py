@@ -19,7 +19,7 @@ from pipeline.process.errors import CannotWriteError, DamagedFileError, DataErro
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import remove_file, write_text
 from pipeline.process.user_code import import_built_in
-from pipeline.recipe import Recipe, dump_recipe
+from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.identity import differences, must_match
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoints import by_step, clean, problems, step_of
@@ -113,17 +113,20 @@ class OpenRun:
         return self.checkpoint is not None and self.checkpoint.parent != self.directory.checkpoints
 
 
-def restore_run(recipe: Recipe) -> None:
-    """Fetch a run that is not here, on rank 0 for all ranks: what this start takes from an earlier one is resolved after it."""
+def restore_run(recipe: Recipe) -> Recipe:
+    """Fetch a run and its base that are not here, on rank 0 for all ranks: what this start takes from an earlier one is resolved
+    after it. Return the recipe, read again where its base came: sizes and tokenizer are the base's."""
     directory = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
 
-    def restore() -> None:
+    def restore() -> bool:
         if recipe.hub.strategy == "checkpoint":
             import_built_in("hub.restore")(recipe, directory)
         if recipe.run.mirror:
             import_built_in("mirror.restore")(recipe, directory)
+            return import_built_in("mirror.restore_base")(recipe, directory)
+        return False
 
-    on_rank_0(restore)
+    return read_recipe(recipe.arguments, stage=recipe.stage) if on_rank_0(restore) else recipe
 
 
 def open_run(recipe: Recipe) -> OpenRun:

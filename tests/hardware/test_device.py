@@ -1,5 +1,6 @@
 """The machine as it is, and what `auto` means on it."""
 
+import os
 import pwd
 import shutil
 import sys
@@ -162,10 +163,49 @@ def test_a_container_quota_limits_cores_and_memory(monkeypatch, tmp_path):
     assert cpu.memory_bytes() > 2**30
 
 
+def test_the_quota_of_a_container_of_cgroup_v1_counts_too(monkeypatch, tmp_path):
+    for name, number in {"cpu/cpu.cfs_quota_us": 150_000, "cpu/cpu.cfs_period_us": 100_000}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{number}\n")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{2**30}\n")
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    assert cpu.usable_cores() == 1
+    assert cpu.memory_bytes() == 2**30
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu.usable_cores() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(cpu, "CGROUP", tmp_path)
+    monkeypatch.setattr(cpu, "TOPOLOGY", tmp_path)
+    for number in range(8):  # 0 and 4 are one core
+        (tmp_path / f"cpu{number}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{number}" / "topology" / "thread_siblings_list").write_text(f"{number % 4},{number % 4 + 4}\n")
+    assert (cpu.usable_cores(), cpu.physical_cores()) == (8, 4)
+    for with_both, expected in ((0.95, 4), (0.8, 8)):  # seconds beside one of one thread a core
+        monkeypatch.setattr(cpu, "seconds_of_product", {4: 1.0, 8: with_both}.get)
+        shutil.rmtree(cpu.cache_dir() / "processors", ignore_errors=True)
+        assert cpu.best_threads() == expected
+        monkeypatch.setattr(cpu, "seconds_of_product", lambda _: pytest.fail("measured again"))
+        assert cpu.best_threads() == expected
+    shutil.rmtree(tmp_path / "cpu7")
+    assert cpu.physical_cores() == 8  # not said
+
+
+def test_a_product_is_timed_on_the_threads_asked_for_and_leaves_torch_as_it_was():
+    before = torch.get_num_threads()
+    assert 0 < cpu.seconds_of_product(1) < 5
+    assert torch.get_num_threads() == before
+
+
 def test_threads_are_shared_among_local_processes(monkeypatch):
     before = torch.get_num_threads()
     try:
         monkeypatch.setattr(cpu, "usable_cores", lambda: 6)
+        monkeypatch.setattr(cpu, "physical_cores", lambda: 6)
         assert cpu.set_threads(2) == 3 == torch.get_num_threads()
         assert cpu.set_threads(12) == 1
     finally:

@@ -23,7 +23,7 @@ PROBE = Probe(step_s=0.5, low_s=0.4, high_s=0.9, steps=9, first_step_s=7.0, peak
 def plan_of(tmp_path, monkeypatch):
     rates = cpu.ProductRates(float32=1e11, bfloat16=2e11, time=0.0)
     monkeypatch.setattr(durations, "product_rates", lambda: rates)
-    monkeypatch.setattr(durations, "usable_cores", lambda: 4)
+    monkeypatch.setattr(durations, "physical_cores", lambda: 4)
 
     def make(*overrides, kind=KIND, hardware=None, scored_bytes=None, processes=1):
         recipe = read_recipe([QUICKSTART, f"data.cache_dir={tmp_path}", *kind, *overrides])

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
@@ -20,7 +21,7 @@ from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
-from pipeline.run.mirror import Mirror, Mirroring, follow, restore_from_mirror
+from pipeline.run.mirror import Mirror, Mirroring, follow, restore_base_from_mirror, restore_from_mirror
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, Runner
@@ -357,6 +358,41 @@ def test_a_store_in_trouble_loses_nothing_and_the_queue_is_drained_afterwards(
     assert not mirror.is_behind()
 
 
+def second_stage(tmp_path, start, begun=None):
+    """A recipe of a second stage on another, empty disk, and its run, which began from `begun`."""
+    home = tmp_path / "other"
+    run = SimpleNamespace(mirror=ADDRESS, directory=str(home), resume="auto")
+    recipe = SimpleNamespace(run=run, model=SimpleNamespace(start_from=start), where=lambda key: f"recipe.yaml: {key}")
+    chat = RunDirectory(home / "chat")
+    if begun is not None:
+        chat.update_manifest(must_match={"model.start_from": begun})
+    return recipe, chat
+
+
+@pytest.mark.parametrize(
+    ("start", "begun"), [("small", None), ("other/small", None), ("latest:small", "other/small/model")]
+)
+def test_the_base_of_a_second_stage_comes_from_the_mirror_too(tmp_path, run, mirror, monkeypatch, start, begun):
+    monkeypatch.chdir(tmp_path)
+    recipe, chat = second_stage(tmp_path, start, begun)
+    assert not restore_base_from_mirror(recipe, chat)  # there is no model of it yet
+    finish(run)
+    mirror.send()
+    assert restore_base_from_mirror(recipe, chat)
+    base = RunDirectory(tmp_path / "other" / "small")
+    assert problems(base.model) == []
+    assert "finished" in base.read_manifest()
+    assert not restore_base_from_mirror(recipe, chat)  # it is here now
+
+
+@pytest.mark.parametrize("start", [None, "somebody/small", "elsewhere/models/small", "latest:small"])
+def test_what_is_no_run_of_this_folder_is_not_looked_for_in_the_mirror(tmp_path, run, mirror, monkeypatch, start):
+    monkeypatch.chdir(tmp_path)
+    finish(run)
+    mirror.send()
+    assert not restore_base_from_mirror(*second_stage(tmp_path, start))
+
+
 # A rank up to the checks before the training; its arguments: the folder behind the stores' interface, and those of a training.
 RESOLVED = """
 import json, os, sys
@@ -447,3 +483,28 @@ def test_the_same_command_on_an_empty_disk_goes_on_from_the_mirror_bitwise(
     finished = runner.train(recipe, "run.name=cut")
     assert "the run has finished" in finished.output
     assert problems(finished.directory / "model") == []
+
+
+@pytest.mark.slow
+def test_a_second_stage_on_an_empty_disk_goes_on_bitwise_though_its_base_is_gone_too(
+    tmp_path, text_files, chat_files, s3
+):
+    runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
+    mirrored = {"mirror": "s3://runs/stages"}
+    base = runner.train(runner.recipe("base", "modern", run=mirrored))
+    recipe = runner.sft_recipe("chat", "modern", run=mirrored)
+    tree = yaml.safe_load(recipe.read_text()) | {"model": {"start_from": "base"}}
+    tree["data"]["row_tokens"] = 64
+    del tree["tokenizer"]
+    recipe.write_text(yaml.safe_dump(tree))
+    uncut = runner.train(recipe, "run.name=uncut", "run.mirror=null", stage="sft")
+    there = Mirror(RunDirectory(runner.folder / "runs" / "cut"), mirrored["mirror"])
+    cut = runner.kill(recipe, name="cut", after_step=12, ready=lambda directory: 10 in there.steps(), stage="sft")
+    for folder in (base.directory, cut):
+        shutil.rmtree(folder)
+    gone_on = runner.train(recipe, "run.name=cut", stage="sft")
+    assert "base: was restored from s3://runs/stages/base" in gone_on.output
+    assert "going on from checkpoint-10 (attempt 2)" in gone_on.output
+    one, other = (load_file(run.directory / "model" / "model.safetensors") for run in (uncut, gone_on))
+    assert all(one[name].equal(other[name]) for name in one)
+    assert uncut.values("train/loss") == gone_on.values("train/loss")
