@@ -404,7 +404,6 @@ def _sharding(plan: Plan) -> list[TandemError]:
     keys = {
         "train.fp8": train.get("fp8"),
         "train.fp16": train.get("fp16"),
-        "train.torch_compile": train.get("torch_compile") not in ("auto", False, None),
         "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
         "train.optim": recipe.optimizer.type == "trainer"
         and train.get("optim") not in ("adamw_torch", "adamw_torch_fused"),

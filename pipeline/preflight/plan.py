@@ -481,7 +481,7 @@ def make_plan(
     checkpoint = checkpoint_bytes(recipe, sizes) if sizes else None
     count = checkpoints_on_disk(recipe, steps)
     rows = None if steps is None else step_rows(recipe).before(steps)
-    half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device)
+    half, compiled = compute in ("bfloat16", "float16"), _compiled(recipe, device, shards)
     if is_auto(recipe):
         rows_planned = planned_micro_batch(
             recipe, sizes, device, processes=processes, half=half, compiled=compiled, shards=shards
@@ -584,8 +584,10 @@ def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
     return "tf32" if train.get("tf32") and device.kind == "cuda" else "float32"
 
 
-def _compiled(recipe: Recipe, device: DeviceInfo) -> bool:
+def _compiled(recipe: Recipe, device: DeviceInfo, shards: int) -> bool:
     compiled = recipe.train.get("torch_compile")
+    if compiled == "auto" and shards > 1:
+        return False
     if compiled == "auto":
         return can_compile() if device.kind == "cpu" else device.kind == "cuda"
     return bool(compiled)

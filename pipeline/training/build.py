@@ -281,7 +281,7 @@ def build_trainer(
         recipe,
         run,
         bf16=bf16,
-        torch_compile=compiled,
+        torch_compile=compiled and not shards_model(),  # the Trainer would compile the whole model, hooks included
         use_cpu=device_info().kind == "cpu",
         eval_on_start=eval_on_start,
     )
@@ -324,7 +324,9 @@ def build_trainer(
 
     look_for_lomo_once()
     if shards_model():
-        shard_model(model)
+        options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
+        shard_model(model, compile_options={k: v for k, v in options.items() if v} if compiled else None)
+        args.torch_compile = compiled
     return TandemTrainer(
         model=model,
         args=args,

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,12 @@ from pipeline.training.fp8 import without_fp8
 from pipeline.training.muon import local
 
 
-def shard_model(model: PreTrainedModel) -> None:
-    """Shard the model among all ranks, in place; every rank calls it with the same weights."""
+def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | None = None) -> None:
+    """Shard the model among all ranks, in place; every rank calls it with the same weights.
+
+    compile_options: of torch.compile, which then compiles each block by itself: the weights are gathered between them, by hooks
+    that no graph holds. None: nothing is compiled.
+    """
     kind = type(model)
     if not model.fsdp_plan:
         raise RecipeError(
@@ -59,21 +64,35 @@ def shard_model(model: PreTrainedModel) -> None:
     config = DistributedConfig(fsdp_size=dist.get_world_size() // replicas, dp_replicate_size=replicas)
     resolved, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, resolved, mesh)
+    if compile_options is not None:
+        for block in sharded_blocks(model):
+            block.compile(**compile_options)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
+
+
+def sharded_blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Return the repeated modules that are gathered one by one: the blocks of a decoder."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return [block for blocks in lists for block in blocks if isinstance(block, FSDPModule)]
 
 
 @contextmanager
 def forward_only(model: torch.nn.Module) -> Iterator[None]:
     """Let evaluations and samples use the model: without float8, and a sharded one as the training left it. After a forward
-    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer."""
+    some weights, the head's among them, stay gathered until a backward, and are then no parameters of the optimizer. Its
+    blocks run uncompiled here: each shape and cache of a sample would be compiled anew, until the compiler gives up."""
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    compiled = [(module, module._compiled_call_impl) for module in sharded]  # type: ignore[attr-defined]  # set by Module.compile
     with without_fp8(model):
         try:
+            for module in sharded:
+                module._compiled_call_impl = None  # type: ignore[attr-defined]
             yield
         finally:
-            for module in model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            for module, call in compiled:
+                module._compiled_call_impl = call  # type: ignore[attr-defined]
+                module.reshard()
 
 
 def whole_on_rank_0(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

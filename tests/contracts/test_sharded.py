@@ -77,8 +77,27 @@ def test_in_bf16_the_loss_keeps_its_digits_and_the_losses_those_of_one_process(r
     assert all(abs(loss - round(loss)) > 1e-4 for loss in eighths[1:])
 
 
+def test_blocks_that_are_compiled_one_by_one_give_the_losses_of_one_process_in_few_graphs(runner):
+    more = ("model.n_layer=10", "train.max_steps=6", "train.eval_steps=3", "samples.every_steps=3", FP32)
+    recipe = runner.recipe("compiled", "modern", train={"per_device_train_batch_size": 2})
+    one = runner.train(recipe, "run.name=one", *more)
+    two = runner.train(recipe, "run.name=two", "train.torch_compile=true", *more, **SHARDED)
+    assert "the model sharded (FSDP2), " in two.output
+    assert ", torch.compile, " in two.output
+    for name in ("train/loss", "val/bpb"):
+        assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE["modern"]), name
+    assert "recompile_limit" not in two.output  # ten blocks, and evaluations between the steps: four graphs
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "more"), [("gpt2", []), ("modern", [*ONLY_AVERAGE, *CANDIDATES])])
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("gpt2", []),
+        ("modern", [*ONLY_AVERAGE, *CANDIDATES]),
+        ("modern", [*ONLY_AVERAGE, "train.torch_compile=true", "train.gradient_checkpointing=true"]),
+    ],
+)
 def test_a_sharded_run_killed_in_the_middle_ends_bitwise_as_the_uncut_one(runner, model, more):
     recipe = runner.recipe("resume", model)
     uncut = runner.train(recipe, "run.name=uncut", FP32, *more, **SHARDED)
