@@ -42,7 +42,7 @@ BREAKAGES = (
     Breakage("rows that a later attempt made again still count", 'return step <= start and (start > 0 or "event" in row)', "return True", "test_rows_that_a_later_attempt_made_again_are_void"),
     Breakage("a file is written in place instead of beside it", 'temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")', "temporary = path", "test_a_failed_replacement_keeps_the_old_file"),
     # Hardware
-    Breakage("a container's share of the cores is not seen", "return min(affinity, limit)", "return affinity", "test_a_container_quota_limits_cores_and_memory"),
+    Breakage("a container's share of the cores is not seen", "return min(affinity, _quota() or affinity)", "return affinity", "test_a_container_quota_limits_cores_and_memory"),
     Breakage("a GPU that only resembles a known one gets its peak", "re.fullmatch(row.device_name, device_name.strip())", "re.match(row.device_name, device_name.strip())", "test_a_device_that_only_resembles_a_known_one_has_no_peak"),
     # Recipe
     Breakage("an inherited mapping is replaced as a whole", "values[key] = _merge(values[key], item) if key in values else item", "values[key] = item", "test_a_chain_of_extends_merges_sections_key_by_key_and_replaces_lists"),
