@@ -154,7 +154,10 @@ class HangWatch(TrainerCallback):
                 others_work = now - since > limit / 10 and self._others_work(now, within_s=limit / 2)
                 silent = silent and not (others_work and self._place()["waits"])
             if silent or self.stacks.places() or (lost_since is not None and now - lost_since > LOST_S):
-                leave(self._verdict(silent_s=now - since, gone=gone))
+                verdict = self._verdict(silent_s=now - since, gone=gone)
+                if verdict.of_all_ranks:
+                    time.sleep(1.0)  # the rank that says it leaves first: the end of this one would end its collective
+                leave(verdict)
 
     def _others_work(self, now: float, *, within_s: float) -> bool:
         """Return whether another rank has touched its file lately: who waits for its save or samples makes no progress itself."""
