@@ -33,8 +33,7 @@ def usable_cores() -> int:
 
 def _quota() -> int | None:
     """Return cores of the container's quota, by cgroup v2 or v1; None without one."""
-    places = [("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")]
-    for names in places:
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
             return None if quota in ("max", "-1") else max(1, int(quota) // int(period))
@@ -142,15 +141,17 @@ def can_compile() -> bool:
     return sys.platform == "linux" and shutil.which(compiler) is not None and headers.exists()
 
 
-def set_threads(local_processes: int = 1) -> int:
+def set_threads(local_processes: int = 1, *, kept: int | None = None) -> int:
     """Share the cores out among the processes of this machine, and return the threads that torch now uses.
 
     Where two threads share a core, one of each core is used unless both were measured to be faster (best_threads). The number
     changes the last bits of fp32 sums, and launchers set it to 1 unasked: it is set here, and printed and saved by the caller.
+    kept: of a run that goes on, which stays where it is one of the two numbers of this machine, whatever is measured now.
     """
     import torch
 
-    threads = max(1, best_threads() // local_processes)
+    choices = {max(1, cores // local_processes) for cores in (physical_cores(), usable_cores())}
+    threads = kept if kept in choices else max(1, best_threads() // local_processes)
     torch.set_num_threads(threads)
     return threads
 
@@ -296,7 +297,7 @@ def measure() -> ProductRates:
 def best_threads() -> int:
     """Return the threads to train with: one a core, or all that the cores have where products are faster so by GAIN.
 
-    They are measured once on a machine with two threads a core, and kept. Without torch, and nothing kept, one a core.
+    They are measured once on a machine with two threads a core, and kept.
     """
     physical, usable = physical_cores(), usable_cores()
     if physical == usable:
@@ -304,8 +305,6 @@ def best_threads() -> int:
     kept = f".{physical}-{usable}.json"
     with suppress(OSError, ValueError, TypeError, KeyError, PackageNotFoundError, CannotWriteError):
         return usable if read_sealed_json(_place(kept))["gain"] >= GAIN else physical
-    if importlib.util.find_spec("torch") is None:
-        return physical
     gain = seconds_of_product(physical) / seconds_of_product(usable)
     with suppress(OSError, CannotWriteError):
         write_sealed_json(_place(kept), {"gain": gain, "time": time.time()})

@@ -586,10 +586,8 @@ def _compute_format(recipe: Recipe, device: DeviceInfo) -> str:
 
 def _compiled(recipe: Recipe, device: DeviceInfo, shards: int) -> bool:
     compiled = recipe.train.get("torch_compile")
-    if compiled == "auto" and shards > 1:
-        return False
-    if compiled == "auto":
-        return can_compile() if device.kind == "cpu" else device.kind == "cuda"
+    if compiled == "auto":  # as decide_compile
+        return shards == 1 and (can_compile() if device.kind == "cpu" else device.kind == "cuda")
     return bool(compiled)
 
 

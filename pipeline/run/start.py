@@ -47,7 +47,7 @@ def start_process(recipe: Recipe) -> int:
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     on_cpu = device_info().kind == "cpu"
     if on_cpu:
-        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), kept=_kept_shape(recipe).get("threads"))
         use_deterministic_kernels()
         keep_freed_memory()
     # Compiled kernels outlive the run, and a reboot. They hold for one kind of processor, and a cache may be shared by several.
@@ -129,7 +129,13 @@ def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
 
 def _trains_in_bfloat16(recipe: Recipe) -> bool:
     """Return whether `auto` is bfloat16. A run that goes on on the same processor keeps what it began with."""
-    shape = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("shape", {})
-    if recipe.train.get("bf16") == "auto" and shape.get("device") == cpu_name() and begun_run(recipe):
+    shape = _kept_shape(recipe)
+    if recipe.train.get("bf16") == "auto" and shape:
         return shape.get("dtype") == "bfloat16"
     return bfloat16_is_faster()
+
+
+def _kept_shape(recipe: Recipe) -> dict[str, Any]:
+    """Return what a run that has begun on this kind of processor was trained with; empty for any other."""
+    shape = RunDirectory(Path(recipe.run.directory) / str(recipe.run.name)).read_manifest().get("shape", {})
+    return shape if shape.get("device") == cpu_name() and begun_run(recipe) else {}

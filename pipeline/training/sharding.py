@@ -65,16 +65,12 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
     resolved, _, mesh = kind.prepare_distribute_model(config)
     kind.maybe_distribute_model(model, resolved, mesh)
     if compile_options is not None:
-        for block in sharded_blocks(model):
-            block.compile(**compile_options)
+        for blocks in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
+            for block in blocks:
+                if isinstance(block, FSDPModule):  # gathered by itself
+                    block.compile(**compile_options)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
-
-
-def sharded_blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """Return the repeated modules that are gathered one by one: the blocks of a decoder."""
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return [block for blocks in lists for block in blocks if isinstance(block, FSDPModule)]
 
 
 @contextmanager

@@ -191,6 +191,11 @@ def test_both_threads_of_a_core_are_used_only_where_products_are_faster_so(monke
         assert cpu.best_threads() == expected
         monkeypatch.setattr(cpu, "seconds_of_product", lambda _: pytest.fail("measured again"))
         assert cpu.best_threads() == expected
+    before = torch.get_num_threads()  # 8 is what was measured last
+    try:
+        assert [cpu.set_threads(2, kept=kept) for kept in (None, 2, 4, 3)] == [4, 2, 4, 4]
+    finally:
+        torch.set_num_threads(before)
     shutil.rmtree(tmp_path / "cpu7")
     assert cpu.physical_cores() == 8  # not said
 
