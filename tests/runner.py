@@ -161,10 +161,11 @@ class Runner:
         launcher: bool = False,
         sharded: bool = False,
         replicas: int = 1,
+        tensor_parallel: bool = False,
     ) -> list[str]:
         python = [sys.executable]
         if ranks > 1 or launcher:
-            of_several = "hsdp" if replicas > 1 else "fsdp2" if sharded else "cpu_2"
+            of_several = "tp" if tensor_parallel else "hsdp" if replicas > 1 else "fsdp2" if sharded else "cpu_2"
             config = ROOT / "accelerate_configs" / f"{of_several if ranks > 1 else 'cpu'}.yaml"
             python += [
                 "-m",
@@ -174,6 +175,8 @@ class Runner:
                 "--num_processes",
                 str(ranks),
             ]
+            if tensor_parallel:
+                python += ["--parallelism_config_tp_size", str(ranks)]
             if replicas > 1:
                 python += ["--parallelism_config_dp_shard_size", str(ranks // replicas)]
         return [*python, str(ROOT / "pipeline" / f"{stage}.py"), str(recipe), *overrides]
@@ -277,11 +280,14 @@ class WarmRunner(Runner):
         return Result(status, ended.output, self._directory(recipe, overrides))
 
 
-def _as_launched(*, sharded: bool = False, replicas: int = 1, **how) -> dict:
+def _as_launched(*, sharded: bool = False, replicas: int = 1, tensor_parallel: bool = False, **how) -> dict:
     """Return the arguments of a warm command with the environment that `accelerate launch` makes of a shape."""
     how |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if sharded else {}
     if replicas > 1:
         sizes = {"DP_REPLICATE": replicas, "DP_SHARD": how["ranks"] // replicas, "TP": 1, "CP": 1, "SP": 1}
         how |= {f"PARALLELISM_CONFIG_{name}_SIZE": str(size) for name, size in sizes.items()}
+    if tensor_parallel:
+        how["PARALLELISM_CONFIG_TP_SIZE"] = str(how["ranks"])
+    if replicas > 1 or tensor_parallel:
         how["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true"
     return how

@@ -246,8 +246,19 @@ def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: 
 
 
 def shards_model() -> bool:
-    """Return whether the launcher asks for FSDP2 (accelerate_configs/fsdp2.yaml), and there are processes to share a model."""
-    return os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    """Return whether processes share a model: FSDP2 (accelerate_configs/fsdp2.yaml) or tensor parallelism (tp.yaml)."""
+    fsdp = os.environ.get("FSDP_VERSION") == "2" and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return fsdp or tensor_parallel_size() > 1
+
+
+def tensor_parallel_size() -> int:
+    """Return how many processes compute each layer together, on the same rows (accelerate_configs/tp.yaml); 1 without it."""
+    return parallelism_size("tp") if int(os.environ.get("WORLD_SIZE", 1)) > 1 else 1
+
+
+def batch_ranks(processes: int) -> int:
+    """Return among how many ranks the rows of a step are dealt: those that share layers read the same ones."""
+    return processes // tensor_parallel_size()
 
 
 def model_replicas() -> int:

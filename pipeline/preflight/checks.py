@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.hardware.cpu import has_memory_files
-from pipeline.hardware.device import parallelism_size
+from pipeline.hardware.device import batch_ranks, parallelism_size, tensor_parallel_size
 from pipeline.preflight.attention import kernel_problems
 from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
 from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
@@ -30,7 +30,7 @@ from pipeline.recipe.checks import check_halvings, warmup_of
 from pipeline.recipe.located_yaml import Problems, show
 from pipeline.recipe.resolve import micro_batch, step_rows
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import chosen_sizes
+from pipeline.recipe.sizes import Sizes, chosen_sizes
 from pipeline.recipe.start_from import begun_run
 from pipeline.recipe.supported_arguments import ARGUMENTS
 from pipeline.run_dir.run_directory import RunDirectory
@@ -294,7 +294,7 @@ def _smaller_steps(plan: Plan) -> list[str]:
     if not rows.halvings:
         return []
     where, first, parts = plan.recipe.where("optimizer.schedule.batch_halvings"), rows.at(0), 2**rows.halvings
-    computed = plan.micro_steps * plan.processes * -(-own // parts)
+    computed = plan.micro_steps * batch_ranks(plan.processes) * -(-own // parts)
     if own % parts and 1 - first / computed > WASTE_WORTH_A_NOTE:
         notes.append(
             f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows cannot be halved {rows.halvings} "
@@ -330,7 +330,7 @@ def _device_bytes(plan: Plan) -> float | None:
 
 
 def _batch(plan: Plan) -> list[TandemError]:
-    if plan.processes <= _rows(plan):
+    if batch_ranks(plan.processes) <= _rows(plan):
         problems = Problems()
         check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
         return [RecipeError(line) for line in problems.lines]
@@ -389,42 +389,66 @@ def _devices(plan: Plan) -> list[TandemError]:
 
 
 def _sharding(plan: Plan) -> list[TandemError]:
-    """Return what FSDP2 is not tried with, where the launcher asks for it, and DeepSpeed, which is never supported."""
+    """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
-    if "FSDP_VERSION" not in os.environ or plan.processes == 1:
+    tensor_parallel = tensor_parallel_size()
+    fsdp = os.environ.get("FSDP_VERSION")
+    if plan.processes == 1 or (fsdp is None and tensor_parallel == 1):
         return []
     recipe, train = plan.recipe, plan.recipe.train
     launcher = {
-        "fsdp_version: 1": os.environ["FSDP_VERSION"] != "2",
+        "fsdp_version: 1": fsdp not in (None, "2"),
         "fsdp_offload_params: true": os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true",
         "fsdp_activation_checkpointing: true": os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true",
-        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("tp", "cp", "sp")},
+        **{f"{name}_size above 1": parallelism_size(name) > 1 for name in ("cp", "sp")},
+        "tp_size above 1 with FSDP": fsdp is not None and tensor_parallel > 1,
     }
     keys = {
         "train.fp8": train.get("fp8"),
         "train.fp16": train.get("fp16"),
         "model.embedding_dtype": recipe.model.embedding_dtype != "float32",
         "train.optim": recipe.optimizer.type == "trainer"
-        and train.get("optim") not in ("adamw_torch", "adamw_torch_fused"),
+        and (tensor_parallel > 1 or train.get("optim") not in ("adamw_torch", "adamw_torch_fused")),
+        "train.torch_compile": tensor_parallel > 1 and train.get("torch_compile") is True,
     }
     found = [
         f"accelerate's config file: {setting} is not supported. Start from accelerate_configs/fsdp2.yaml."
         for setting, is_set in launcher.items()
         if is_set
     ]
+    if fsdp is None:
+        found += _tensor_parallel(plan, tensor_parallel)
     replicas, parts = parallelism_size("dp_replicate"), parallelism_size("dp_shard")
-    if "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
+    if fsdp is not None and "PARALLELISM_CONFIG_DP_SHARD_SIZE" in os.environ and replicas * parts != plan.processes:
         found.append(
             f"accelerate's config file: dp_replicate_size {replicas} x dp_shard_size {parts} is not the number of processes, {plan.processes}, so no "
             "groups of processes can share the copies of the model. Change --num_processes or one of the two."
         )
     found += [
-        f"{recipe.where(key)}: is not supported with a sharded model (FSDP2). Remove the key, or launch with accelerate_configs/ddp.yaml."
+        f"{recipe.where(key)}: is not supported with a sharded model ({'FSDP2' if fsdp else 'tensor parallel'}). Remove the key, or launch with accelerate_configs/ddp.yaml."
         for key, is_set in keys.items()
         if is_set
     ]
     return [RecipeError(text) for text in found]
+
+
+def _tensor_parallel(plan: Plan, size: int) -> list[str]:
+    """Return why the processes cannot compute each layer together."""
+    found = []
+    if size != plan.processes:
+        found.append(
+            f"accelerate's config file: tp_size {size} is not the number of processes, {plan.processes}, and copies of a model that is split "
+            f"by layers are not supported. Add --parallelism_config_tp_size {plan.processes}, or launch with accelerate_configs/fsdp2.yaml."
+        )
+    sizes = plan.sizes if isinstance(plan.sizes, Sizes) else None
+    for name, count in (("heads", sizes.n_head), ("heads of keys and values", sizes.n_kv_head)) if sizes else ():
+        if count % size:
+            found.append(
+                f"{plan.recipe.path}: the model has {count} {name}, which {size} processes cannot share evenly (tp_size). "
+                "Take a number of processes that divides it, or launch with accelerate_configs/fsdp2.yaml."
+            )
+    return found
 
 
 def _start(plan: Plan) -> list[TandemError]:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.hardware.cpu import available_bytes
-from pipeline.hardware.device import DeviceInfo, model_shards
+from pipeline.hardware.device import DeviceInfo, batch_ranks, model_shards
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
@@ -277,7 +277,7 @@ CPU_SHARE, DEVICE_SHARE = 0.5, 0.9
 
 def options(recipe: Recipe, processes: int) -> list[int]:
     """Return the divisors of the rows of a step that one process gets, largest first: none of them adds padding."""
-    rows = math.ceil(rows_per_step(recipe) / processes)
+    rows = math.ceil(rows_per_step(recipe) / batch_ranks(processes))
     return [n for n in range(rows, 0, -1) if rows % n == 0]
 
 

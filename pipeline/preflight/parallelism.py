@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pipeline.hardware.device import Links
+from pipeline.hardware.device import Links, tensor_parallel_size
 from pipeline.preflight.memory import FP32, Shape, block_matrices, fsdp_units, padded
 from pipeline.recipe import Recipe
 from pipeline.recipe.sizes import CountedSizes, Sizes
@@ -75,7 +75,7 @@ def collectives(
     half: bool,
 ) -> list[Collective]:
     """Return the collectives of a step that grow with the model. half: products are of 16 bits."""
-    if processes == 1:
+    if processes == 1 or tensor_parallel_size() > 1:  # tensor parallelism's sums of activations are not counted
         return []
     spanned = -(-shards * hosts // processes)  # hosts of the ranks that share a model
     stacks = muon_stacks(recipe, sizes)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware.cpu import bfloat16_is_faster, can_compile, physical_cores, product_rates, usable_cores
-from pipeline.hardware.device import DeviceInfo, model_shards
+from pipeline.hardware.device import DeviceInfo, batch_ranks, model_shards
 from pipeline.preflight.memory import (
     FP32,
     Memory,
@@ -371,7 +371,7 @@ class Plan:
     @property
     def rows_per_pass(self) -> int:
         """Return rows of one micro-step over all processes."""
-        return self.processes * micro_batch(self.recipe)
+        return batch_ranks(self.processes) * micro_batch(self.recipe)
 
     @property
     def padding_share(self) -> float:
@@ -472,7 +472,7 @@ def make_plan(
     """
     if shards is None:
         shards = model_shards(processes)
-    batch_tokens = with_batch_tokens(recipe, processes)
+    batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
     recipe = with_values(recipe, {"data.batch_tokens": batch_tokens})
     sizes, sizes_unknown = _sizes(recipe)
     known_steps = _steps(recipe)
@@ -510,7 +510,7 @@ def make_plan(
         steps=steps,
         steps_are_estimated=known_steps is None,
         batch_tokens=batch_tokens,
-        micro_steps=micro_steps(recipe, processes),
+        micro_steps=micro_steps(recipe, batch_ranks(processes)),
         memory=by_rows() if by_rows else None,
         least_memory=by_rows(rows=1) if by_rows else None,
         shards=shards,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from pipeline.hardware.device import batch_ranks
 from pipeline.preflight.memory import DEVICE_SHARE, FP32, memory_of, usable_bytes, weight_bytes
 from pipeline.preflight.parallelism import KINDS, LINK_SHARE, Kind, muon_flops, muon_stacks
 from pipeline.preflight.plan import (  # fmt: skip
@@ -137,7 +138,7 @@ def _tokens(plan: Plan) -> str | None:
 
 def _batch(plan: Plan) -> str:
     auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
-    return f"{plan.processes} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
+    return f"{batch_ranks(plan.processes)} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
 
 
 def _memory(part: str) -> Callable[[Plan], str | None]:

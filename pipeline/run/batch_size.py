@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.hardware.device import device_info
+from pipeline.hardware.device import batch_ranks, device_info
 from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, larger_micro_batch, memory_of, options
 from pipeline.preflight.plan import gibibytes
 from pipeline.process.errors import OutOfMemoryError
@@ -57,7 +57,7 @@ def resolve_micro_batch(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) ->
     if args.device.type == "cpu" and not refuses:
         why += f" into {100 * CPU_SHARE:.0f} % of the memory that is free, at most {CPU_POSITIONS:,} positions on a CPU"
     recipe = with_values(recipe, {"micro_batch": rows})
-    trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, args.world_size))
+    trainer.set_micro_batch(recipe, rows=rows, micro_steps=micro_steps(recipe, batch_ranks(args.world_size)))
     if trainer.is_world_process_zero():
         print(f"{KEY}: auto is {rows}: {'as this run began' if rows == kept else why}", flush=True)
     return recipe

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.data.summary import table
 from pipeline.hardware.cpu import peak_bytes
-from pipeline.hardware.device import device_info, model_replicas
+from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
 from pipeline.preflight.plan import Plan, make_plan, remember
 from pipeline.process.commands import command
 from pipeline.process.progress import waiting
@@ -43,6 +43,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
         "micro_steps": args.gradient_accumulation_steps,
         "sharded": trainer.is_sharded,
         "replicas": model_replicas(),
+        "tensor_parallel": tensor_parallel_size(),
         "threads": torch.get_num_threads(),
         "dtype": "float8" if trainer.recipe.train.get("fp8") else half,
         "compiled": args.torch_compile,
@@ -51,7 +52,7 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
     before = run.directory.read_manifest().get("shape")
     run.directory.update_manifest(shape=shape)
     print(shape_text(shape), flush=True)
-    before = before and {"replicas": 1, **before}  # which earlier versions do not name
+    before = before and {"replicas": 1, "tensor_parallel": 1, **before}  # which earlier versions do not name
     changed = [
         f"{name} {before.get(name)} -> {value}" for name, value in shape.items() if before and before.get(name) != value
     ]
@@ -65,11 +66,12 @@ def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
 def shape_text(shape: dict[str, Any]) -> str:
     """Return the shape in words, for the console."""
     processes, rows, passes = shape["processes"], shape["micro_batch"], shape["micro_steps"]
-    replicas = shape.get("replicas", 1)
+    replicas, tensor_parallel = shape.get("replicas", 1), shape.get("tensor_parallel", 1)
     parts = [
         f"{processes} process" + ("es" if processes > 1 else ""),
-        *(["the model sharded (FSDP2)"] if shape["sharded"] and replicas == 1 else []),
+        *(["the model sharded (FSDP2)"] if shape["sharded"] and replicas == tensor_parallel == 1 else []),
         *([f"{replicas} copies of the model, each sharded (HSDP)"] if replicas > 1 else []),
+        *(["each layer split among them (tensor parallel)"] if tensor_parallel > 1 else []),
         f"{shape['threads']} threads",
         shape["dtype"],
         *(["torch.compile"] if shape["compiled"] else []),

@@ -17,7 +17,7 @@ from pipeline.hardware.cpu import (
     set_threads,
     use_deterministic_kernels,
 )
-from pipeline.hardware.device import device_info, leave_accelerators
+from pipeline.hardware.device import batch_ranks, device_info, leave_accelerators, tensor_parallel_size
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir
 from pipeline.recipe import Recipe, dump_recipe
@@ -42,7 +42,7 @@ def start_process(recipe: Recipe) -> int:
     logging.disable_progress_bar()  # one for every saved file
     if recipe.train.get("use_cpu"):
         leave_accelerators()
-    if "FSDP_VERSION" in os.environ:
+    if "FSDP_VERSION" in os.environ or tensor_parallel_size() > 1:
         # training/sharding.py shards the model of several processes; accelerate would wrap it, and that of one process too.
         os.environ["ACCELERATE_USE_FSDP"] = os.environ["ACCELERATE_USE_PARALLELISM_CONFIG"] = "false"
     on_cpu = device_info().kind == "cpu"
@@ -110,7 +110,7 @@ def _first(names: list[str]) -> str:
 def _resolved(recipe: Recipe, processes: int) -> dict[str, Any]:
     """Return start and batch of the run, by key. A run that has begun keeps its batch, whatever number of processes goes on with it."""
     recipe = resolve_start(recipe)
-    batch_tokens = with_batch_tokens(recipe, processes)
+    batch_tokens = with_batch_tokens(recipe, batch_ranks(processes))
     kept = begun_run(recipe).get("data.batch_tokens")
     if recipe.data.batch_tokens is None and kept not in (None, batch_tokens):
         print(

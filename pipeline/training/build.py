@@ -13,7 +13,15 @@ from transformers.utils.generic import is_flash_attention_requested
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
-from pipeline.hardware.device import compute_format, decide_bf16, decide_compile, device_info, shards_model
+from pipeline.hardware.device import (
+    batch_ranks,
+    compute_format,
+    decide_bf16,
+    decide_compile,
+    device_info,
+    shards_model,
+    tensor_parallel_size,
+)
 from pipeline.model.build import ModelOptionsError, build_model
 from pipeline.model.export import save_model
 from pipeline.model.groups import store_embeddings
@@ -87,7 +95,7 @@ def build_arguments(recipe: Recipe, run: RunDirectory, **decided: Any) -> Traini
         recipe,
         output_dir=str(run.checkpoints),
         max_steps=recipe.train["max_steps"],
-        gradient_accumulation_steps=micro_steps(recipe, world_size),
+        gradient_accumulation_steps=micro_steps(recipe, batch_ranks(world_size)),
     )
     if not decided.get("torch_compile", arguments.get("torch_compile")):
         decided |= {"torch_compile_mode": None, "torch_compile_backend": None}  # given, they would switch it on
@@ -310,8 +318,8 @@ def build_trainer(
         byte_lengths_V=lengths_V,
         stage=recipe.stage,
         rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
-        rank=args.process_index,
-        world_size=args.world_size,
+        rank=args.process_index // tensor_parallel_size(),
+        world_size=batch_ranks(args.world_size),
         device=args.device,
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,
         nll=compiled_nll(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)

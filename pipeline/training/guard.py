@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.rows import rows_of_micro_batch
+from pipeline.hardware.device import tensor_parallel_size
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
 from pipeline.recipe.schema import Monitor
@@ -19,6 +20,7 @@ from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank
 from pipeline.training.loader import on_device
+from pipeline.training.muon import alike
 from pipeline.training.recent import RecentValues
 from pipeline.training.rng import preserved_rng
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the 2-norm over all, 0-dimensional float32 on the device, also of 16-bit gradients, whose own norm would have their few bits."""
     wide = [g if g.dtype.itemsize >= 4 else torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    if len(parts := alike(wide)) > 1:
+        return torch.linalg.vector_norm(torch.stack([total_norm(part) for part in parts]))
     norm = torch.nn.utils.get_total_norm(wide)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -101,7 +105,7 @@ def find_cause(trainer: "TandemTrainer", model: Any, losses: list[Tensor], norm:
     for micro_step, of_micro_step in enumerate(zip(*(of_rank for _, of_rank in of_ranks), strict=True)):
         bad = {rank: loss for rank, loss in enumerate(of_micro_step) if not math.isfinite(loss)}
         if bad:
-            rows = [row for rank in bad for row in rows_of(trainer, step, rank, micro_step)]
+            rows = rows_of(trainer, step, bad, micro_step)
             tensor = f"the loss is {next(iter(bad.values()))}"
             return Cause(tensor=tensor, ranks=[*bad], micro_step=micro_step, rows=rows, loss_is_finite=False)
     return _gradient(trainer, model, norm)
@@ -113,7 +117,7 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     step, args = trainer.state.global_step, trainer.args
     rows = trainer.rows
     own = rows.micro_rows(step, args.per_device_train_batch_size)
-    mine = {"rank": args.process_index, "world_size": args.world_size, "rows": own}
+    mine = {"rank": trainer.batch_rank, "world_size": trainer.batch_ranks, "rows": own}
     targets = torch.tensor(float(max(rows.num_targets(step), 1)), device=args.device)
     sharded = trainer.is_sharded  # its backward sums over ranks in any case, so that the rank stays unknown
     with preserved_rng():
@@ -128,7 +132,7 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
             if bad:
                 model.zero_grad()
                 ranks = [*range(args.world_size)] if sharded else [*bad]
-                read = [row for rank in ranks for row in rows_of(trainer, step, rank, micro_step)]
+                read = rows_of(trainer, step, ranks, micro_step)
                 tensor = f"the gradient of {next(iter(bad.values()))} is not finite"
                 return Cause(tensor=tensor, ranks=ranks, micro_step=micro_step, rows=read)
         model.zero_grad()
@@ -136,18 +140,21 @@ def _gradient(trainer: "TandemTrainer", model: Any, norm: float) -> Cause:
     return Cause(tensor=tensor, ranks=[*range(args.world_size)], rows=rows_of(trainer, step))
 
 
-def rows_of(trainer: "TandemTrainer", step: int, rank: int | None = None, micro_step: int = 0) -> list[list]:
-    """Return [source, file, row group, row] of the rows of a step, or of those that one rank reads in one micro-step."""
+def rows_of(trainer: "TandemTrainer", step: int, ranks: Iterable[int] | None = None, micro_step: int = 0) -> list[list]:
+    """Return [source, file, row group, row] of the rows of a step, or of those that some ranks read in one micro-step."""
     origins = trainer.rows.origins(step)
-    if rank is not None:
-        args = trainer.args
-        numbers = rows_of_micro_batch(
-            micro_step,
-            rank=rank,
-            world_size=args.world_size,
-            rows=trainer.rows.micro_rows(step, args.per_device_train_batch_size),
-            total=len(origins),
-        )
+    if ranks is not None:
+        numbers = [
+            number
+            for rank in sorted({rank // tensor_parallel_size() for rank in ranks})
+            for number in rows_of_micro_batch(
+                micro_step,
+                rank=rank,
+                world_size=trainer.batch_ranks,
+                rows=trainer.rows.micro_rows(step, trainer.args.per_device_train_batch_size),
+                total=len(origins),
+            )
+        ]
         origins = [origins[number] for number in numbers if number is not None]
     inputs = trainer.run.read_manifest().get("inputs", {}).get("sources", [])
     files = {source["name"]: [file["label"] for file in source["files"]] for source in inputs}

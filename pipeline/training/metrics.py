@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 from pipeline.data.rows import Consumed
 from pipeline.hardware.cpu import process_start
+from pipeline.hardware.device import model_replicas
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.retries import retries
 from pipeline.recipe.sizes import KeysSeen
@@ -24,7 +25,7 @@ from pipeline.training.attempts import first_start, lost_steps
 from pipeline.training.checkpoint import bits_per_byte
 from pipeline.training.distributed import numbers_of_every_rank
 from pipeline.training.guard import total_norm
-from pipeline.training.muon import local
+from pipeline.training.muon import alike, local
 from pipeline.training.optimizer import MuonAdamW
 from pipeline.training.schedules import logged_rates
 
@@ -80,12 +81,15 @@ class UpdateNumbers:
     """`look` before the update of a step that will be logged, `read` after it."""
 
     def __init__(self) -> None:
-        self._zeros: Tensor | None = None
-        self._norms: list[Tensor] = []
+        self._zeros: Tensor | None = None  # of the parts of sharded weights, and of what every rank has whole
+        self._norms: list[
+            tuple[Tensor, Tensor]
+        ] = []  # a parameter, and the norm of its change and that of some like it
 
     def look(self, parameters: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> None:
         """Record the parameters with a gradient, before anything scales it or clips it to zero."""
-        self._zeros, self._norms = count_zeros([local(p.grad) for p in parameters if p.grad is not None]), []
+        gradients = alike([p.grad for p in parameters if p.grad is not None])
+        self._zeros, self._norms = torch.stack([count_zeros([local(g) for g in some]) for some in gradients]), []
         ours = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
         if isinstance(ours, MuonAdamW):
             ours.measure_next_update(self._norms)
@@ -95,17 +99,27 @@ class UpdateNumbers:
         the update was left out or the optimizer is another's."""
         if self._zeros is None:
             return {}
-        norms = [total_norm([local(p.detach()) for p in parameters])]
-        norms += [total_norm(self._norms)] if self._norms else []
-        if any(isinstance(p, DTensor) for p in parameters):  # these are of this rank's parts
-            sums = torch.stack([norm.double().square() for norm in norms] + [self._zeros.double()])
-            torch.distributed.all_reduce(sums)
-            *norms, self._zeros = [*sums[:-1].sqrt(), sums[-1].long()]
-        numbers = {"optim/param_norm": norms[0], "optim/num_zeros_in_grad": self._zeros}
+        norms = [norm_over_ranks([(p, local(p.detach())) for p in parameters])]
+        norms += [norm_over_ranks(self._norms)] if self._norms else []
+        if any(isinstance(p, DTensor) for p in parameters):
+            torch.distributed.all_reduce(self._zeros[:1])
+            self._zeros[:1] //= model_replicas()
+        numbers = {"optim/param_norm": norms[0], "optim/num_zeros_in_grad": self._zeros.sum()}
         if len(norms) > 1:
             numbers["optim/update_ratio"] = norms[1] / norms[0]
         self._zeros, self._norms = None, []
         return {name: number.item() for name, number in numbers.items()}
+
+
+def norm_over_ranks(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the norm of all, each of which stands beside the parameter that it is of: of a sharded one, this rank's part."""
+    parts = [x for p, x in measured if isinstance(p, DTensor)]
+    whole = [x for p, x in measured if not isinstance(p, DTensor)]
+    if not parts:
+        return total_norm(whole)
+    square = total_norm(parts).double().square() / model_replicas()
+    torch.distributed.all_reduce(square)
+    return (square + total_norm(whole).double().square() if whole else square).sqrt()
 
 
 def count_zeros(gradients: Sequence[Tensor]) -> Tensor:

@@ -125,11 +125,11 @@ def muon_step(
     parameters: list[Tensor],
     state: Mapping[Tensor, dict[str, Tensor]],
     *,
-    norms: list[Tensor] | None = None,
+    norms: list[tuple[Tensor, Tensor]] | None = None,
 ) -> None:
     """Make one update in place of parameters that all have a gradient. Every rank calls it with the same ones.
 
-    norms: to which the norm of each one's change is appended.
+    norms: to which each one is appended with the norm of its change.
     """
     stacks: dict[tuple, list[Tensor]] = defaultdict(list)
     for p in parameters:
@@ -166,12 +166,12 @@ class _Stack:
 
     def _begin(self, x_MRC: Tensor) -> None:
         if not self._is_divided(x_MRC):
-            self.directions_MRC = self._orthogonalised(x_MRC)
+            self.directions_MRC = self._orthogonalised(x_MRC, self.output_dim)
             return
         ranks = dist.get_world_size()
         count = -(-len(self.members) // ranks)  # of each rank; the last ones may have less to do
         first = min(dist.get_rank() * count, len(self.members))
-        own = self._orthogonalised(x_MRC[first : first + count])
+        own = self._orthogonalised(x_MRC[first : first + count], self.output_dim)
         padded = own.new_zeros(count, *own.shape[1:])
         padded[: len(own)] = own
         self.directions_MRC = own.new_empty(ranks * count, *own.shape[1:])
@@ -181,17 +181,17 @@ class _Stack:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return several and len(self.members) > 1 and x_MRC.numel() >= SHARED_FROM
 
-    def _orthogonalised(self, x_MRC: Tensor) -> Tensor:
+    def _orthogonalised(self, x_MRC: Tensor, output_dim: int) -> Tensor:
         dtype = getattr(torch, self.group["product_dtype"])
-        return orthogonalised(x_MRC, output_dim=self.output_dim, product_dtype=dtype)
+        return orthogonalised(x_MRC, output_dim=output_dim, product_dtype=dtype)
 
-    def _scaled(self, x_MRC: Tensor, variance_MN: Tensor) -> Tensor:
-        return scale_neurons_(x_MRC.float(), variance_MN, output_dim=self.output_dim, beta2=VARIANCE_BETA)
+    def _scaled(self, x_MRC: Tensor, variance_MN: Tensor, output_dim: int) -> Tensor:
+        return scale_neurons_(x_MRC.float(), variance_MN, output_dim=output_dim, beta2=VARIANCE_BETA)
 
     def _ended(self) -> tuple[Tensor, Tensor]:
         """Return the directions, of sharded matrices this rank's rows, and the variances one step on."""
         variance_MN = torch.stack(self.variances).float()
-        return self._scaled(self.directions_MRC[: len(self.members)], variance_MN), variance_MN
+        return self._scaled(self.directions_MRC[: len(self.members)], variance_MN, self.output_dim), variance_MN
 
     def _apply_floor_(self, x_MRC: Tensor, floor: float, dim: tuple[int, ...]) -> None:
         """Scale directions up whose update at a rate of 1 has a norm over `dim` below `floor` times that of the weights.
@@ -202,13 +202,14 @@ class _Stack:
         factor = rate_factor(self.members[0].shape, output_dim=self.output_dim)
         of_weights = torch.stack([local(p).float().square().sum(dim, keepdim=True) for p in self.members])
         squares = torch.stack([x_MRC.square().sum(dim, keepdim=True), of_weights])
-        of_updates, of_weights = self._of_all_rows(squares) if -2 in dim else squares
+        of_updates, of_weights = self._of_all_ranks(squares, dim)
         x_MRC.mul_((of_weights / of_updates.clamp_min(TINY)).sqrt().mul_(floor / factor).clamp_min_(1))
 
-    def _of_all_rows(self, sums: Tensor) -> Tensor:
+    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
+        """Return sums over `dim` of all ranks' parts. sums: of this rank's."""
         return sums
 
-    def update(self, norms: list[Tensor] | None) -> None:
+    def update(self, norms: list[tuple[Tensor, Tensor]] | None) -> None:
         if self.work is not None:
             self.work.wait()
         x_MRC, variance_MN = self._ended()
@@ -223,15 +224,16 @@ class _Stack:
             before = None if norms is None else own.clone()
             cautious_update_(own, x_RC, rate=rate, weight_decay=self.group["weight_decay"])
             if norms is not None and before is not None:
-                norms.append(torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32))
+                norms.append((p, torch.linalg.vector_norm(before.sub_(own), dtype=torch.float32)))
 
 
 class _SharedStack(_Stack):
-    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same. Each is
-    made whole by one rank alone, its owner, which sends the others their rows of the direction: a rank holds its share of the
-    stack whole, and never the stack.
+    """Matrices whose rows are cut among the ranks (FSDP2), or among those of each copy (HSDP), which all make the same; under tensor
+    parallelism their rows or their columns. Each is made whole by one rank alone, its owner, which sends the others their rows of the
+    direction: a rank holds its share of the stack whole, and never the stack.
 
     first_owner: of the first matrix; the next rank owns the next one. So stacks of few matrices fall on different ranks.
+    cut_dim: -2 where rows are cut, -1 where columns are: then everything between is done with the transposed matrices.
     """
 
     def __init__(self, *stack: Any, first_owner: int):
@@ -241,10 +243,14 @@ class _SharedStack(_Stack):
     def _begin(self, x_MRC: Tensor) -> None:
         mesh, placements = self.members[0].device_mesh, self.members[0].placements
         dim = len(placements) - 1
-        if placements not in ((Shard(0),), (Replicate(), Shard(0))):
-            raise NotImplementedError(f"Muon's matrices are cut by rows, in HSDP's copies or in one, not {placements}")
+        if placements not in ((Shard(0),), (Shard(1),), (Replicate(), Shard(0))):
+            raise NotImplementedError(
+                f"Muon's matrices are cut by rows, in HSDP's copies or in one, or by columns, not {placements}"
+            )
         self.process_group, rank, ranks = mesh.get_group(dim), mesh.get_local_rank(dim), mesh.size(dim)
-        rows, columns = self.members[0].shape
+        (rows, columns), self.cut_dim, output_dim = self.members[0].shape, -2, self.output_dim
+        if placements == (Shard(1),):
+            x_MRC, (rows, columns), self.cut_dim, output_dim = x_MRC.mT, (columns, rows), -1, -3 - output_dim
         most = -(-rows // ranks)
         self.heights = [min(max(rows - r * most, 0), most) for r in range(ranks)]  # as torch.chunk cuts, and FSDP2
         owners = [(self.first_owner + n) % ranks for n in range(len(self.members))]
@@ -258,7 +264,7 @@ class _SharedStack(_Stack):
         )
         variance_MN = torch.stack(self.variances).float()[own]
         if own:
-            whole_MRC = self._scaled(self._orthogonalised(whole_MRC), variance_MN)
+            whole_MRC = self._scaled(self._orthogonalised(whole_MRC, output_dim), variance_MN, output_dim)
         # Beside its rows each rank gets the variances, which all of them keep.
         sent = [torch.cat([x.flatten(1), variance_MN], dim=1) for x in whole_MRC.split(self.heights, dim=1)]
         width = self.heights[rank] * columns + variance_MN.shape[1]
@@ -275,8 +281,9 @@ class _SharedStack(_Stack):
         )
         return received.split(sizes), work
 
-    def _of_all_rows(self, sums: Tensor) -> Tensor:
-        dist.all_reduce(sums, group=self.process_group)
+    def _of_all_ranks(self, sums: Tensor, dim: tuple[int, ...]) -> Tensor:
+        if self.cut_dim in dim:
+            dist.all_reduce(sums, group=self.process_group)
         return sums
 
     def _ended(self) -> tuple[Tensor, Tensor]:
@@ -285,9 +292,18 @@ class _SharedStack(_Stack):
         x_MX = torch.cat(rows)[in_order]
         longest = self.variances[0].numel()
         x_MK, variance_MN = x_MX[:, :-longest], x_MX[:, -longest:]
-        return x_MK.unflatten(1, (-1, self.members[0].shape[1])), variance_MN
+        x_MRC = x_MK.unflatten(1, (-1, self.members[0].shape[-3 - self.cut_dim]))
+        return (x_MRC if self.cut_dim == -2 else x_MRC.mT), variance_MN
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor (FSDP2), sharing its memory; any other tensor as it is."""
+    """Return this rank's part of a sharded tensor, sharing its memory; any other tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any. Tensor parallelism
+    has both: what it does not split is whole on every rank."""
+    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
+    return [some for some in (sharded, whole) if some]

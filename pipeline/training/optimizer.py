@@ -23,7 +23,7 @@ from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe.resolve import MUON_FLOORS
 from pipeline.recipe.schema import Group, Optimizer, Recipe
 from pipeline.training.guard import total_norm
-from pipeline.training.muon import local, muon_step
+from pipeline.training.muon import alike, local, muon_step
 
 FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has a fused AdamW
 MEASURED_AT_ONCE = 1 << 24  # elements that are copied to measure their change
@@ -44,7 +44,7 @@ class MuonAdamW(torch.optim.Optimizer):
     AdamW is torch's, fused where the device has it; Muon's step is muon_step's.
     """
 
-    _norms: list[Tensor] | None = None  # of the update that is measured
+    _norms: list[tuple[Tensor, Tensor]] | None = None  # of the update that is measured
 
     def __init__(self, groups: Iterable[dict[str, Any]]):
         super().__init__(groups, defaults={})
@@ -56,7 +56,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 # Under this name load_state_dict knows that the step counters live on the parameters' device.
                 group.setdefault("fused", all(p.device.type in FUSED_DEVICES for p in group["params"]))
 
-    def measure_next_update(self, norms: list[Tensor]) -> None:
+    def measure_next_update(self, norms: list[tuple[Tensor, Tensor]]) -> None:
         """Have the next step append the norms of its changes, 0-dimensional on the device; the update itself stays the same to
         the last bit. Takes the memory of MEASURED_AT_ONCE elements, or of the largest parameter."""
         self._norms = norms
@@ -77,11 +77,12 @@ class MuonAdamW(torch.optim.Optimizer):
                 elif self._norms is None:
                     self._adamw(group, parameters)
                 else:
-                    for some in in_portions(parameters, MEASURED_AT_ONCE):
-                        before = [local(p).clone() for p in some]  # of a sharded one this rank's part, as Muon's
-                        self._adamw(group, some)
-                        torch._foreach_sub_(before, [local(p) for p in some])
-                        self._norms.append(total_norm(before))
+                    for some_alike in alike(parameters):
+                        for some in in_portions(some_alike, MEASURED_AT_ONCE):
+                            before = [local(p).clone() for p in some]  # of a sharded one this rank's part, as Muon's
+                            self._adamw(group, some)
+                            torch._foreach_sub_(before, [local(p) for p in some])
+                            self._norms.append((some[0], total_norm(before)))
                 if "lookahead" in group:
                     self._end_drift(group, parameters)
         self._norms = None
@@ -119,11 +120,11 @@ class MuonAdamW(torch.optim.Optimizer):
             self.state[p][LOOKAHEAD] = group["lookahead"]
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        adamw(
-            parameters,
-            [p.grad for p in parameters],  # type: ignore[misc]  # step() keeps those that have one
-            [self.state[p]["exp_avg"] for p in parameters],
-            [self.state[p]["exp_avg_sq"] for p in parameters],
+        adamw(  # of a sharded model this rank's parts, and what every rank has whole
+            [local(p) for p in parameters],
+            [local(p.grad) for p in parameters],  # type: ignore[arg-type]  # step() keeps those that have one
+            [local(self.state[p]["exp_avg"]) for p in parameters],
+            [local(self.state[p]["exp_avg_sq"]) for p in parameters],
             [],
             [self.state[p]["step"] for p in parameters],
             foreach=not group["fused"],
@@ -159,10 +160,10 @@ def average_weights(optimizer: Any, settings: Optimizer, *, last: bool) -> None:
         )
     for p in parameters:
         optimizer.state[p].setdefault(AVERAGE, p.detach().clone())
-    averages = [optimizer.state[p][AVERAGE] for p in parameters]
-    torch._foreach_lerp_(averages, parameters, 1 / settings.average_steps)
+    averages, own = [local(optimizer.state[p][AVERAGE]) for p in parameters], [local(p) for p in parameters]
+    torch._foreach_lerp_(averages, own, 1 / settings.average_steps)
     if last:
-        torch._foreach_lerp_(parameters, averages, settings.average_weight)
+        torch._foreach_lerp_(own, averages, settings.average_weight)
 
 
 def in_portions(parameters: list[Tensor], elements: int) -> Iterator[list[Tensor]]:

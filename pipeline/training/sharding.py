@@ -10,9 +10,11 @@ A checkpoint needs whole tensors: each is made whole by one rank, which writes i
 model/ is gathered with all ranks, one tensor at a time, for rank 0 alone.
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -26,7 +28,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter
 from transformers.distributed import DistributedConfig
 
-from pipeline.hardware.device import model_replicas
+from pipeline.hardware.device import model_replicas, tensor_parallel_size
 from pipeline.process.errors import RecipeError
 from pipeline.training.fp8 import without_fp8
 from pipeline.training.muon import local
@@ -38,6 +40,9 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
     compile_options: of torch.compile, which then compiles each block by itself: the weights are gathered between them, by hooks
     that no graph holds. None: nothing is compiled.
     """
+    if (ranks := tensor_parallel_size()) > 1:
+        _split_layers(model, ranks)
+        return
     kind = type(model)
     if not model.fsdp_plan:
         raise RecipeError(
@@ -71,6 +76,50 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
                     block.compile(**compile_options)
     if hasattr(model, "per_token_nll"):  # called beside forward, whose hooks gather the weights
         register_fsdp_forward_method(model, "per_token_nll")
+
+
+def _split_layers(model: PreTrainedModel, ranks: int) -> None:
+    """Have all ranks compute each layer together, each some heads and some of the MLP's neurons (tensor parallelism), by the model's plan."""
+    kind = type(model)
+    if not model.tp_plan:
+        raise RecipeError(
+            f"command line: the launcher asks for tensor parallelism, and {kind.__name__} has no plan for it (base_model_tp_plan of its "
+            "config; a model with value embeddings or biases has none). Launch with accelerate_configs/fsdp2.yaml, or take "
+            "model.preset: portable."
+        )
+    # The chunked loss takes the head's weight alone, so that each rank keeps it whole, and the table where it is tied to it.
+    whole = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
+    if model.config.tie_word_embeddings:
+        whole |= {name for name, module in model.named_modules() if module is model.get_input_embeddings()}
+    own_heads = [name for name, how in model.tp_plan.items() if how == GRADIENT_OF_OWN_HEADS]
+    model.tp_plan = {  # type: ignore[misc]  # as fsdp_plan's
+        name: how for name, how in model.tp_plan.items() if name not in whole and name not in own_heads
+    }
+    resolved, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks))
+    kind.maybe_distribute_model(model, resolved, mesh)
+    model._tp_size = None  # or the Trainer would have accelerate prepare it, which refuses to on gloo
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):  # that of a table of embeddings comes whole
+            parameter.register_hook(partial(_cut_like, placements=parameter.placements))
+    for name, module in model.named_modules():
+        if re.sub(r"\.\d+\.", ".*.", name) in own_heads:
+            for parameter in module.parameters(recurse=False):
+                parameter.register_hook(_summed_over_ranks)
+
+
+# transformers' name for a weight that every rank has whole and uses for its own heads, as Qwen3's norms of queries and keys. It sums the
+# gradient that has accumulated, of earlier micro-steps again: a hook on the gradient of one backward pass sums each once.
+GRADIENT_OF_OWN_HEADS = "replicated_with_grad_allreduce"
+
+
+def _cut_like(gradient: DTensor, placements: Any) -> DTensor:
+    return gradient.redistribute(placements=placements)
+
+
+def _summed_over_ranks(gradient: Tensor) -> Tensor:
+    gradient = gradient.clone()
+    dist.all_reduce(gradient)
+    return gradient
 
 
 @contextmanager
@@ -114,23 +163,35 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not sharded:  # an optimizer before its first update
         return own
     first = next(iter(sharded.values()))
-    group = first.device_mesh.get_group(first.placements.index(Shard(0)))
+    group = first.device_mesh.get_group(len(first.placements) - 1)
     ranks = dist.get_process_group_ranks(group)
     place = ranks.index(dist.get_rank())
     parts = divided(sharded, dist.get_world_size())
     nothing = torch.empty(0, dtype=torch.uint8, device=local(first).device)
     for names in zip_longest(*(parts[rank] for rank in ranks)):
-        sent = [local(sharded[n]).detach().reshape(-1).view(torch.uint8) if n else nothing for n in names]
+        sent = [
+            local(sharded[n]).detach().movedim(cut_dim(sharded[n]), 0).reshape(-1).view(torch.uint8) if n else nothing
+            for n in names
+        ]
         sizes = [0] * len(ranks)
         if name := names[place]:
-            rows, row_bytes = len(sharded[name]), sharded[name].nbytes // len(sharded[name])
+            whole_shape = sharded[name].movedim(cut_dim(sharded[name]), 0).shape
+            rows, row_bytes = whole_shape[0], sharded[name].nbytes // whole_shape[0]
             most = -(-rows // len(ranks))
             sizes = [min(max(rows - r * most, 0), most) * row_bytes for r in range(len(ranks))]  # as torch.chunk cuts
         received = nothing.new_empty(sum(sizes))
         dist.all_to_all_single(received, torch.cat(sent), sizes, [len(part) for part in sent], group=group)
         if name:
-            own[name] = received.view(sharded[name].dtype).view(sharded[name].shape).cpu()
+            whole = received.view(sharded[name].dtype).view(whole_shape).movedim(0, cut_dim(sharded[name]))
+            own[name] = whole.cpu().contiguous()
     return own
+
+
+def cut_dim(tensor: DTensor) -> int:
+    """Return the dimension that is cut among the ranks: 0 under FSDP2 and HSDP, 0 or 1 under tensor parallelism."""
+    placement = tensor.placements[-1]
+    assert isinstance(placement, Shard), f"{tensor.placements} are not cut among the ranks"
+    return placement.dim
 
 
 def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:

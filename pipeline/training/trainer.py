@@ -12,6 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.evals.distributed import EvaluationInterrupted
+from pipeline.hardware.device import batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -29,6 +30,7 @@ from pipeline.training.fp8 import convert_to_fp8
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
+from pipeline.training.muon import alike
 from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.rng import get_rng_state, preserved_rng
@@ -77,6 +79,9 @@ class TandemTrainer(Trainer):
     ):
         # Sharded before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
+        # Ranks that compute each layer together (tensor parallelism) read the same rows.
+        self.batch_rank = args.process_index // tensor_parallel_size()
+        self.batch_ranks = batch_ranks(args.world_size)
         # Says Trainer that its own checkpoints are not asked for; ours are whole.
         args.save_only_model = self.is_sharded
         self.recipe, self.run, self.rows, self.meter = recipe, run, rows, meter
@@ -115,8 +120,8 @@ class TandemTrainer(Trainer):
             max_steps=self.args.max_steps,
             micro_steps=self.args.gradient_accumulation_steps,
             micro_batch=self.args.per_device_train_batch_size,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
+            rank=self.batch_rank,
+            world_size=self.batch_ranks,
             device=self.args.device,
             look=self._look,
         )
@@ -148,6 +153,10 @@ class TandemTrainer(Trainer):
 
     # ---- steps ----
 
+    def get_tp_size(self) -> int:
+        """Return how many ranks compute each layer together; Trainer multiplies the loss by the number of their groups."""
+        return tensor_parallel_size()
+
     def training_step(
         self,
         model: torch.nn.Module,
@@ -177,7 +186,7 @@ class TandemTrainer(Trainer):
         special = inputs.pop("special_targets", None)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if special is not None:  # a batch of the training: the mean of the ranks' losses is that of the step
-            nats = loss.detach() * num_items_in_batch / self.args.world_size
+            nats = loss.detach() * num_items_in_batch / self.batch_ranks
             self.text.add(nats, outputs, inputs["shift_labels"], special)
         return (loss, outputs) if return_outputs else loss
 
@@ -196,7 +205,8 @@ class TandemTrainer(Trainer):
         if self.log_row.measures_update(self):
             self.log_row.update.look(parameters, self.optimizer)
         if self.guard.check_update(self, model, norm) + CLIP_EPS > self.args.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
+            for some in alike(parameters):
+                torch.nn.utils.clip_grads_with_norm_(some, self.args.max_grad_norm, norm)
         return norm
 
     # ---- optimizer ----

@@ -33,7 +33,7 @@ def launch_arguments(path, monkeypatch):
 
 
 def test_the_files_are_those_of_the_readme():
-    assert {p.stem for p in CONFIGS} == {"cpu", "cpu_2", "single_gpu", "ddp", "fsdp2", "hsdp", "multi_node"}
+    assert {p.stem for p in CONFIGS} == {"cpu", "cpu_2", "single_gpu", "ddp", "fsdp2", "hsdp", "tp", "multi_node"}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -56,6 +56,7 @@ def test_accelerate_reads_the_file_and_its_command(path, monkeypatch):
         ("ddp", True, False, 8, 1),
         ("fsdp2", False, True, 8, 1),
         ("hsdp", False, True, 16, 2),
+        ("tp", True, False, 2, 1),
         ("multi_node", True, False, 16, 2),
     ],
 )
@@ -72,6 +73,7 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
             assert environ["FSDP_VERSION"] == "2"  # which hardware/device.py reads
             replicas = environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1")
             assert replicas == ("2" if name == "hsdp" else "1")
+        assert environ.get("PARALLELISM_CONFIG_TP_SIZE", "1") == ("2" if name == "tp" else "1")
     else:
         _, environ = prepare_simple_launcher_cmd_env(arguments)
         assert environ["ACCELERATE_USE_CPU"] == str(name == "cpu")

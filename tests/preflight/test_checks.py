@@ -198,11 +198,12 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
         (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
         assert found.startswith(f"command line: {override.split('=')[0]}: is not supported with a sharded model"), found
         assert checks._sharding(quickstart(override, processes=1)) == []
+    monkeypatch.setenv("WORLD_SIZE", "4")
     for name, size in {"DP_REPLICATE": 2, "DP_SHARD": 4, "TP": 2, "CP": 1}.items():
         monkeypatch.setenv(f"PARALLELISM_CONFIG_{name}_SIZE", str(size))
     found = messages(checks._sharding(quickstart(processes=4)), RecipeError)
     assert [found[0].split(":")[1], found[1].split(":")[1]] == [
-        " tp_size above 1 is not supported. Start from accelerate_configs/fsdp2.yaml.",
+        " tp_size above 1 with FSDP is not supported. Start from accelerate_configs/fsdp2.yaml.",
         " dp_replicate_size 2 x dp_shard_size 4 is not the number of processes, 4, so no groups of processes can share the copies of the model. Change --num_processes or one of the two.",
     ]
     monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "1")
@@ -213,6 +214,25 @@ def test_sharding_is_refused_with_what_it_was_not_tried_with_alone(quickstart, m
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
     found = messages(checks._sharding(quickstart(processes=2)), RecipeError)
     assert ["fsdp_version: 1" in found[0], "fsdp_offload_params" in found[1]] == [True, True]
+
+
+def test_tensor_parallelism_is_refused_with_what_it_was_not_tried_with_alone(quickstart, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+    assert checks._sharding(quickstart("model.preset=portable", processes=2)) == []
+    wrong = (
+        "train.fp8=true",
+        "train.fp16=true",
+        "model.embedding_dtype=bfloat16",
+        "train.torch_compile=true",
+    )
+    for override in wrong:
+        (found,) = messages(checks._sharding(quickstart(override, processes=2)), RecipeError)
+        assert "is not supported with a sharded model (tensor parallel). Remove the key" in found, found
+    (found,) = messages(checks._sharding(quickstart(processes=4)), RecipeError)
+    assert "tp_size 2 is not the number of processes, 4" in found
+    (found,) = messages(checks._sharding(quickstart("model.n_kv_head=1", processes=2)), RecipeError)
+    assert "the model has 1 heads of keys and values, which 2 processes cannot share evenly" in found
 
 
 def test_deepspeed_is_refused_for_any_number_of_processes(quickstart, monkeypatch):

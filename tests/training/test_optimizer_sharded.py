@@ -1,4 +1,4 @@
-"""The optimizer over parameters that FSDP2 cut among gloo ranks, or HSDP among those of each copy."""
+"""The optimizer over parameters that FSDP2 cut among gloo ranks, HSDP among those of each copy, or tensor parallelism by rows and by columns."""
 
 import os
 
@@ -27,18 +27,23 @@ FIELDS = {
 }  # fmt: skip
 
 
+QWEN3 = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 8, "vocab_size": 64, "tie_word_embeddings": False}  # fmt: skip
 AHEAD = {"ema_nesterov": 0.5, "ema_nesterov_steps": 4, "ema_nesterov_span": [0.1, 1.0]}
 
 
-def recipe(**more):
-    adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=1e-8, weight_decay=0.01)
+def recipe(floors=None, eps=1e-8, decay=0.2, **more):
+    adamw = Group(learning_rate=0.01, betas=[0.8, 0.95], eps=eps, weight_decay=0.01)
     names = ("embeddings", "value_embeddings", "head", "scalars", "x0_lambdas", "gates")
-    groups = Groups(matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=0.2), **dict.fromkeys(names, adamw))
+    groups = Groups(
+        matrices=Group(learning_rate=0.02, momentum=0.95, weight_decay=decay, **(floors or {})),
+        **dict.fromkeys(names, adamw),
+    )
     return Recipe(optimizer=Optimizer(type="muon_adamw", groups=groups, **more))
 
 
-def model_and_optimizer(*, sharded=False, **more):
-    model = build_model("tandem", FIELDS, seed=0)
+def model_and_optimizer(*, sharded=False, model_type="tandem", **more):
+    model = build_model(model_type, FIELDS if model_type == "tandem" else QWEN3, seed=0)
     if sharded:
         shard_model(model)
     return model, build_optimizer(model, recipe(**more))
@@ -96,6 +101,28 @@ def assert_the_ranks_parts_are_all_tensors_whole(tensors, expected):
     assert max(sizes) - min(sizes) <= max(tensor.nbytes for tensor in expected.values())
 
 
+def rank_main_of_layers(rank, rendezvous, ranks):
+    torch.set_num_threads(1)
+    os.environ |= {"WORLD_SIZE": str(ranks), "RANK": str(rank), "PARALLELISM_CONFIG_TP_SIZE": str(ranks)}
+    init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    # Half of each layer and of the table; the head stays whole. Sums over ranks round otherwise: with a small eps AdamW
+    # makes a whole step of a gradient that is nothing but rounding, and Muon's decay asks for the sign of each direction.
+    share, kind = 0.5 * 1.15, {"model_type": "qwen3", "eps": 1e-3, "decay": 0.0}
+    assert_sharded_moves_as_whole(rank, share, **kind)
+    sharded = assert_sharded_moves_as_whole(
+        rank, share, **kind, floors={"update_floor": 3.0, "row_floor": 2.0}, **AHEAD
+    )
+    placements = {name.split(".")[-2]: str(getattr(p, "placements", "whole")) for name, p in sharded.named_parameters()}
+    rows, columns = "(Shard(dim=0),)", "(Shard(dim=1),)"
+    assert placements == dict.fromkeys(
+        ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens"), rows
+    ) | dict.fromkeys(("o_proj", "down_proj"), columns) | dict.fromkeys(
+        ("q_norm", "k_norm", "input_layernorm", "post_attention_layernorm", "norm", "lm_head"), "whole"
+    )
+    destroy_process_group()
+    os._exit(0)
+
+
 def rank_main(rank, rendezvous, ranks, replicas):
     torch.set_num_threads(1)
     os.environ |= {"FSDP_VERSION": "2", "WORLD_SIZE": str(ranks)}
@@ -115,7 +142,8 @@ def rank_main(rank, rendezvous, ranks, replicas):
 def assert_sharded_moves_as_whole(rank, share, **more):
     model, optimizer = model_and_optimizer(**more)
     sharded, sharded_optimizer = model_and_optimizer(sharded=True, **more)
-    assert sum(isinstance(p, DTensor) for p in sharded.parameters()) == len(list(sharded.parameters()))
+    if more.get("model_type") is None:
+        assert all(isinstance(p, DTensor) for p in sharded.parameters())
     train(model, optimizer, range(4))
     train(sharded, sharded_optimizer, range(4))
     for (name, one), other in zip(model.named_parameters(), sharded.parameters(), strict=True):
@@ -133,7 +161,7 @@ def assert_sharded_moves_as_whole(rank, share, **more):
     assert_the_ranks_parts_are_all_tensors_whole(own, tensors)
     weights = sharded.state_dict()
     assert_the_ranks_parts_are_all_tensors_whole(weights, {key: whole(value) for key, value in weights.items()})
-    fresh = build_optimizer(sharded, recipe(**more))
+    fresh = build_optimizer(sharded, recipe(**{name: value for name, value in more.items() if name != "model_type"}))
     assert_the_ranks_parts_are_all_tensors_whole(
         state := optimizer_tensors(fresh, sharded), state
     )  # not cut: there is none
@@ -153,6 +181,10 @@ def assert_sharded_moves_as_whole(rank, share, **more):
 @pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 1), (4, 2)])
 def test_sharded_parameters_move_as_whole_ones_and_their_state_survives_the_file(tmp_path, ranks, replicas):
     on_ranks(rank_main, str(tmp_path / "rendezvous"), ranks, replicas, ranks=ranks)
+
+
+def test_parameters_of_layers_that_ranks_compute_together_move_as_whole_ones(tmp_path):
+    on_ranks(rank_main_of_layers, str(tmp_path / "rendezvous"), 2)
 
 
 def test_a_model_whose_parameters_are_merged_when_it_is_saved_is_refused():

@@ -26,6 +26,7 @@ def trainer(tmp_path):
     trainer.state = types.SimpleNamespace(global_step=7, is_world_process_zero=True)
     trainer.is_world_process_zero = lambda: True
     trainer.args = types.SimpleNamespace(world_size=1, per_device_train_batch_size=1)
+    trainer.batch_rank, trainer.batch_ranks = 0, 1
     trainer.rows = types.SimpleNamespace(origins=lambda step: [("books", 3, 0, step)], micro_rows=lambda step, n: n)
     trainer.accelerator = types.SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), distributed_type="NO")
     trainer.loss_sum = LossSum(torch.device("cpu"))
