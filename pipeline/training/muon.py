@@ -304,6 +304,6 @@ def local(tensor: Tensor) -> Tensor:
 def alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the sharded tensors and the others, which torch does not take in one list, as far as there are any. Tensor parallelism
     has both: what it does not split is whole on every rank."""
-    sharded = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
+    sharded: list[Tensor] = [tensor for tensor in tensors if isinstance(tensor, DTensor)]
     whole = [tensor for tensor in tensors if not isinstance(tensor, DTensor)]
     return [some for some in (sharded, whole) if some]
