@@ -21,6 +21,7 @@ CAMPAIGNS = (
     "kill",
     "sharded",
     "calls",
+    "sharded_calls",
     "corruption",
     "lost",
     "resume",
