@@ -20,6 +20,7 @@ from pipeline.process.errors import HangError, Interrupted, Preempted
 
 BEAT_S = 1.0
 LOST_S = 30.0  # without a beat
+WAS_LOST = " was lost: "  # behind a host's name, before how it is known
 LINE_S = 10.0
 GRACE_S = 5.0  # that ranks have to end by themselves once another host has failed
 ASKED = (0, Preempted.status, Interrupted.status)  # all ranks end so together
@@ -180,13 +181,13 @@ class Hosts:
             return ""
         seen = self.seen.get(node, {})
         if self.lives and seen.get("life") != self.lives.get(node):
-            return f"{self.name(node)} was lost: it was started anew"
+            return f"{self.name(node)}{WAS_LOST}it was started anew"
         if seen.get("end"):
             return ""
         if node == 0 and self._is_cut():
-            return f"{self.name(0)} was lost: it does not answer"
+            return f"{self.name(0)}{WAS_LOST}it does not answer"
         if time.monotonic() - self.changed.get(node, time.monotonic()) > LOST_S:
-            return f"{self.name(node)} was lost: no sign of life for {LOST_S:.0f} s"
+            return f"{self.name(node)}{WAS_LOST}no sign of life for {LOST_S:.0f} s"
         return ""
 
     def failed(self) -> bool:

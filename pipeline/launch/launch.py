@@ -32,7 +32,7 @@ if not __package__:  # started as a file
     sys.path[0] = str(ROOT)
 
 from pipeline.hardware.device import visible_gpus  # noqa: E402
-from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, End, Hosts  # noqa: E402
+from pipeline.launch.hosts import ABORTED, ASKED, GRACE_S, UNCLEAR, WAS_LOST, End, Hosts  # noqa: E402
 from pipeline.process.commands import whole_number  # noqa: E402
 from pipeline.process.errors import HangError, RecipeError, TandemError  # noqa: E402
 from pipeline.process.storage import read_json, write_json  # noqa: E402
@@ -257,7 +257,7 @@ def run(
                 end = hosts.agree(End(status, message, killed=launcher_status == LOST))
                 shown = shown and end.message == message
                 if status in UNCLEAR and end.killed and end.status not in ASKED:
-                    record_failure(status_file, end)
+                    record_failure(status_file, end, first=hosts.node == 0)
                 status, message = end.status, end.message
             if message and not shown:
                 report(message)
@@ -290,13 +290,17 @@ def at_port(command: list[str], port: int | None) -> list[str]:
     return [*command[:at], str(port), *command[at + 1 :]]
 
 
-def record_failure(status_file: Path, end: End) -> None:
-    """Write what ended the job over what a rank of this host says that lost its connection, unless it stands there already."""
+def record_failure(status_file: Path, end: End, *, first: bool) -> None:
+    """Write what ended the job over what a rank of this host says that lost its connection, unless it stands there already. Of hosts that
+    lost each other and share the folder, the first one's word stands."""
     named = Path(f"{status_file}.run")
     with suppress(OSError, TandemError):
         failure = RunDirectory(named.read_text()).failure
         # A rank that lost its connection to a lost host says 70, too.
-        if end.status not in UNCLEAR and failure.exists() and read_json(failure).get("status") == end.status:
+        written = read_json(failure) if failure.exists() else {}
+        if end.status not in UNCLEAR and written.get("status") == end.status:
+            return
+        if not first and WAS_LOST in str(written.get("message")):
             return
         kind = next((c for c in TandemError.__subclasses__() if c.status == end.status), TandemError)
         facts = {"status": end.status, "class": kind.__name__, "message": end.message, "facts": None}

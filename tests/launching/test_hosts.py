@@ -163,13 +163,29 @@ def test_failure_json_keeps_the_rank_s_own_facts_and_has_the_class_of_the_status
     (tmp_path / "status.run").write_text(str(tmp_path))
     of_rank = {"status": 65, "class": "DataError", "message": "rows.txt: is wrong.", "traceback": ["a", "b"]}
     write_json(run.failure, of_rank)
-    launch.record_failure(status_file, End(65, "host host1 (node 1): rows.txt: is wrong.", killed=True))
+    launch.record_failure(status_file, End(65, "host host1 (node 1): rows.txt: is wrong.", killed=True), first=False)
     assert read_json(run.failure) == of_rank
-    launch.record_failure(status_file, End(74, "host host1 (node 1): no space is left.", killed=True))
+    launch.record_failure(status_file, End(74, "host host1 (node 1): no space is left.", killed=True), first=True)
     assert (read_json(run.failure)["class"], read_json(run.failure)["status"]) == ("DiskFullError", 74)
     write_json(run.failure, {"status": 70, "class": "HangError", "message": "the connection to another host broke"})
-    launch.record_failure(status_file, End(70, "host host1 (node 1) was lost: it does not answer", killed=True))
-    assert read_json(run.failure)["message"] == "host host1 (node 1) was lost: it does not answer"
+    launch.record_failure(
+        status_file, End(70, "host host0 (node 0) was lost: it does not answer", killed=True), first=False
+    )
+    assert read_json(run.failure)["message"] == "host host0 (node 0) was lost: it does not answer"
+
+
+def test_of_hosts_that_lost_each_other_the_first_one_s_word_stands(tmp_path):
+    run, status_file = RunDirectory(tmp_path), tmp_path / "status"
+    (tmp_path / "status.run").write_text(str(tmp_path))
+    ends = {
+        True: End(70, "host host1 (node 1) was lost: no sign of life for 30 s", killed=True),
+        False: End(70, "host host0 (node 0) was lost: it does not answer", killed=True),
+    }
+    for order in ((True, False), (False, True)):
+        for first in order:
+            launch.record_failure(status_file, ends[first], first=first)
+        assert read_json(run.failure)["message"] == ends[True].message
+        run.failure.unlink()
 
 
 def test_a_node_rank_beyond_the_number_of_hosts_is_refused():
