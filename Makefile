@@ -54,7 +54,7 @@ faults:
 	$(PYTHON) -m faults.services
 	$(PYTHON) -m faults.wrong_inputs
 
-# One family of runs at three depths and the power law through them, for the plans of the next depth (report/fit.py).
+# One family of runs at three depths and the power law through them, for the plans of the next depth (report/curves.py).
 # SET='run.tokens_per_param=0.2' changes all of them.
 DEPTHS ?= 4 6 8
 LADDER ?= recipes/ladder.yaml

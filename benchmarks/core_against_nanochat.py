@@ -22,9 +22,9 @@ import yaml
 from common import DEVICE
 from transformers import AutoTokenizer
 
-from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.score import score_core
-from pipeline.hardware.cpu import keep_freed_memory, set_threads
+from pipeline.evals.core import score_core
+from pipeline.evals.core_bundle import open_bundle
+from pipeline.hardware import keep_freed_memory, set_threads
 from pipeline.model.build import load_model
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from common import arguments, in_turns, show
 
-from pipeline.data.packing import PackedRows
 from pipeline.data.rows import RowReader
-from pipeline.data.shards import Shard, map_tensors, shard_path, write_shard
+from pipeline.data.stream import PackedRows, Shard, map_tensors, shard_path, write_shard
 
 SHARD_ROWS = 2048
 BATCHES = 8  # of one timed call

@@ -15,8 +15,8 @@ from collections import defaultdict
 from common import ROOT, arguments, compared, show
 
 from pipeline import pretrain
-from pipeline.callbacks.alarms import Stragglers
-from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.callbacks.log import Stragglers
+from pipeline.callbacks.stopping import StopSignals
 from pipeline.monitor import heartbeat
 from pipeline.training.checkpoint import CheckpointSaver
 from pipeline.training.guard import StepGuard

@@ -27,7 +27,7 @@ from trainer_tax import size_overrides
 from pipeline import pretrain
 from pipeline.callbacks.machine import Machine
 from pipeline.monitor.client import why_no_driver
-from pipeline.monitor.samples import read_gpus
+from pipeline.monitor.sampler import read_gpus
 from pipeline.training.trainer import TandemTrainer
 from tests.monitor.stand_in import compiled
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common import ROOT, arguments, in_turns, seconds, show
 
-from pipeline.data.plan import sequence_folder
+from pipeline.data.preparation import sequence_folder
 from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.process.storage import read_json
 from pipeline.recipe import read_recipe

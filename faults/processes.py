@@ -26,7 +26,6 @@ def import_everything() -> None:
     import pipeline.run.data
     import pipeline.run.finish
     import pipeline.run.open_run
-    import pipeline.run.start
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer

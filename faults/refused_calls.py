@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-from pipeline.evals.sandbox.walls import (
+from pipeline.evals.sandbox_child import (
     ALLOW,
     ARCHITECTURES,
     EQUAL,

@@ -4,13 +4,17 @@ Console, best checkpoint, TensorBoard, report, importers and model card read it;
 of docs/metrics.md from it.
 """
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 NEMO, TRAINER, NANOCHAT = (
     "NeMo",
@@ -334,6 +338,115 @@ def with_tables(page: str) -> str:
     """Return docs/metrics.md with its tables, a section each in their order, as the registry has them."""
     tables = map(table, SECTIONS.values())
     return re.sub(rf"{re.escape(HEAD)}(?:\| .*\n)*", lambda _: next(tables), page)
+
+
+# The protocol of a score: the parts that say on what and how it was measured, and the id that is their hash.
+#
+# Two scores compare only when their ids are equal. The parts stand beside the id wherever a score is kept (evals.json,
+# run_manifest.json), so that a reader can say which of them differs.
+#
+# | part | what it says |
+# | --- | --- |
+# | score | what is measured: rows, documents, assistant, core, chat, lm_eval |
+# | texts | hash of what is scored |
+# | bytes, items | how much of it |
+# | window | most tokens that the model sees at once; "whole prompts" where none was longer than its positions |
+# | stride | from the start of one window to the next: "window" where they do not overlap |
+# | bos | before what the model gets a BOS token |
+# | dtype | in which the model computes |
+# | tokenizer, template | where the scored targets depend on them |
+# | coverage | share of the text's bytes that the tokenizer's ids restore; of tasks, of their items' text |
+# | rule | version of our code's rule for this score, raised when the same parts would give another figure |
+
+LENGTH = 12  # hex digits of an id
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """parts: JSON values by name, in the order in which people read them; `score` is the first word of the id."""
+
+    parts: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Protocol | None":
+        """Return the protocol that a row of evals.json holds; None for a row of an earlier version, which has the id alone."""
+        parts = row.get("protocol_parts")
+        return cls(parts) if isinstance(parts, Mapping) and parts else None
+
+    @property
+    def id(self) -> str:
+        return f"{self.parts['score']}-{digest(self.parts, LENGTH)}"
+
+    def having(self, **parts: Any) -> "Protocol":
+        """Return the protocol with these parts added or replaced."""
+        return Protocol({**self.parts, **parts})
+
+    def row(self) -> dict[str, Any]:
+        """Return what a row of evals.json keeps of it."""
+        return {"protocol": self.id, "protocol_parts": dict(self.parts)}
+
+    def difference(self, other: "Protocol") -> str:
+        """Return each part that differs, as `window 64 against 1024`; "" when the two are equal."""
+        return "; ".join(_differences(self.parts, other.parts))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{_words(name)} {_value(value)}" for name, value in self.parts.items() if name != "score")
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """Return the first hex digits of the hash of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:length]
+
+
+def why_not_compared(one: Protocol | None, other: Protocol | None) -> str:
+    """Return which parts of two protocols of unequal ids differ, as far as both are recorded."""
+    if one is None or other is None:
+        return "an earlier version measured one of them and did not record the parts of its protocol"
+    return one.difference(other)
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += [f"{_words(name)} {line}" for line in _differences(a, b)]
+        elif a != b:
+            lines.append(f"{_words(name)} {_value(a)} against {_value(b)}")
+    return lines
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "(" + "; ".join(f"{_words(name)} {_value(inner)}" for name, inner in value.items()) + ")"
+    return "none" if value is None else str(value)
+
+
+# The recent values of one number, and which value is far above them.
+
+WINDOW = 128  # values that are remembered
+ENOUGH = 20  # before that nothing is called unusual: losses fall fast in the beginning
+DEVIATIONS = 6.0
+
+
+class RecentValues(deque[float]):
+    """The last WINDOW values, spikes included: a level that stays becomes the usual one."""
+
+    def __init__(self, values: Iterable[float] = ()):
+        super().__init__(values, maxlen=WINDOW)
+
+    def highest_usual(self) -> float | None:
+        """Return the median and DEVIATIONS robust standard deviations (1.4826 x median absolute deviation), at least a tenth
+        above the median; None while there are too few values."""
+        if len(self) < ENOUGH:
+            return None
+        middle = statistics.median(self)
+        spread = 1.4826 * statistics.median(abs(value - middle) for value in self)
+        return middle + max(DEVIATIONS * spread, 0.1 * abs(middle))
 
 
 if __name__ == "__main__":

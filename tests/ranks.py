@@ -12,7 +12,7 @@ import torch.multiprocessing
 # What the ranks of the tests import. No tensor is computed before the fork: threads do not survive it.
 IMPORTED = ("transformers.models.auto.modeling_auto", "pipeline.training.build", "pipeline.training.sharding",
             "pipeline.preflight.checks", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
-            "pipeline.evals.chat.score", "pipeline.evals.core.score")  # fmt: skip
+            "pipeline.evals.chat", "pipeline.evals.core")  # fmt: skip
 
 
 def on_ranks(function: Callable, *arguments, ranks: int = 2) -> None:

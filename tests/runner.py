@@ -13,9 +13,8 @@ import psutil
 import yaml
 
 from pipeline.run_dir.checkpoint_writer import take_lock
-from pipeline.run_dir.manifest import unknown_keys
 from pipeline.run_dir.rows import last_attempts, read_rows
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory, unknown_keys
 from tests.warm_commands import Started, WarmCommands
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +73,7 @@ def wait_for_step(directory: Path, step: int, process: subprocess.Popen | Starte
 def check_manifest(directory: Path) -> None:
     """Whatever a run came to, its manifest is as documented."""
     manifest = RunDirectory(directory).read_manifest()
-    assert not unknown_keys(manifest), f"document in pipeline/run_dir/manifest.py: {unknown_keys(manifest)}"
+    assert not unknown_keys(manifest), f"document in pipeline/run_dir/run_directory.py: {unknown_keys(manifest)}"
 
 
 def _as_from_a_terminal() -> None:

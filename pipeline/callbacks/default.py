@@ -7,12 +7,10 @@ from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.alarms import Spikes, Stragglers
-from pipeline.callbacks.hang_watch import HangWatch
-from pipeline.callbacks.log import Compiling, Console, MetricsFile
+from pipeline.callbacks.evaluations import Samples
+from pipeline.callbacks.log import Compiling, Console, MetricsFile, Spikes, Stragglers
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.samples import Samples
-from pipeline.callbacks.stop_signals import StopSignals
+from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
 from pipeline.process.user_code import guarded, import_attribute, import_built_in

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from pipeline.metrics import metric_of
-from pipeline.process import side_process
+from pipeline.process import commands
 from pipeline.process.secrets import known_secrets, redact_output
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -244,9 +244,9 @@ class TrackioRun(TrainerCallback):
         if not state.is_world_process_zero:
             return
         secret = {where.rpartition("$")[2] for where in known_secrets()}
-        environment = {name: value for name, value in side_process.environment().items() if name not in secret}
+        environment = {name: value for name, value in commands.environment().items() if name not in secret}
         try:
-            self.process = side_process.start(TRACKIO_WRITER, self.run.path, "--follow", env=environment)
+            self.process = commands.start(TRACKIO_WRITER, self.run.path, "--follow", env=environment)
         except OSError as error:
             self._warn(str(error))
 

@@ -2,11 +2,195 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
 
-from pipeline.chat.conversation import Sampling, open_speaker
-from pipeline.chat.terminal import COMMANDS, Terminal, is_base, note
+from pipeline.chat.conversation import Conversation, Sampling, Speaker, open_speaker, terminal_text
 from pipeline.process.commands import program
+from pipeline.process.errors import TandemError
 from pipeline.run_dir.failures import exit_with_status
+
+# A conversation in the terminal or through a pipe: lines in, answers out.
+
+QUOTES = '"""'
+COMMANDS = {
+    "/help": "show this list",
+    "/new": "start over (/clear does the same)",
+    "/system TEXT": "set the system message and start over; without TEXT there is none",
+    "/retry": "answer your last message again",
+    "/undo": "take your last message and its answer back",
+    "/quit": "end, as Ctrl-D does",
+    QUOTES: "begins a message of several lines; the next one ends it",
+}
+MOST_HISTORY = 1000  # lines
+
+
+class Terminal:
+    """Read messages and print an answer to each; `conversation` is the one that goes on.
+
+    Answers go to stdout, all else to stderr, so that a pipe carries answers alone.
+    """
+
+    def __init__(self, speaker: Speaker, *, system: str | None, sampling: Sampling):
+        self.sampling = sampling
+        self.conversation = Conversation(speaker, system=system, notify=lambda what: note(f"({what})"))
+        self.speaker = speaker
+        self.shown = False  # whether somebody types and sees the prompt
+        if system and not speaker.takes_system:
+            note(f"{speaker.name} reads no system message, so --system changes nothing.")
+
+    def talk(self) -> None:
+        """Answer messages until /quit or the end.
+
+        Ctrl-C ends an answer, and the part that is there stays in the conversation; at the prompt it drops what was typed.
+        """
+        self.shown = sys.stdin.isatty()
+        remember = open_history() if self.shown else lambda: None
+        if self.shown:
+            self.introduce()
+        elif not self.speaker.chats:
+            note(is_base(self.speaker))
+        while True:
+            try:
+                text, quoted = self.read()
+                remember()
+            except EOFError:
+                if self.shown:
+                    print()
+                return
+            except KeyboardInterrupt:
+                if not self.shown:
+                    raise
+                note("\nCtrl-D or /quit ends.")
+                continue
+            if text in ("/quit", "/exit") and not quoted:
+                return
+            try:
+                if text.startswith("/") and not quoted:
+                    self.command(text)
+                elif text:
+                    self.answer(text)
+            except KeyboardInterrupt:
+                print()
+            except TandemError as error:
+                if not self.shown:
+                    raise  # whoever reads the pipe learns it by the status
+                note(f"error: {error}")
+
+    def introduce(self) -> None:
+        speaker = self.speaker
+        note(f"{speaker.name}: {speaker.kind}, {speaker.sizes}")
+        if speaker.trained_on:
+            note(f"trained on {speaker.trained_on}")
+        note(f"in {speaker.path}")
+        if not speaker.chats:
+            note(is_base(speaker))
+        note("/help lists the commands. Ctrl-C stops an answer, Ctrl-D ends.\n")
+
+    def read(self) -> tuple[str, bool]:
+        """Return the next message, and whether it stood in triple quotes. Raises EOFError at the end."""
+        text = input("> " if self.shown else "").strip()
+        if not text.startswith(QUOTES):
+            return text, False
+        lines = [text.removeprefix(QUOTES)]
+        while not lines[-1].rstrip().endswith(QUOTES):
+            try:
+                lines.append(input("... " if self.shown else ""))
+            except EOFError:  # the message ends where the input does
+                break
+        return "\n".join(lines).rstrip().removesuffix(QUOTES).strip(), True
+
+    def command(self, text: str) -> None:
+        name, _, rest = text.partition(" ")
+        if name == "/help":
+            for known, meaning in COMMANDS.items():
+                if known != "/system TEXT" or self.speaker.takes_system:
+                    note(f"  {known:<13} {meaning}")
+        elif name in ("/new", "/clear"):
+            self.conversation.clear()
+            self.confirm("a new conversation")
+        elif name == "/system":
+            self.set_system(rest.strip())
+        elif name in ("/undo", "/retry"):
+            asked = self.conversation.undo()
+            if asked is None:
+                note(
+                    "(there is no message to take back)" if name == "/undo" else "(there is no message to answer again)"
+                )
+            elif name == "/retry":
+                self.answer(asked)
+            else:
+                self.confirm(f"taken back: {terminal_text(asked)}")
+        else:
+            note(
+                f"({terminal_text(name)} is no command; /help lists them. "
+                f"To send a message that begins with /, write it between {QUOTES})"
+            )
+
+    def set_system(self, text: str) -> None:
+        if not self.speaker.takes_system:
+            why = "its chat template has no place for one" if self.speaker.chats else "it is a base model"
+            note(f"({self.speaker.name} reads no system message: {why})")
+            return
+        self.conversation.system = text or None
+        self.conversation.clear()
+        self.confirm("a new conversation with this system message" if text else "a new conversation without one")
+
+    def confirm(self, what: str) -> None:
+        if self.shown:
+            note(f"({what})")
+
+    def answer(self, text: str) -> None:
+        """Print what the model writes, as it writes it."""
+        with closing(self.conversation.answer(text, self.sampling)) as pieces:
+            for piece in pieces:
+                print(terminal_text(piece), end="", flush=True)
+        print()
+
+
+def is_base(speaker: Speaker) -> str:
+    return (
+        f"{speaker.name} is a base model: it was not trained to chat and continues your text, "
+        "each time without the lines before."
+    )
+
+
+def note(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+def open_history() -> Callable[[], None]:
+    """Give input() arrow keys and the lines of former sessions. Return what adds the newest lines to their file.
+
+    Without readline (on Windows Python has none) and without a place to write, input() works all the same.
+    """
+    try:
+        import readline
+    except ImportError:
+        return lambda: None
+    from pipeline.process.storage import cache_dir
+
+    try:
+        path = cache_dir() / "chat_history"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # the conversation is nobody else's
+        readline.set_history_length(MOST_HISTORY)
+        readline.read_history_file(path)
+    except (OSError, TandemError):
+        return lambda: None
+    written = readline.get_current_history_length()
+
+    def remember() -> None:
+        nonlocal written
+        new, written = readline.get_current_history_length() - written, readline.get_current_history_length()
+        with suppress(OSError):
+            if hasattr(readline, "append_history_file"):
+                readline.append_history_file(new, path)  # Two conversations at a time keep the lines of both.
+            else:  # macOS with libedit
+                readline.write_history_file(path)
+
+    return remember
+
 
 CONTINUED_TOKENS = 128  # of a base model, which seldom ends a text by itself
 

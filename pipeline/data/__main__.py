@@ -109,7 +109,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
-    from pipeline.recipe.start_from import resolve_start
+    from pipeline.recipe.resolve import resolve_start
 
     recipe = resolve_start(recipe)
     if not recipe.data.batch_tokens:
@@ -125,9 +125,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
 
     from pipeline.data.prepare import prepare_now, prepare_part, prune
     from pipeline.data.preview import shown_rows
-    from pipeline.data.rows import TrainingRows
-    from pipeline.data.summary import table, warning_lines
-    from pipeline.data.validation import ValidationRows
+    from pipeline.data.rows import TrainingRows, ValidationRows, table, warning_lines
     from pipeline.sources.open import open_sources
     from pipeline.tokenizer import load_or_train
 
@@ -173,7 +171,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     for line in shown_rows(rows, tokenizer, count=arguments.show or 0, colour=sys.stdout.isatty()):
         print(line)
     if arguments.publish:
-        from pipeline.data.published import publish
+        from pipeline.data.prepare import publish
 
         sent, size = publish(preparation.plan, arguments.publish)
         print(

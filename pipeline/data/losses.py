@@ -5,13 +5,12 @@ conversations were counted by length say how many were left out, and not which r
 before anything is prepared, a sample is rendered instead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline.data.packing import count_conversation, fit_conversation, new_counts
 from pipeline.data.stream import Stream
 from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
@@ -280,3 +279,63 @@ def nothing_left(losses: list[Loss]) -> str:
         else "Look into the files."
     )
     return f"{'; '.join(lines)}. {advice}"
+
+
+Rendered = tuple[list[int], list[bool]]
+
+
+Render = Callable[[list[dict]], Rendered]
+
+
+def fit_conversation(messages: list[dict], rendered: Rendered, render: Render, *, capacity: int, overflow: str):
+    """(ids, trained, outcome) of a conversation that fits `capacity` ids and trains at least one; ids is None when dropped.
+
+    rendered: the whole conversation. outcome: whole | cut (ends at its last assistant turn that fits) | too_long | no_target.
+    """
+    ids, trained = rendered
+    if not any(trained):
+        return None, None, "no_target"
+    if len(ids) <= capacity:
+        return ids, trained, "whole"
+    if overflow == "drop":
+        return None, None, "too_long"
+    ends = [i + 1 for i, message in enumerate(messages) if message["role"] == "assistant"]
+    low, high, best = 0, len(ends), None
+    while low < high:  # lengths grow with the turns: the largest end that fits
+        middle = (low + high) // 2
+        ids, trained = render(messages[: ends[middle]])
+        if len(ids) <= capacity:
+            best, low = (ids, trained), middle + 1
+        else:
+            high = middle
+    if best is None or not any(best[1]):
+        return None, None, "too_long"
+    return *best, "cut"
+
+
+READ_COUNTS = {
+    "text": ("documents", "text_tokens", "text_bytes", "empty_rows"),
+    "chat": ("conversations", "text_tokens", "empty_rows", "cut", "too_long", "no_target", "cut_tokens", "too_long_tokens"),
+}  # fmt: skip
+
+
+LENGTH_STEP = 64  # Tokens: finer advice on the length of a row is of no use, and the counts stay few.
+
+
+def new_counts(kind: str) -> dict[str, Any]:
+    """Return what is counted while a source is read, all 0. `longer` of conversations: by row length, those that need it."""
+    return {**dict.fromkeys(READ_COUNTS[kind], 0), **({"longer": {}} if kind == "chat" else {})}
+
+
+def count_conversation(counts: dict[str, Any], *, length: int, kept: int, outcome: str) -> None:
+    """Add a conversation of `length` ids of which `kept` are trained, with the outcome of fit_conversation."""
+    counts["conversations"] += 1
+    counts["text_tokens"] += kept
+    if outcome == "whole":
+        return
+    counts[outcome] += 1
+    # Counts that an earlier version began have no lengths: those of a part would be taken for those of the whole.
+    if outcome != "no_target" and "longer" in counts:
+        counts[f"{outcome}_tokens"] += length - kept
+        row = str(-(-(length - 1) // LENGTH_STEP) * LENGTH_STEP)
+        counts["longer"][row] = counts["longer"].get(row, 0) + 1

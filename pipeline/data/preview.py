@@ -16,16 +16,24 @@ import yaml
 from pipeline.data.rows import TrainingRows, bits
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.recipe.checks import check_source
 from pipeline.recipe.layers import find_recipe
 from pipeline.recipe.located_yaml import Item, Problems, compose
+from pipeline.recipe.reader import check_source
 from pipeline.recipe.resolve import TEXT_ID, step_rows
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.recipe.values import Converter
 from pipeline.sources.formats import Format
-from pipeline.sources.open import OpenSource, open_sources, planned_sources
+from pipeline.sources.open import (
+    NO_CONVERSATIONS,
+    OpenSource,
+    Recognised,
+    column_types,
+    looked_at_rows,
+    open_sources,
+    planned_sources,
+    recognise,
+)
 from pipeline.sources.raw_rows import kind_of, read_blocks, text_bytes
-from pipeline.sources.recognition import NO_CONVERSATIONS, Recognised, column_types, looked_at_rows, recognise
 from pipeline.sources.verify import grouped, untrainable
 from pipeline.tokenizer.chat import rendered_talks
 from pipeline.tokenizer.encode import plain_backend

@@ -1,19 +1,31 @@
-"""Rows of training: batches, what was consumed, and the position that a checkpoint keeps."""
+"""Rows of training and of validation: batches, what was consumed, the position that a checkpoint keeps, held-out rows under
+a fixed protocol, and the table that sums them up.
+"""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipeline.data.losses import Loss, losses_of, nothing_left, shares_lost
-from pipeline.data.packing import documents_begun
-from pipeline.data.plan import open_stream, step_rows_of
-from pipeline.data.preparation import Preparation, delete_used, note_used
-from pipeline.data.shards import Shard, shard_path
-from pipeline.data.stream import RowPlace, Stream
+from pipeline.data.losses import Loss, loss_warnings, losses_of, nothing_left, shares_lost, with_samples
+from pipeline.data.preparation import (
+    ROLES,
+    VALIDATION_BUFFER,
+    Preparation,
+    delete_used,
+    note_used,
+    open_stream,
+    step_rows_of,
+    streams_of,
+)
+from pipeline.data.stream import RowPlace, Shard, Stream, documents_begun, shard_path
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.process.errors import DataError
+from pipeline.process.progress import short_count
 from pipeline.sources.verify import grouped
+from pipeline.tokenizer.encode import LEAST_COVERAGE, byte_lengths, coverage, is_byte_level, keeps_every_text
 
 # Rows out of memory maps into the tensors of a training batch.
 
@@ -392,3 +404,254 @@ class TrainingRows:
                 f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
                 "again, or correct the files and start a new run."
             )
+
+
+# Held-out rows under a fixed protocol: what they are depends on no key of the packing, batch or world size.
+
+RULE = 1  # raise it when the same files, tokenizer and window give other validation rows, or another figure of them
+LOOKED_AT_BYTES = 1_000_000  # of each source, for the share of it that the tokenizer keeps
+ENOUGH_BYTES = 100_000  # Of fewer, BPB differs by several per cent from one sample of text to another.
+ROWS_AT_ONCE = 512
+
+
+class ValidationRows:
+    """Rows by best_fit_crop for val/bpb (conversations: packed whole) and whole documents cut into isolated pieces, every byte
+    once, for val/bpb_documents.
+
+    The documents of a row see each other as they do in training: data.isolate_documents, and of conversations never.
+
+    coverage: share of the held-out text that the tokenizer's ids restore; whoever has the sources sets it.
+    """
+
+    def __init__(self, preparation: Preparation):
+        self.preparation, self.plan = preparation, preparation.plan
+        self.coverage = 1.0
+        self.has_documents: bool = self.plan["documents"] is not None  # of conversations there are none
+        # Of a mixture, the names of its sources, each once; batches then carry `source` (B,), -1 for a filler.
+        named = [about["name"] for about in self.plan["validation"]["sequences"]]
+        self.sources: list[str] = (
+            [name if named.count(name) == 1 else f"{name}-{n}" for n, name in enumerate(named)]
+            if len(named) > 1
+            else []
+        )
+
+    @classmethod
+    def open(cls, preparation: Preparation) -> "ValidationRows":
+        return cls(preparation)
+
+    @property
+    def keeps_text(self) -> bool:
+        """Return whether so much of the text is kept that there are bits per byte of it."""
+        return self.coverage >= LEAST_COVERAGE
+
+    def protocol(self, name: str, *, scored_bytes: int | None, dtype: str) -> Protocol:
+        """Return the protocol of val/bpb, sft/assistant_bpb or val/bpb_documents. scored_bytes: None where none are known."""
+        is_chat, of_documents = self.plan["kind"] == "chat", name == VAL_BPB_DOCUMENTS
+        about = self.plan["documents" if of_documents else "validation"]
+        settings = [sequence["settings"] for sequence in about["sequences"]]
+        weights = [part["weight"] for part in about["parts"]]
+        score, packing = (
+            ("assistant", "whole conversations") if is_chat else ("rows", f"best_fit_crop of {VALIDATION_BUFFER}")
+        )
+        # Which bytes of a document a row has left over depends on the tokenizer.
+        of_rows = {"packing": packing, "tokenizer": settings[0]["tokenizer"][:16]}
+        if self.plan["isolated"] and not is_chat:
+            of_rows["isolated"] = "documents"
+        return Protocol(
+            {
+                "score": "documents" if of_documents else score,
+                "texts": digest([[one["source"], weight] for one, weight in zip(settings, weights, strict=True)]),
+                "bytes": scored_bytes,
+                **({"rows": about["total_rows"]} if scored_bytes is None else {}),
+                "window": self.plan["row_tokens"],
+                "stride": "window",
+                "bos": "each piece" if of_documents else "as the template" if is_chat else "each document",
+                **({} if of_documents else of_rows),
+                "dtype": dtype,
+                "coverage": self.coverage,
+                "rule": RULE,
+            }
+        )
+
+    def batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
+        """Yield a rank's batches of `rows` rows for val/bpb; every rank gets equally many, the last ones filled up with fillers."""
+        yield from self._batches("validation", rows=rows, rank=rank, world_size=world_size)
+
+    def document_batches(self, *, rows: int, rank: int = 0, world_size: int = 1) -> Iterator[dict]:
+        """Yield the same for val/bpb_documents; nothing for conversations."""
+        if self.plan["documents"] is not None:
+            yield from self._batches("documents", rows=rows, rank=rank, world_size=world_size)
+
+    def num_rows(self, role: str = "validation") -> int:
+        """Return rows that are scored; waits until they are prepared."""
+        return self._sealed(role).mixture.total_rows or 0
+
+    def scored_bytes(self, tokenizer: Any) -> dict[str, int]:
+        """Return bytes of text that each validation number is over, by its name; waits until they are prepared.
+
+        Empty where the ids of conversations have no fixed bytes, and where nothing is held out.
+        """
+        lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
+        is_chat = self.plan["kind"] == "chat"
+        if not self.plan["validation"]["sequences"] or (is_chat and lengths_V is None):
+            return {}
+        if is_chat:
+            return {SFT_BPB: self._bytes("validation", lengths_V)}
+        roles = {VAL_BPB: "validation", VAL_BPB_DOCUMENTS: "documents"}
+        return {name: self._bytes(role, lengths_V) for name, role in roles.items() if self.plan[role] is not None}
+
+    def _bytes(self, role: str, lengths_V: np.ndarray | None) -> int:
+        stream, total = self._sealed(role), 0
+        for sequence, rows in zip(stream.sequences, stream.mixture.used(self.num_rows(role)), strict=True):
+            rows = min(rows, sequence.rows)
+            for number in range(-(-rows // sequence.shard_rows)):
+                total += _bytes_of(sequence.shard(number), rows - number * sequence.shard_rows, lengths_V)
+        return total
+
+    def size_warnings(self, tokenizer: Any) -> list[str]:
+        """Return what to say of a validation too small to compare by: none of its numbers is over enough text."""
+        scored = self.scored_bytes(tokenizer)
+        if not scored or max(scored.values()) >= ENOUGH_BYTES:
+            return []
+        text, rows = size_text(scored), self.num_rows()
+        if rows < self.plan["validation"]["total_rows"]:
+            return [f"{text} Name more in data.validation."]
+        return [f"{text} evals.bpb.tokens asks for no more than these {rows:,} rows: raise it."]
+
+    def _sealed(self, role: str) -> Stream:
+        stream = open_stream(self.plan, role)
+        assert stream is not None
+
+        def there() -> bool:
+            stream.refresh()
+            return stream.missing() is None
+
+        self.preparation.wait_until(there, what="the validation rows")
+        if not stream.mixture.total_rows:
+            names = ", ".join(s["name"] for s in self.plan[role]["sequences"])
+            why = nothing_left(losses_of(self.plan, role, stream))
+            raise DataError(
+                f"data.validation ({names}): what is held out gives no row to score. {why} Or name other files in data.validation."
+            )
+        return stream
+
+    def _batches(self, role: str, *, rows: int, rank: int, world_size: int) -> Iterator[dict]:
+        stream = self._sealed(role)
+        total = stream.mixture.total_rows or 0
+        isolated = role == "documents" or self.plan["isolated"]
+        reader = RowReader(
+            row_tokens=self.plan["row_tokens"], bos=self.plan["bos"], pad=self.plan["pad"], isolated=isolated
+        )
+        import torch
+
+        for step in range(-(-total // (rows * world_size))):
+            numbers = rows_of_micro_batch(step, rank=rank, world_size=world_size, rows=rows, total=total)
+            places = [None if i is None else stream.places(i, 1)[0] for i in numbers]
+            batch = reader.batch([None if p is None else (stream.shard(p), p.row) for p in places])
+            if self.sources:
+                batch["source"] = torch.tensor([-1 if p is None else p.source for p in places])
+            yield batch
+
+
+def held_out_coverage(tokenizer: Any, sources: list[Any]) -> float:
+    """Return the share of the held-out text that the tokenizer's ids restore, by the first bytes of each source."""
+    if keeps_every_text(tokenizer):
+        return 1.0
+    return coverage(tokenizer, (text for source in sources for text in _first_texts(source)))
+
+
+def _first_texts(source: Any) -> Iterator[str]:
+    left = LOOKED_AT_BYTES
+    for block in source.read():
+        for item in block.items:
+            messages = getattr(item, "messages", None)
+            texts = [item.text] if messages is None else [str(m.get("content") or "") for m in messages]
+            yield from texts
+            left -= sum(len(text.encode()) for text in texts)
+            if left <= 0:
+                return
+
+
+def size_text(scored: dict[str, int]) -> str:
+    """Say that so many bytes (scored_bytes) are few."""
+    name, count = max(scored.items(), key=lambda pair: pair[1])
+    return f"{name} is over {count:,} bytes, fewer than {ENOUGH_BYTES:,}: differences between runs and steps are mostly chance."
+
+
+def _bytes_of(shard: Shard, rows: int, lengths_V: np.ndarray | None) -> int:
+    """Return bytes of the text that the targets of a shard's first rows stand for."""
+    total, width = 0, shard.input_ids.shape[1]
+    for first in range(0, min(rows, len(shard.used)), ROWS_AT_ONCE):
+        part = slice(first, min(first + ROWS_AT_ONCE, rows))
+        if shard.target_bytes is not None:
+            lengths = np.maximum(shard.target_bytes[part], 0)
+        else:
+            assert lengths_V is not None
+            lengths = lengths_V[shard.input_ids[part]]
+        if shard.trained is not None:
+            is_target = bits(shard.trained[part], width)
+        else:
+            is_target = np.arange(width) < shard.used[part][:, None]
+        total += int(lengths[:, 1:].sum(where=is_target[:, 1:], dtype=np.int64))
+    return total
+
+
+# Summary of prepared data: the table of sources, and warnings where much of them is lost.
+
+
+def table(plan: dict) -> str:
+    """Return one line per source: rows and tokens of the run, shares, what packing padded, cropped, cut or dropped."""
+    chat = plan["kind"] == "chat"
+    lost = (*(("cut", "too long", "no target") if chat else ("cropped", "split")), "empty")
+    lines = [("", "source", "rows", "tokens", "share", "epochs", "padded", *lost, "bad rows", "text")]
+    streams = streams_of(plan)
+    for role in reversed(ROLES):
+        if role not in streams:
+            continue
+        stream = streams[role]
+        total = stream.mixture.total_rows or 0
+        used = stream.mixture.used(total) if total else [0] * len(stream.sequences)
+        for s, (about, sequence, rows) in enumerate(zip(plan[role]["sequences"], stream.sequences, used, strict=True)):
+            sums = sequence.totals(stream.shards_needed(s))
+            read = sums.get("conversations" if chat else "documents", 0)
+            shares = shares_lost(sums, chat=chat)
+            text = f"{read:,} conversations" if chat else f"{read:,} documents"
+            if not chat:
+                text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
+            epochs = f"{rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
+            lines.append(
+                (
+                    role,
+                    about["name"],
+                    f"{rows:,}",
+                    short_count(rows * plan["row_tokens"]),
+                    f"{100 * rows / total:.2f} %" if total else "-",
+                    epochs,
+                    *(f"{100 * shares[name]:.2f} %" if name in shares else "-" for name in ("padded", *lost)),
+                    f"{sums['bad_rows']:,}",
+                    text,
+                )
+            )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def warning_lines(
+    recipe: Any, rows: TrainingRows, validation: ValidationRows, *, sources: list[Any], tokenizer: Any
+) -> list[str]:
+    """Return what is lost of the training sources, where it is much, and that validation is small, where it is."""
+    losses = with_samples(rows.plan, rows.stream, sources=sources, tokenizer=tokenizer)
+    lost = [line for loss in losses for line in loss_warnings(loss, longest_row=longest_row(recipe))]
+    held_out = recipe.data.validation or recipe.data.sources
+    built_in = all((source.id or "").startswith("tandem:") for source in held_out)  # nobody can add to what is held out
+    small = [] if built_in else validation.size_warnings(tokenizer)
+    return [
+        f"warning: {recipe.where(key)}: {line}"
+        for key, lines in (("data.sources", lost), ("data.validation", small))
+        for line in lines
+    ]
+
+
+def longest_row(recipe: Any) -> int | None:
+    """Return the positions of a model that is there already; None for one that is made now, which can have any."""
+    return recipe.model.n_positions if recipe.model.start_from else None

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.plan import open_stream
-from pipeline.data.shards import read_seal, safetensors_bytes, seen_path
+from pipeline.data.preparation import open_stream
+from pipeline.data.stream import read_seal, safetensors_bytes, seen_path
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 

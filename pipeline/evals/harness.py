@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evals.intervals import interval_of_error
+from pipeline.metrics import Protocol, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError, refuse
-from pipeline.run_dir.protocol import Protocol, digest
-from pipeline.tokenizer.coverage import coverage
+from pipeline.tokenizer.encode import coverage
 
 PREFIX = "lm_eval"
 RULE = 1  # raise it when the same prompts under the same window are put to the model in another way

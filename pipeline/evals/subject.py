@@ -1,5 +1,6 @@
 """RUN_OR_MODEL of the command line: a run, one of its checkpoints, a local folder or a Hub id."""
 
+import argparse
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def find_subject(name: str, *, trust_code: bool = False) -> Subject:
     """
     subject = _find(name)
     if Path(subject.path).is_dir():
-        from pipeline.recipe.start_from import refuse_odd_sizes
+        from pipeline.recipe.resolve import refuse_odd_sizes
 
         refuse_endless_files(subject.path)
         if (Path(subject.path) / "config.json").is_file():
@@ -175,7 +176,7 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     from pipeline.model.build import needs_no_code
-    from pipeline.recipe.start_from import refuse_odd_sizes
+    from pipeline.recipe.resolve import refuse_odd_sizes
 
     config, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
     refuse_odd_sizes(config, f"{where}: {path}" if where else path)
@@ -188,3 +189,8 @@ def trusts_model_code(path: str, *, code: CodeFolder, where: str = "", revision:
             if isinstance(classes.get(name), str):
                 get_class_from_dynamic_module(classes[name], path, revision=revision)
     return True
+
+
+def code_of_command(arguments: argparse.Namespace) -> CodeFolder:
+    """Return where module:attr of the command line points: to modules in the working folder."""
+    return CodeFolder(str(Path.cwd()), trusted=arguments.trust_code, trust_with=COMMAND_TRUST)

@@ -10,23 +10,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data.packing import fit_conversation
+from pipeline.data.losses import fit_conversation
 from pipeline.evals.bpb import IGNORED, bits_per_byte, by_source
 from pipeline.evals.subject import Subject
 from pipeline.generation.texts import complete
-from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, Protocol, digest
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.recipe.schema import Samples, Source
-from pipeline.run_dir.protocol import Protocol, digest
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.files import local_files
 from pipeline.sources.formats import format_of
+from pipeline.sources.open import looked_at_rows, recognise
 from pipeline.sources.raw_rows import BadRow, read_blocks
-from pipeline.sources.recognition import looked_at_rows, recognise
 from pipeline.sources.verify import verify
 from pipeline.tokenizer.chat import render, render_batch
-from pipeline.tokenizer.coverage import coverage, require_coverage
-from pipeline.tokenizer.encode import byte_lengths, document_start, encode_documents, is_byte_level, span_byte_lengths
+from pipeline.tokenizer.encode import (
+    byte_lengths,
+    coverage,
+    document_start,
+    encode_documents,
+    is_byte_level,
+    require_coverage,
+    span_byte_lengths,
+)
 
 # Text and conversations to score from files: txt, jsonl or parquet, compressed or not, read as training reads them.
 
@@ -130,10 +136,9 @@ def held_out_rows(run: RunDirectory, tokenizer: Any, *, trust_code: bool = False
 
     Raises what the recipe and the sources raise when the text is no longer there or was changed.
     """
-    from pipeline.data.plan import make_plan
-    from pipeline.data.preparation import Preparation, locks
+    from pipeline.data.preparation import Preparation, locks, make_plan
     from pipeline.data.prepare import Workshop
-    from pipeline.data.validation import ValidationRows, held_out_coverage
+    from pipeline.data.rows import ValidationRows, held_out_coverage
     from pipeline.evals.contamination import own_sources
     from pipeline.process.errors import InputMissingError
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 import yaml
 
-from pipeline.evals.chat.tasks import BUILT_IN
-from pipeline.evals.core.bundle import TASKS
+from pipeline.evals.chat_tasks import BUILT_IN
+from pipeline.evals.core_bundle import TASKS
 from pipeline.metrics import METRICS, SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.storage import read_json
 from pipeline.recipe.sizes import LLAMA_NAMES

@@ -9,8 +9,7 @@ from types import FrameType
 from typing import TextIO
 
 from pipeline.monitor.client import HostSampler
-from pipeline.monitor.sampler import HIGHEST_HZ, GpuSampler, HostNow, Pace
-from pipeline.monitor.samples import HOST_COLUMNS, SampleTable
+from pipeline.monitor.sampler import HIGHEST_HZ, HOST_COLUMNS, GpuSampler, HostNow, Pace, SampleTable
 from pipeline.process.commands import program
 from pipeline.process.errors import CannotWriteError
 from pipeline.run_dir.failures import exit_with_status

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.process import side_process
+from pipeline.process import commands
 
 GIB = 2**30
 JOULES_PER_KWH = 3.6e6
@@ -137,7 +137,7 @@ class GpuMonitor:
             shared.truncate(SIZE)
             self.totals = TotalsReader(shared.fileno())
             options = [f"--attempt={attempt}", f"--hz={hz}", f"--descriptor={shared.fileno()}", "--gpus", *gpus]
-            self.process = side_process.start(SAMPLER, output, *options, text=True, pass_fds=[shared.fileno()])
+            self.process = commands.start(SAMPLER, output, *options, text=True, pass_fds=[shared.fileno()])
 
     def read(self) -> dict[str, float]:
         """Return what TotalsReader.read does; {} without a sampler."""

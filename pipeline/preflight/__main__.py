@@ -3,23 +3,412 @@
 import argparse
 import importlib.util
 import os
+from bisect import bisect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
-from pipeline.hardware.device import DeviceInfo, device_without_torch, leave_accelerators, planned_device
+from pipeline.hardware import DeviceInfo, batch_ranks, device_without_torch, leave_accelerators, planned_device
+from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import cadence_notes
-from pipeline.preflight.plan import Plan, make_plan, scored_at_most
-from pipeline.preflight.plan_table import duration_range, layout_table, plan_table, probe_line, why_unknown
-from pipeline.preflight.probe import NotMeasured, keep, measure
+from pipeline.preflight.memory import (
+    DEVICE_SHARE,
+    FP32,
+    KINDS,
+    LINK_SHARE,
+    Kind,
+    memory_of,
+    muon_flops,
+    muon_stacks,
+    usable_bytes,
+    weight_bytes,
+)
+from pipeline.preflight.plan import (  # fmt: skip
+    DISK_BYTES_S,
+    SAVE_BYTES_S,
+    NotMeasured,
+    Plan,
+    Span,
+    compute_of_step,
+    gibibytes,
+    gigabytes,
+    keep,
+    make_plan,
+    measure,
+    scored_at_most,
+)
 from pipeline.process.commands import command, program, whole_number
 from pipeline.process.errors import RecipeError, TandemError, refuse
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.recipe import Recipe, describe_filled, read_recipe
+from pipeline.recipe.resolve import is_auto, micro_batch, resolve_start, sizes_at_depth, start_folder, step_rows
 from pipeline.recipe.schema import Source
-from pipeline.recipe.start_from import resolve_start, start_folder
+from pipeline.recipe.sizes import Sizes
+from pipeline.report.curves import FARTHEST
 from pipeline.run_dir.failures import exit_with_status
+
+# Plans as a table: a line for each number, a column for each plan.
+
+# Tokens a second that one process reads and encodes, and that the one which packs and seals gets through (docs/log.md, 2026-11-25
+# and the study of one thread before it); processes of a host where data.num_proc does not say.
+ENCODE_TOKENS_S, PACK_TOKENS_S, HOST_PROCESSES = (3e6, 1.3e6, 6e5), 50e6, 64
+DEPTHS = range(1, 200)  # among which the largest model that fits is looked for
+UNKNOWN = "n/a"
+BESIDE = "the preparation of data, the monitor, the writer of checkpoints"
+
+
+Lines = list[tuple[str, Callable[[Plan], str | None]]]
+
+
+def plan_table(plans: list[Plan], headings: list[str] | None = None, lines: Lines | None = None) -> str:
+    """Return the plans side by side; headings stand above the columns."""
+    rows = [("", headings)] if headings else []
+    rows += [(label, [_cell(value, plan) for plan in plans]) for label, value in lines or LINES]
+    label_width = max(len(label) for label, _ in rows)
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(plans))]
+    printed = []
+    for label, cells in rows:
+        if label and all(cell == "" for cell in cells):
+            continue
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)] if len(plans) > 1 else cells
+        printed.append(f"  {label.ljust(label_width)}  {'  '.join(padded)}".rstrip())
+    return "\n".join(printed)
+
+
+def why_unknown(plan: Plan) -> list[str]:
+    """Return the causes of the n/a in a plan's table."""
+    reasons = []
+    if plan.sizes is None:
+        why = plan.sizes_unknown or "the model that the recipe starts from is not on this machine"
+        reasons.append(f"sizes, since {why}")
+    elif plan.flops is None and plan.sizes.flops_per_token() is None:
+        reasons.append(f"FLOPs, and MFU with them, since {plan.sizes.unknown}")
+    if plan.steps is None:
+        reasons.append(
+            "steps and all that follows from them, since the horizon is in epochs: known once the data are packed"
+        )
+    if plan.duration is None and plan.steps is not None:
+        reasons.append(
+            f"time, since the peak of {plan.device.name} in {plan.compute_format} is not known, and no steps were measured; run.hardware=8xH100 plans for another device"
+        )
+    if plan.checkpoint_bytes is None and plan.sizes is not None:
+        reasons.append(
+            f"checkpoint, since the state of this optimizer ({plan.recipe.optimizer.type}) is not known before it runs"
+        )
+    if plan.recipe.run.gpu_hour_cost is None:
+        reasons.append("cost, since run.gpu_hour_cost is not given")
+    return reasons
+
+
+def _cell(value: Callable[[Plan], str | None], plan: Plan) -> str:
+    text = value(plan)
+    return UNKNOWN if text is None else text
+
+
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.1f}M"
+
+
+def scientific(value: float, digits: int) -> str:
+    """4.775e9, as people write it."""
+    mantissa, _, exponent = f"{value:.{digits}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def _parameters(role: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if plan.sizes is None else millions(plan.sizes.parameters()[role])
+
+
+def _scaling(plan: Plan) -> str | None:
+    return None if plan.sizes is None or plan.sizes.scaling is None else millions(plan.sizes.scaling)
+
+
+def _model(plan: Plan) -> str | None:
+    sizes = plan.sizes
+    if sizes is None:
+        return None
+    heads = f", {sizes.n_head} heads" if sizes.n_head else ""
+    return f"{sizes.model_type} {sizes.n_layer} x {sizes.n_embd}{heads}"
+
+
+def _device(plan: Plan) -> str:
+    kind = plan.device.name if plan.device.kind != "cpu" else f"CPU ({plan.device.name})"
+    return (
+        f"{plan.processes} x {kind}"
+        if plan.device.kind != "cpu"
+        else f"{kind}, {plan.processes} process{'es' * (plan.processes > 1)}"
+    )
+
+
+def _flops(convention: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        flops = None if plan.sizes is None else plan.sizes.flops_per_token(convention)  # type: ignore[arg-type]
+        return None if flops is None else scientific(flops, 3)
+
+    return text
+
+
+def _horizon(plan: Plan) -> str | None:
+    about = "about " * plan.steps_are_estimated
+    if plan.steps is None:
+        return None
+    warmup = step_rows(plan.recipe).warmup_steps
+    fewer = f" (fewer in the first {warmup:,})" if warmup else ""
+    return f"{about}{plan.steps:,} of {plan.batch_tokens:,} tokens{fewer}"
+
+
+def _tokens(plan: Plan) -> str | None:
+    if plan.tokens is None:
+        return None
+    count = f"{plan.tokens / 1e9:,.2f}B" if plan.tokens >= 1e8 else f"{plan.tokens / 1e6:,.1f}M"
+    return count if plan.tokens_per_param is None else f"{count} ({plan.tokens_per_param:.2f} a scaling parameter)"
+
+
+def _batch(plan: Plan) -> str:
+    auto = " (auto, by arithmetic)" if is_auto(plan.recipe) else ""
+    return f"{batch_ranks(plan.processes)} x {micro_batch(plan.recipe)} x {plan.micro_steps}{auto}"
+
+
+def _memory(part: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        value = getattr(plan.memory, part) if plan.memory else None
+        return None if value is None else ("about " if part in ("activations", "total") else "") + gibibytes(value)
+
+    return text
+
+
+def _of_the_cpu(part: str) -> Callable[[Plan], str | None]:
+    return lambda plan: gibibytes(getattr(plan.memory, part)) if plan.memory and getattr(plan.memory, part) else ""
+
+
+def layout_table(plans: list[Plan]) -> str:
+    """Return what a device holds and sends in each layout of the same run, side by side, and under it what was assumed."""
+    plan, device = plans[-1], plans[-1].device
+    hosts = f"{device.hosts} host{'s' * (device.hosts > 1)}"
+    where = f"{hosts} of {plan.processes // device.hosts} {device.name}"
+    lines = [f"layouts on {where}", plan_table(plans, [one.layout for one in plans], LAYOUT_LINES)]
+    if device.links:
+        lines.append(f"assumed: links of {device.links.source}; {LINK_SHARE:.0%} of these rates; NCCL's latencies; compute hides the links at best")  # fmt: skip
+    elif device.kind != "cpu":
+        lines.append(
+            f"n/a: seconds of the links, since no published rates of a server with {device.name} are known here"
+        )
+    here, parts = (_preparation(plan, hosts=n) for n in (1, device.hosts))
+    if here and parts:
+        among = f"; as parts on {device.hosts} hosts (--part K/{device.hosts}) {duration_range(parts)}" * (
+            device.hosts > 1
+        )
+        processes = plan.recipe.data.num_proc or HOST_PROCESSES
+        lines.append(f"preparing the data: {duration_range(here)} on one host{among}")
+        lines.append(f"assumed: {processes} processes a host (data.num_proc), each 0.6M to 3M tokens a second; one that packs, {PACK_TOKENS_S / 1e6:.0f}M")  # fmt: skip
+    if plan.checkpoint_bytes:
+        by_one, by_all = (duration_range(seconds) for seconds in (plans[0].save, plan.save))
+        lines.append(f"a checkpoint: {gigabytes(plan.checkpoint_bytes)}, written beside the training in {by_one} by one process (DDP), in {by_all} by all (FSDP, HSDP)")  # fmt: skip
+        alone, together = (f"{rates[2] / 1e9:g} to {rates[0] / 1e9:g} GB" for rates in (SAVE_BYTES_S, DISK_BYTES_S))
+        lines.append(f"assumed: a process writes {alone} a second, all together {together}; each tensor is written by one process")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _preparation(plan: Plan, *, hosts: int) -> Span | None:
+    """Return the seconds that so many hosts need to read, encode and pack the text of the run."""
+    if plan.tokens is None:
+        return None
+    processes = hosts * (plan.recipe.data.num_proc or HOST_PROCESSES)
+    return Span(*(plan.tokens / min(processes * rate, PACK_TOKENS_S) for rate in ENCODE_TOKENS_S))
+
+
+def deepest(plan: Plan) -> int | None:
+    """Return the largest model.depth of which one row would fit; None where the recipe has none, or its sizes are not arithmetic."""
+    limit = plan.device.memory_gib
+    if plan.recipe.model.depth is None or limit is None or not isinstance(plan.sizes, Sizes):
+        return None
+    kinds: dict[str, Any] = {"half": plan.compute_format in ("bfloat16", "float16"), "compiled": plan.compiled, "on_cpu": plan.device.kind == "cpu"}  # fmt: skip
+    of_one_row = partial(memory_of, plan.recipe, processes=plan.processes, shards=plan.shards, rows=1, **kinds)
+
+    def needed(depth: int) -> int:
+        return of_one_row(sizes=sizes_at_depth(plan.recipe, depth)).total or 0
+
+    return bisect(DEPTHS, usable_bytes(limit), key=needed)
+
+
+def _built(plan: Plan) -> str | None:
+    """Return what the processes of a host take that each build the whole model, before they share it."""
+    return (
+        None
+        if plan.sizes is None
+        else gibibytes(plan.processes // plan.device.hosts * weight_bytes(plan.recipe, plan.sizes))
+    )
+
+
+def _sent(kind: Kind) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        count = sum(sum(one.sent()) for one in plan.collectives if one.kind == kind)
+        return gigabytes(count) if count else "-"
+
+    return text
+
+
+def _links(plan: Plan) -> str | None:
+    return None if plan.links_s is None else f"{plan.links_s:.2f} s"
+
+
+def _compute(plan: Plan) -> str | None:
+    seconds, _ = compute_of_step(plan)
+    return None if seconds is None else f"{seconds.low:.2f} to {seconds.high:.2f} s"
+
+
+def _owned(plan: Plan) -> str:
+    """Return how many matrices the rank has that makes most of them whole for Muon, and the ranks that have none."""
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    if not (count := sum(stacks.values())) or plan.processes == 1:
+        return "-"
+    ranks = plan.processes if plan.shards == 1 else plan.shards
+    idle = max(0, ranks - count)
+    return f"{-(-count // ranks)} of {count}" + f", {idle} ranks none" * bool(idle)
+
+
+def _orthogonalisation(plan: Plan) -> str | None:
+    stacks = muon_stacks(plan.recipe, plan.sizes) if plan.sizes else {}
+    peak = (plan.device.peak_flops or {}).get(plan.compute_format)
+    if not stacks or not peak:
+        return None if stacks else "-"
+    return f"{muon_flops(stacks, plan.processes if plan.shards == 1 else plan.shards) / peak:.3f} s"
+
+
+def _device_memory(plan: Plan) -> str | None:
+    return None if plan.device.memory_gib is None else f"{plan.device.memory_gib:,.1f} GiB"
+
+
+def _checkpoint(plan: Plan) -> str | None:
+    if plan.checkpoint_bytes is None or plan.sizes is None:
+        return None
+    return f"{gigabytes(plan.checkpoint_bytes)} ({gigabytes(FP32 * plan.sizes.parameters()['total'])} of it weights)"
+
+
+def _bytes(name: str) -> Callable[[Plan], str | None]:
+    return lambda plan: None if getattr(plan, name) is None else gigabytes(getattr(plan, name))
+
+
+def duration_range(span: Span) -> str:
+    """Return seconds from where to where, in one unit, and what is expected."""
+    hours = span.value >= 600
+    low, value, high = ((s / 3600 if hours else s / 60) for s in (span.low, span.value, span.high))
+    digits = 2 if hours else 1
+    return f"{low:,.{digits}f} to {high:,.{digits}f} {'h' if hours else 'min'}, expected {value:,.{digits}f}"
+
+
+def _duration(part: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        if plan.duration is None:
+            return None
+        span = getattr(plan.duration, part)
+        return duration_range(span) if span.high else ""
+
+    return text
+
+
+def _range(name: str, shape: str) -> Callable[[Plan], str | None]:
+    def text(plan: Plan) -> str | None:
+        span: Span | None = getattr(plan, name)
+        if span is None:
+            return None
+        low, high, value = (shape.format(number) for number in (span.low, span.high, span.value))
+        return f"{low} to {high}, expected {value}"
+
+    return text
+
+
+def _probed_memory(plan: Plan) -> str:
+    return "" if plan.process_bytes is None else gibibytes(plan.process_bytes)
+
+
+def probe_line(plan: Plan) -> str:
+    """Return what a probe measured, in a sentence."""
+    probe = plan.probe
+    assert probe is not None
+    where = "resident in" if plan.device.kind == "cpu" else "allocated on the device by"
+    return (
+        f"probe: {probe.steps} steps of {probe.step_s:.3f} s ({probe.low_s:.3f} to {probe.high_s:.3f}) after a first one of "
+        f"{probe.first_step_s:.1f} s; at most {gibibytes(probe.peak_bytes)} {where} a process"
+    )
+
+
+def _expected(plan: Plan) -> str:
+    expected = plan.val_bpb
+    if expected is None:
+        return ""
+    beyond = f", at {expected.beyond:.1f} times the FLOPs of the largest" if expected.beyond > 1 else ""
+    beyond += ", farther than the interval was checked" if expected.beyond > FARTHEST else ""
+    return f"{expected.value:.3f} (95 %: {expected.low:.3f} to {expected.high:.3f}; {expected.runs} runs in {expected.fit}{beyond})"
+
+
+# A number that can be unknown is None, and printed as n/a.
+LINES: Lines = [
+    ("hardware", _device),
+    ("compute format", lambda plan: plan.compute_format),
+    ("model", _model),
+    ("parameters", _parameters("total")),
+    ("  embeddings", _parameters("embeddings")),
+    ("  value embeddings", _parameters("value_embeddings")),
+    ("  head", _parameters("head")),
+    ("  matrices of the blocks", _parameters("matrices")),
+    ("  scalars, norms, biases", _parameters("scalars")),
+    ("scaling parameters (matrices + head)", _scaling),
+    ("FLOPs a token, nanochat's formula", _flops("nanochat")),
+    ("FLOPs a token, exact-causal", _flops("exact_causal")),
+    ("steps", _horizon),
+    ("tokens (row positions)", _tokens),
+    ("FLOPs, nanochat's formula", lambda plan: None if plan.flops is None else scientific(plan.flops, 2)),
+    ("processes x rows x micro-steps", _batch),
+    ("layout", lambda plan: "" if plan.shards == 1 else f"{plan.layout}, a model on {plan.shards} devices"),
+    ("rows that only fill up micro-steps", lambda plan: f"{100 * plan.padding_share:.1f} %"),
+    ("memory a process (estimate)", _memory("total")),
+    ("  Python and libraries", _of_the_cpu("process")),
+    ("  weights, fp32", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    ("  copy of a checkpoint being written", _of_the_cpu("saved")),
+    ("  beside it, with memory of their own", lambda plan: BESIDE if plan.memory and plan.memory.process else ""),
+    ("memory a process, as probed", _probed_memory),
+    ("memory of the device", _device_memory),
+    ("checkpoint", _checkpoint),
+    ("disk for checkpoints and model", _bytes("run_disk_bytes")),
+    ("disk for packed rows, at most", _bytes("shards_bytes")),
+    ("time, without preparing data", _duration("total")),
+    ("  in steps", _duration("steps")),
+    ("  start and end", _duration("start")),
+    ("  evaluations of bits per byte", _duration("evaluations")),
+    ("  CORE and chat tasks", _duration("benchmarks")),
+    ("  saves", _duration("saves")),
+    ("  known from", lambda plan: None if plan.duration is None else plan.duration.source),
+    ("device hours", _range("device_hours", "{:,.1f}")),
+    ("energy at rated power, kWh", _range("energy_kwh", "{:,.1f}")),
+    ("final val/bpb, by fitted runs", _expected),
+    ("cost (run.gpu_hour_cost)", _range("cost", "{:,.2f}")),
+]
+
+LAYOUT_LINES: Lines = [
+    ("ranks that share a model", lambda plan: str(plan.shards)),
+    ("memory a device (estimate)", _memory("total")),
+    ("  weights, with what is gathered", _memory("weights")),
+    ("  gradients", _memory("gradients")),
+    ("  optimizer", _memory("optimizer")),
+    ("  activations", _memory("activations")),
+    (f"one row fits in {DEVICE_SHARE:.0%} of the device", lambda plan: {None: None, True: "yes", False: "no"}[plan.row_fits]),
+    ("memory of a host at the start, a model a process", _built),
+    ("largest model.depth that fits", lambda plan: None if (depth := deepest(plan)) is None else str(depth)),
+    *[(f"sent by a device a step: {kind}", _sent(kind)) for kind in KINDS],
+    ("  of it to other hosts", lambda plan: gigabytes(sum(one.sent()[1] for one in plan.collectives))),
+    ("links a step", _links),
+    ("compute a step", _compute),
+    ("Muon's matrices of a rank, at most", _owned),
+    ("  their products at the peak rate", _orthogonalisation),
+]  # fmt: skip
+
 
 PROBE_S = 10.0
 
@@ -184,7 +573,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
         print(f"not checked: {line}")
     refuse(problems)
     if not planned and _has_torch():
-        from pipeline.preflight.attention import attention_line, choose_attention
+        from pipeline.preflight.checks import attention_line, choose_attention
 
         print(attention_line(*choose_attention(recipe, plan.device, plan.sizes)), flush=True)
     doubt = None if plan.probe is not None else memory_doubt(plan)  # a probe has made these steps
@@ -202,7 +591,7 @@ def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return what the run will read, as far as it lies on this machine; the Hub is not asked."""
-    from pipeline.preflight.inputs import prepared_notes, reading_findings
+    from pipeline.preflight.inputs import reading_findings
 
     ready = os.path.isdir(recipe.tokenizer.path or "")
     here = {
@@ -251,6 +640,48 @@ def _not_checked(recipe: Recipe, *, planned: bool) -> list[str]:
     if recipe.hub.id and planned:
         lines.append(f"write access to {recipe.hub.id} on the Hub")
     return lines
+
+
+def prepared_notes(recipe: Recipe) -> list[str]:
+    """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
+    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
+    from pipeline.data.losses import Loss, loss_warnings, sampled_fit
+    from pipeline.data.rows import ENOUGH_BYTES, longest_row, size_text
+    from pipeline.sources.open import open_sources
+    from pipeline.tokenizer.load import ready_tokenizer
+
+    is_chat = recipe.stage == "sft"
+    train, validation = open_sources(recipe, kind="chat" if is_chat else "text")
+    notes = []
+    if is_chat and recipe.tokenizer.path and Path(recipe.tokenizer.path).is_dir():
+        tokenizer, _ = ready_tokenizer(recipe)
+        row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
+        for source in train:
+            loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
+            notes += [
+                f"{recipe.where('data.sources')}: {line}"
+                for line in loss_warnings(loss, longest_row=longest_row(recipe))
+            ]
+    held = _bytes_up_to(ENOUGH_BYTES, validation)
+    if validation and held < ENOUGH_BYTES:
+        text = size_text({SFT_BPB if is_chat else VAL_BPB_DOCUMENTS: held})
+        notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
+    return notes
+
+
+def _bytes_up_to(enough: int, sources: list[Any]) -> int:
+    """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
+    count = 0
+    for source in sources:
+        if any(file.path is None for file in source.files):
+            return enough
+        for block in source.read():
+            for item in block.items:
+                texts = [item.text] if hasattr(item, "text") else [str(m.get("content") or "") for m in item.messages if m["role"] == "assistant"]  # fmt: skip
+                count += sum(len(text.encode()) for text in texts)
+            if count >= enough:
+                return count
+    return count
 
 
 if __name__ == "__main__":

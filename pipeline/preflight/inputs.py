@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.metrics import SFT_BPB, VAL_BPB_DOCUMENTS
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, TandemError
 from pipeline.process.storage import cache_dir, can_be_made
 from pipeline.process.user_code import import_attribute
 from pipeline.recipe import Recipe
+from pipeline.recipe.resolve import start_folder
 from pipeline.recipe.sizes import model_fields
-from pipeline.recipe.start_from import start_folder
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import with_recorded_inputs
@@ -300,7 +299,7 @@ def reading_findings(
 def _sources(recipe: Recipe) -> list[str]:
     """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
     from pipeline.sources.open import open_sources
-    from pipeline.sources.overlap import overlap_of
+    from pipeline.sources.verify import overlap_of
 
     if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
         return []
@@ -311,49 +310,6 @@ def _sources(recipe: Recipe) -> list[str]:
     train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
     note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
     return [f"{recipe.where('data.validation')}: {note}"] if note else []
-
-
-def prepared_notes(recipe: Recipe) -> list[str]:
-    """Return what packing will leave out of conversations, by a sample of them, and a validation too small to compare by: for the
-    plan of a run whose sources and tokenizer lie here. A stage counts it in what it prepares."""
-    from pipeline.data.losses import Loss, loss_warnings, sampled_fit
-    from pipeline.data.summary import longest_row
-    from pipeline.data.validation import ENOUGH_BYTES, size_text
-    from pipeline.sources.open import open_sources
-    from pipeline.tokenizer.load import ready_tokenizer
-
-    is_chat = recipe.stage == "sft"
-    train, validation = open_sources(recipe, kind="chat" if is_chat else "text")
-    notes = []
-    if is_chat and recipe.tokenizer.path and Path(recipe.tokenizer.path).is_dir():
-        tokenizer, _ = ready_tokenizer(recipe)
-        row_tokens, overflow = recipe.data.row_tokens, recipe.data.max_row_overflow
-        for source in train:
-            loss = Loss(source.name, {}, sampled_fit(source, tokenizer, row_tokens=row_tokens, overflow=overflow))
-            notes += [
-                f"{recipe.where('data.sources')}: {line}"
-                for line in loss_warnings(loss, longest_row=longest_row(recipe))
-            ]
-    held = _bytes_up_to(ENOUGH_BYTES, validation)
-    if validation and held < ENOUGH_BYTES:
-        text = size_text({SFT_BPB if is_chat else VAL_BPB_DOCUMENTS: held})
-        notes.append(f"{recipe.where('data.validation')}: {text} Name more in data.validation.")
-    return notes
-
-
-def _bytes_up_to(enough: int, sources: list[Any]) -> int:
-    """Return bytes of the documents, or of what the assistant says, counted until they are enough or a file is not here."""
-    count = 0
-    for source in sources:
-        if any(file.path is None for file in source.files):
-            return enough
-        for block in source.read():
-            for item in block.items:
-                texts = [item.text] if hasattr(item, "text") else [str(m.get("content") or "") for m in item.messages if m["role"] == "assistant"]  # fmt: skip
-                count += sum(len(text.encode()) for text in texts)
-            if count >= enough:
-                return count
-    return count
 
 
 def _run(recipe: Recipe) -> RunDirectory:

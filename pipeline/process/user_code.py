@@ -32,8 +32,8 @@ RECIPE_TRUST = "run.trust_code=true on the command line"
 
 # Parts of this program that a training loads only where its recipe asks for them, by the name under which it asks.
 BUILT_IN = {
-    "evals.core": "pipeline.evals.benchmarks:CoreBenchmark",
-    "evals.chat": "pipeline.evals.benchmarks:ChatBenchmark",
+    "evals.core": "pipeline.evals.core:CoreBenchmark",
+    "evals.chat": "pipeline.evals.chat:ChatBenchmark",
     "evals.Watchlist": "pipeline.evals.decontamination:Watchlist",
     "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
     "evals.record_findings": "pipeline.evals.contamination:record_findings",
@@ -43,13 +43,13 @@ BUILT_IN = {
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
     "mirror.restore_base": "pipeline.run.mirror:restore_base_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
-    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "callbacks.ProfileSteps": "pipeline.callbacks.machine:ProfileSteps",
     "callbacks.Benchmarks": "pipeline.callbacks.evaluations:Benchmarks",
     "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
-    "report.fit": "pipeline.report.fit:expected_bpb",
+    "report.fit": "pipeline.report.curves:expected_bpb",
 }
 
 _ran: dict[str, dict[str, Any]] = {}  # by module:attr or model, in the order of this process

@@ -1,10 +1,262 @@
 """`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
 
 import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from pipeline.process.storage import write_text
-from pipeline.recipe.docs import json_schema, render
+from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
+from pipeline.recipe.schema import ARGUMENTS, DERIVED, SECTIONS, Argument, Model, Recipe
+from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
+from pipeline.recipe.values import expected
+
+# docs/recipes.md and recipes/schema.json, written from the schema and the support table of TrainingArguments.
+
+INTRODUCTION = """\
+# Recipes
+
+<!-- Written by `python -m pipeline.recipe`; change pipeline/recipe/schema.py, then run it again. -->
+
+One YAML file is one run: `accelerate launch pipeline/pretrain.py RECIPE.yaml [section.key=value ...]`.
+
+- Overrides have the types of the file: `train.max_steps=100`, `data.sources.0.files=texts/*.parquet`,
+  `data.sources=[{files: x.parquet}]`. A typo is refused with the nearest right name. Where a key holds text, its value is what
+  was typed, `#`, colons and line breaks included (`'run.note=C# port #3'`), but for quotes around the whole; `null` is no value.
+  Other values are read as YAML, and one of which a part would become a comment is refused.
+- Bounds: 1 MiB, 50 levels, 20,000 values with aliases expanded, numbers of 300 digits, 20 recipes that extend each other in a row;
+  text holds no control characters but tabs and line breaks. `null` stands for a key that is not given.
+- A recipe is named by its path or by its bare name, with or without `.yaml`: `quickstart_pretrain` is looked for here, in
+  `recipes/` and among the shipped ones.
+- `extends: other.yaml` (relative to the file, or a bare name) takes over another recipe; sections are merged key by key, lists replaced.
+- Anchors, aliases and merge keys (`<<: *name`) work; a top-level key that begins with `x-` is a place for anchors.
+- In a shell a value with spaces, brackets or braces stands in quotes: `'data.sources=[{files: x.parquet}]'`.
+- Exactly one horizon is in force: `train.max_steps`, `train.num_train_epochs`, `run.tokens`, `run.tokens_per_param` or
+  `run.flops`. One named by an override or an extending recipe replaces the inherited one, and shortens an inherited warm-up that is
+  longer than the run: `train.max_steps=20` is a smoke test of any recipe. The same holds for
+  `data.batch_tokens` and `train.gradient_accumulation_steps`, and for a source's `id` and `files` in an override.
+- Scalars are read as YAML 1.2 reads them: `3e-4` is a number; `yes`, `no`, `on` and `off` are text.
+- `module:attr` names an object of a module in `run.code_folder` (by default the recipe's folder).
+- Editors with a YAML language server complete keys, show their meaning and mark mistakes by `recipes/schema.json`, which
+  the shipped recipes name in their first line; begin yours with `# yaml-language-server: $schema=PATH/recipes/schema.json`.
+- A token or password is refused: set `HF_TOKEN` or run `hf auth login`; `WANDB_API_KEY` for W&B.
+- The resolved recipe is saved in the run directory and runs as it is. Keys marked = must match when a run is continued;
+  with another value it is another run (`run.fork_from`). All others may change and are really applied.
+"""
+TRAIN = """\
+## train
+
+`transformers.TrainingArguments` by their own names. Every field is passed unchanged (the default is
+transformers'), passed with our default, set by another key of the recipe, or refused with its reason; what is added is
+this program's. Cadences
+(`logging_steps`, `eval_steps`, `save_steps`) count optimizer steps.
+"""
+OPTIONS = """\
+### model.options
+
+Fields of the config of `model.type`, verbatim. For `tandem` (GPT-2 when nothing is set):
+"""
+
+
+GROUP_DEFAULTS = """\
+### Defaults of the groups
+
+Those of nanochat, tuned at width 768 and batches of 2^19 tokens (`matrices (adamw)`: a value of small models). Under
+`model.depth` every rate is multiplied by sqrt(batch_tokens / 2^19) (`rate_scale`; the gates' only where that is below 1),
+those of the embeddings and the head also by sqrt(768 / n_embd), and Muon's decay becomes 0.28 x sqrt(batch_tokens / 2^19) x N(depth 12) / N.
+"""
+
+
+def render() -> str:
+    """Return the whole page."""
+    parts = [INTRODUCTION]
+    hints = get_type_hints(Recipe)
+    for section in SECTIONS:
+        parts.append(_train() if section == "train" else _section(section, hints[section], level=2))
+        if section == "model":
+            parts.append(_options())
+        if section == "optimizer":
+            parts.append(_group_defaults())
+    return "\n".join(parts)
+
+
+def _section(path: str, cls: Any, *, level: int) -> str:
+    lines = [
+        f"{'#' * level} {_cell(path)}",
+        "",
+        f"{cls.__doc__}",
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    nested = []
+    for f, annotation in _keys(cls):
+        inner = _dataclass_in(annotation)
+        if is_dataclass(annotation):
+            nested.append((f"{path}.{f.name}", annotation))
+            lines.append(f"| {f.name} | keys | | {_cell(f.metadata['doc'])} |")
+            continue
+        if inner and f.name == "sources":
+            nested.append((f"{path}.{f.name}.<n>", inner))
+        mark = " =" if f.metadata["must_match"] else ""
+        lines.append(
+            f"| {f.name}{mark} | {_cell(_type(annotation))} | {_cell(_value(_default(f)))} | {_cell(f.metadata['doc'])} |"
+        )
+    group = [n for n in nested if n[0].startswith("optimizer.groups.")]
+    lines.append("")
+    for name, inner in nested:
+        if group and name != group[0][0]:
+            continue  # the groups have the same keys
+        lines.append(_section("optimizer.groups.<group>" if group else name, inner, level=level + 1))
+    return "\n".join(lines)
+
+
+def _keys(cls: type) -> Iterator[tuple[Field, Any]]:
+    hints = get_type_hints(cls)
+    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
+
+
+def _dataclass_in(annotation: Any) -> Any:
+    for part in (annotation, *get_args(annotation), *(b for a in get_args(annotation) for b in get_args(a))):
+        if is_dataclass(part):
+            return part
+    return None
+
+
+def _type(annotation: Any) -> str:
+    return expected(annotation).replace(" or null", "")
+
+
+def _default(f: Field) -> Any:
+    return f.default if f.default is not MISSING else f.default_factory() if f.default_factory is not MISSING else None
+
+
+def _value(value: Any) -> str:
+    if value is None or value == {} or value == []:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "; ".join(str(v) for v in value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_value(v)}" for k, v in value.items()) + "}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _options() -> str:
+    lines = [OPTIONS, "| field | type | preset modern |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {_cell(_type(kind))} | {_value(MODERN.get(name))} |" for name, kind in TANDEM_OPTIONS.items()
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _group_defaults() -> str:
+    groups = {**ADAM_GROUPS, **{f"matrices ({kind})": settings for kind, settings in MATRIX_GROUP.items()}}
+    names = ("learning_rate", "betas", "eps", "weight_decay", "momentum")
+    lines = [GROUP_DEFAULTS, f"| group | {' | '.join(names)} |", "|---" * 6 + "|"]
+    for group, settings in groups.items():
+        lines.append(f"| {group} | {' | '.join(_value(settings.get(name)) for name in names)} |")
+    return "\n".join([*lines, ""])
+
+
+def _train() -> str:
+    def rows(kind: str) -> list[tuple[str, Argument]]:
+        return [(name, f) for name, f in ARGUMENTS.items() if f.kind == kind]
+
+    lines = [TRAIN]
+    titles = {"supported": "Passed unchanged", "overridden": "Passed with our default", "added": "Added"}
+    for kind, title in titles.items():
+        lines += [f"### {title}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
+        for name, f in rows(kind):
+            notes = " Only with optimizer.type: trainer." if f.trainer_only else ""
+            notes += f" No other value is accepted: {f.only}." if f.only else ""
+            mark = " =" if f.must_match else ""
+            lines.append(
+                f"| {name}{mark} | {_cell(_type(f.type))} | {_cell(_value(f.default))} | {_cell(f.text + notes)} |"
+            )
+        lines.append("")
+    lines += ["### Set by another key", "", "| field | set by |", "|---|---|"]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("managed")]
+    lines += ["", "### Refused", "", "| field | why |", "|---|---|"]
+    lines += [f"| {name} | {_cell(f.text)} |" for name, f in rows("rejected")]
+    return "\n".join([*lines, ""])
+
+
+LIMITS = {"minimum": "minimum", "maximum": "maximum", "above": "exclusiveMinimum", "below": "exclusiveMaximum"}
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a recipe file. Types come from pydantic; checks over several keys are the reader's alone."""
+    hints = get_type_hints(Recipe)
+    sections = {name: _train_schema() if name == "train" else _section_schema(hints[name]) for name in SECTIONS}
+    extends = {"type": "string", "description": "Another recipe that this one changes: a path relative to this file, or a bare name."}  # fmt: skip
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Tandem recipe",
+        "type": "object",
+        "properties": {"extends": extends, **sections},
+        "patternProperties": {"^x-": {"description": "A place for anchors."}},
+        "additionalProperties": False,
+    }
+
+
+def _section_schema(cls: Any) -> dict[str, Any]:
+    properties = {}
+    for f, annotation in _keys(cls):
+        default = {} if is_dataclass(annotation) else {"default": _default(f)}
+        properties[f.name] = (
+            _type_schema(annotation) | _limits(f.metadata) | {"description": f.metadata["doc"]} | default
+        )
+    if cls is Model:
+        properties["options"]["properties"] = {name: _type_schema(kind) for name, kind in TANDEM_OPTIONS.items()}
+    return {"type": ["object", "null"], "description": cls.__doc__, "properties": properties, "additionalProperties": False}  # fmt: skip
+
+
+def _train_schema() -> dict[str, Any]:
+    properties = {}
+    for name, argument in ARGUMENTS.items():
+        if argument.accepted:
+            kind = argument.type | None if name in DERIVED else argument.type
+            properties[name] = _type_schema(kind) | _limits(argument.limits) | {"description": argument.text, "default": argument.default}  # fmt: skip
+            if argument.keys:
+                keys = {key: _type_schema(kind) for key, kind in argument.keys.items()}
+                properties[name] |= {"properties": keys, "additionalProperties": False}
+    text = "transformers.TrainingArguments by their own names."
+    return {"type": ["object", "null"], "description": text, "properties": properties, "additionalProperties": False}
+
+
+def _limits(limits: Mapping[str, Any]) -> dict[str, float]:
+    return {theirs: limits[ours] for ours, theirs in LIMITS.items() if limits.get(ours) is not None}
+
+
+def _type_schema(annotation: Any) -> dict[str, Any]:
+    from pydantic import TypeAdapter  # comes with wandb; training does not load it
+
+    if (cls := _dataclass_in(annotation)) is None:
+        return _with_underscores(TypeAdapter(annotation).json_schema())
+    if cls is annotation:
+        return _section_schema(cls)
+    optional = ["null"] if type(None) in get_args(annotation) else []
+    return {"type": ["array", *optional], "items": _section_schema(cls)}
+
+
+def _with_underscores(schema: Any) -> Any:
+    """Return the schema with numbers such as 2_000_000, which are text to YAML 1.2 and so to an editor."""
+    if isinstance(schema, list):
+        return [_with_underscores(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: _with_underscores(part) for name, part in schema.items()}
+    if schema.get("type") in ("integer", "number"):
+        schema |= {"type": [schema["type"], "string"], "pattern": "^[-+]?[0-9]+(_[0-9]+)+$"}
+    return schema
+
 
 if __name__ == "__main__":
     root = Path(__file__).parents[2]

@@ -1,7 +1,11 @@
-"""Defaults that follow from other keys: batch, depth, schedule."""
+"""Values that follow from others: what model.start_from means, a run's identity, and defaults by batch, depth and schedule."""
 
+import hashlib
+import json
 import math
 import os
+import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -9,15 +13,319 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.process.commands import command
+from pipeline.process.errors import DataError, InputMissingError, RecipeError
 from pipeline.process.storage import read_json
 from pipeline.process.user_code import RECIPE_TRUST, CodeFolder
-from pipeline.recipe.identity import default_name
 from pipeline.recipe.layers import COMMAND_LINE
 from pipeline.recipe.located_yaml import Problems
-from pipeline.recipe.schema import COLUMN_ROLES, FORMATS, OwnTask, ReadOnlyDict, Recipe, Schedule, Source
-from pipeline.recipe.sizes import PORTABLE_PATTERNS, TANDEM_OPTIONS, CountedSizes, Sizes, SizesUnknownError, sizes_of
-from pipeline.recipe.start_from import fill_from_start, says_itself, start_folder
-from pipeline.recipe.supported_arguments import defaults
+from pipeline.recipe.schema import (
+    ARGUMENTS,
+    COLUMN_ROLES,
+    FORMATS,
+    Groups,
+    OwnTask,
+    ReadOnlyDict,
+    Recipe,
+    Schedule,
+    Source,
+    defaults,
+    with_values,
+)
+from pipeline.recipe.sizes import (
+    LLAMA_NAMES,
+    PORTABLE_PATTERNS,
+    TANDEM_OPTIONS,
+    CountedSizes,
+    Sizes,
+    SizesUnknownError,
+    options_of,
+    sizes_of,
+)
+from pipeline.recipe.values import REPOSITORY
+from pipeline.run_dir.checkpoints import by_step
+from pipeline.run_dir.run_directory import RunDirectory, find_run
+
+# model.start_from: the folder that it means, and the sizes that come with its weights.
+
+# Largest that is read of a config.json; models have at most some hundred layers.
+SIZES = (
+    dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000)
+    | dict.fromkeys(
+        (
+            "n_embd",
+            "n_head",
+            "n_positions",
+            "hidden_size",
+            "num_attention_heads",
+            "max_position_embeddings",
+            "vocab_size",
+        ),
+        2**40,
+    )
+    | {"num_labels": 10**6}
+)
+# Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained with.
+NO_ARCHITECTURE = {"vocab_multiple"}
+
+
+def resolve_start(recipe: Recipe) -> Recipe:
+    """Return the recipe with model.start_from as the folder it means now, and the tokenizer from there unless one is named.
+
+    A run gives its model/ folder, or its newest whole checkpoint when it has not finished; `latest:<name>` the last
+    finished run of that recipe or stage. A run that has begun keeps the folder it began from. Raises InputMissingError; a Hub id
+    is left as it is.
+    """
+    start = recipe.model.start_from
+    if start is None:
+        return recipe
+    run = _run(recipe, start)
+    if run is None and start.startswith("latest:"):
+        name = start.removeprefix("latest:")
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage {name!r}. "
+            f"Train it first (stage 1 is `{command('pretrain')} RECIPE`), or name a run, a folder with a model or a Hub id."
+        )
+    if run is not None:
+        folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())
+        if folder is None:
+            raise InputMissingError(
+                f"{recipe.where('model.start_from')}: run {start} has neither model/ nor a whole checkpoint yet. Let it train first."
+            )
+        recipe = with_values(recipe, {"model.start_from": str(folder)})
+    elif not Path(start).is_dir() and not REPOSITORY.fullmatch(start):
+        raise InputMissingError(
+            f"{recipe.where('model.start_from')}: there is no run or folder {start}. Correct the path, or give a run's name or a Hub id like owner/name."
+        )
+    if recipe.tokenizer.path is None:
+        places = {"tokenizer.path": recipe.places.get("model.start_from", ""), **recipe.places}
+        recipe = with_values(recipe, {"tokenizer.path": recipe.model.start_from, "places": places})
+    return recipe
+
+
+def start_folder(recipe: Recipe) -> Path | None:
+    """Return a folder with the config and tokenizer of model.start_from, if there is one here; no weights are looked at."""
+    start = recipe.model.start_from
+    if start is None:
+        return None
+    run = _run(recipe, start)
+    folders = [Path(start)] if run is None else [run.model, *reversed(by_step(run.checkpoints))]
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def refuse_odd_sizes(config: dict[str, Any], where: str) -> None:
+    """Raise DataError for a config.json whose sizes no model has: building one of 10**9 layers takes all memory before it fails."""
+    for name in SIZES:
+        size = config.get(name)
+        if size is not None and (type(size) is not int or not 0 < size <= SIZES[name]):
+            raise DataError(
+                f"{where}: {name} of its config.json is {str(size)[:40]!r}, and no model has that. Take another model, or correct the file."
+            )
+
+
+def becomes_tandem(recipe: Recipe) -> bool:
+    """Return whether the model is one of Tandem's, as far as its type tells before it is loaded (model/build.py)."""
+    model = recipe.model
+    if model.start_from is None:
+        return model.type == "tandem"
+    return model.start_config is not None and model.start_config.get("model_type") in ("tandem", "gpt2", "nanochat")
+
+
+def begun_run(recipe: Recipe) -> dict[str, Any]:
+    """Return what the recipe's run was begun with, by dotted key; empty while it has not made a step."""
+    if recipe.run.name is None:
+        return {}
+    run = RunDirectory(Path(recipe.run.directory) / recipe.run.name)
+    begun = run.read_manifest().get("must_match", {})
+    return begun if begun and run.has_trained() else {}
+
+
+def fill_from_start(recipe: Recipe, fill: Any, found: Problems) -> None:
+    """Take the sizes from the config of model.start_from, in place of those that an extended recipe gives.
+
+    found gets what the recipe itself says otherwise: it could not be followed. What is not here (a Hub id, a run that is
+    still to come) is compared when the model is loaded (check_sizes).
+    """
+    folder, model = start_folder(recipe), recipe.model
+    if folder is None:
+        _forget_inherited(recipe)
+        return
+    config = model.start_config = read_json(folder / "config.json")
+    refuse_odd_sizes(config, f"{recipe.path}: model.start_from: {folder}")
+    for name, theirs in LLAMA_NAMES.items():
+        value = config.get(name, config.get(theirs))
+        if value is None and _is_own(recipe, f"model.{name}"):  # as GPT-2's config leaves them open
+            value = {"n_kv_head": model.n_head, "n_inner": 4 * (model.n_embd or 0)}.get(name, getattr(model, name))
+        if value != getattr(model, name) and not says_itself(recipe, f"model.{name}", value, found):
+            setattr(model, name, None)
+            if value is not None:
+                fill(f"model.{name}", value, "model.start_from")
+    for name, value in options_of(recipe, vocab_size=config.get("vocab_size")).items():
+        if name in NO_ARCHITECTURE:
+            continue
+        key = f"model.options.{name}" if name in model.options else "model.preset"
+        if config.get(name, value) != value:
+            says_itself(recipe, key, config[name], found, what=f"{name}: {value}")
+    _forget_inherited_options(recipe)
+    if model.depth is not None and not says_itself(recipe, "model.depth", model.n_layer, found):
+        model.depth = model.n_layer
+
+
+def check_sizes(recipe: Recipe, config: Any) -> None:
+    """Raises RecipeError when the loaded model is not of the sizes that the recipe stands on."""
+    have = config.get_text_config()
+    given = {name: getattr(recipe.model, name) for name in ("n_layer", "n_embd", "n_head", "n_kv_head")}
+    wrong = [
+        f"model.{name} is {value}, theirs {theirs}"
+        for name, value in given.items()
+        if value not in (None, theirs := getattr(have, LLAMA_NAMES[name], value))
+    ]
+    options = options_of(recipe, vocab_size=have.vocab_size) if recipe.model.preset != "gpt2" else recipe.model.options
+    wrong += [
+        f"{name} is {value}, theirs {theirs}"
+        for name, value in options.items()
+        if name not in NO_ARCHITECTURE and value != (theirs := getattr(have, name, value))
+    ]
+    if wrong:
+        raise RecipeError(
+            f"{recipe.where('model.start_from')}: the weights are of another model than the recipe's ({'; '.join(wrong)}). "
+            "Leave these keys, model.preset and model.depth out: all of it comes with the weights."
+        )
+
+
+def _forget_inherited(recipe: Recipe) -> None:
+    """Drop what an extended recipe says of the architecture, when the weights are on the Hub."""
+    start, model = recipe.model.start_from, recipe.model
+    if start is None or start.startswith("latest:") or _run(recipe, start) is not None:
+        return
+    for name in LLAMA_NAMES:
+        if not _is_own(recipe, f"model.{name}"):
+            setattr(model, name, None)
+    _forget_inherited_options(recipe)
+
+
+def _forget_inherited_options(recipe: Recipe) -> None:
+    model = recipe.model
+    if not _is_own(recipe, "model.preset"):
+        model.preset = "gpt2"
+    model.options = {k: v for k, v in model.options.items() if _is_own(recipe, f"model.options.{k}")}
+
+
+def _is_own(recipe: Recipe, name: str) -> bool:
+    return recipe.places.get(name, "").startswith((str(recipe.path), "command line"))
+
+
+def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
+    """Return whether the recipe's own file or the command line gives the key; then its other value is a mistake."""
+    if not _is_own(recipe, name):
+        return False
+    section, _, last = name.partition(".")
+    shown = what or getattr(getattr(recipe, section), last)
+    if shown != value:
+        found.add(
+            recipe.where(name),
+            f"is {shown}, and what this run starts from has {value}. Leave the key out: it comes with the weights or the tokenizer.",
+        )
+    return True
+
+
+def _run(recipe: Recipe, start: str) -> RunDirectory | None:
+    begun = begun_run(recipe).get("model.start_from") if start.startswith("latest:") else None
+    if begun is not None and Path(begun).is_dir():
+        run = RunDirectory(Path(begun).parent)
+        manifest = run.read_manifest()
+        if start.removeprefix("latest:") in (manifest.get("recipe_name"), manifest.get("stage")):
+            return run
+    return find_run(start, recipe.run.directory)
+
+
+def _kept(recipe: Recipe, run: RunDirectory) -> Path | None:
+    """Return the folder of that run which the recipe's run began from."""
+    begun = begun_run(recipe).get("model.start_from")
+    if begun is None or not Path(begun).is_dir() or not Path(begun).resolve().is_relative_to(run.path.resolve()):
+        return None
+    return Path(begun)
+
+
+# Identity of a run: the keys that must match when it is continued, and its default name.
+
+# Computed at the first start when the recipe gives what they follow from; a recipe that leaves them open keeps them.
+KEPT_WHEN_OPEN = ("data.batch_tokens", "train.max_steps", "model.n_layer", "model.n_embd", "model.n_head", "model.n_kv_head", "model.n_positions", "tokenizer.vocab_size")  # fmt: skip
+
+# Keys that were added later: at their default they are left out, and runs begun before keep their names and go on.
+LATER: dict[str, Any] = {
+    "model.embedding_dtype": "float32", "optimizer.average_steps": None, "optimizer.average_weight": 0.6, "optimizer.decay_scale": None,
+    "optimizer.ema_nesterov": None, "optimizer.ema_nesterov_steps": 100, "optimizer.ema_nesterov_span": [0.15, 0.75],
+    "optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2,
+}  # fmt: skip
+LATER |= {f"optimizer.groups.{g.name}.{key}": None for g in fields(Groups) for key in ("decay_fraction", "update_floor", "row_floor")}  # fmt: skip
+LATER_OF_A_SOURCE = ("columns",)
+
+
+def must_match(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys that must match, flat and dotted, with their values as JSON knows them."""
+    found: dict[str, Any] = {}
+
+    def walk(value: Any, prefix: str) -> None:
+        for f in fields(value):
+            child = getattr(value, f.name)
+            if f.metadata.get("internal") or f.name == "train":
+                continue
+            if is_dataclass(child):
+                walk(child, f"{prefix}{f.name}.")
+            elif f.metadata.get("must_match"):
+                found[f"{prefix}{f.name}"] = _json(child)
+
+    walk(recipe, "")
+    if recipe.optimizer.type == "trainer":  # groups and schedule are not used then
+        found = {
+            name: value
+            for name, value in found.items()
+            if not name.startswith("optimizer.") or name == "optimizer.type"
+        }
+    for name, argument in ARGUMENTS.items():
+        if argument.must_match and name in recipe.train:
+            found[f"train.{name}"] = recipe.train[name]
+    return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """`key: saved -> now` for every key that differs; a value kept from the first start is no difference."""
+    lines = []
+    for name in sorted(saved.keys() | now.keys()):
+        before, after = saved.get(name), now.get(name)
+        if name in KEPT_WHEN_OPEN and (before is None or after is None):
+            continue
+        if before != after:
+            lines.append(f"{name}: {json.dumps(before)} -> {json.dumps(after)}")
+    return lines
+
+
+def default_name(recipe: Recipe) -> str:
+    """`<recipe>-<6 hex digits of the keys that must match>`; a fork's are others than its parent's.
+
+    Of the file's name only what run.name may hold, since the run's recipe.yaml gives it there.
+    """
+    fork = {"run.fork_from": recipe.run.fork_from} if recipe.run.fork_from else {}
+    text = json.dumps(must_match(recipe) | fork, sort_keys=True)
+    stem = unicodedata.normalize("NFKD", Path(recipe.path or "recipe").stem).encode("ascii", "ignore").decode()
+    stem = re.sub(r"^[^A-Za-z0-9_]+|[^A-Za-z0-9_.\-]+$", "", stem)
+    stem = re.sub(r"[^A-Za-z0-9_.\-]+", "-", stem) or "recipe"
+    stem = stem[:190]  # a folder's name ends at 255
+    return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _json(value: Any) -> Any:
+    if is_dataclass(value):
+        # A source's name is for tables only.
+        given = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "name"}
+        return {name: _json(v) for name, v in given.items() if v is not None or name not in LATER_OF_A_SOURCE}
+    if isinstance(value, list):
+        return [_json(v) for v in value]
+    return value
+
+
+# Defaults that follow from other keys: batch, depth, schedule.
 
 # The global batch, whether its documents see each other, and the horizon in optimizer steps.
 

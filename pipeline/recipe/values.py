@@ -2,15 +2,19 @@
 
 import difflib
 import math
+import re
 import types
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
+from glob import has_magic
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pipeline.hardware import parse_hardware
+from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
 from pipeline.recipe.located_yaml import SECRET_NAME, Item, Problems, lookalike, show
-from pipeline.recipe.schema import SECTIONS, Recipe
+from pipeline.recipe.schema import ARGUMENTS, SECTIONS, OwnTask, Recipe, Source
 from pipeline.recipe.sizes import TANDEM_OPTIONS
-from pipeline.recipe.supported_arguments import ARGUMENTS
 
 # What to say about a key that does not exist: the right section, the new name, the nearest name.
 
@@ -337,3 +341,204 @@ def advice(options: tuple[Any, ...], item: Item) -> str:
     if any(get_origin(o) is list for o in options) and not isinstance(value, dict):
         return " Write it as a list: [a, b]."
     return " Change it."
+
+
+# Formats of values whose type says too little: names of folders and repositories, module:attr, shares.
+
+FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")  # also what a published run may be called when it is pulled
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII)
+BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
+LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
+LONGEST_NAME, LONGEST_PATH = (
+    255,
+    4000,
+)  # bytes, of a file and of a path: Linux's own bounds, a few left for what is put behind
+LONGEST_LABEL = 200  # characters; folders and files get a few more behind them
+STEP = re.compile(r"[0-9]{1,15}")
+IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def check_forms(recipe: Recipe, problems: Problems) -> None:
+    """Note every value whose form would only fail later, and then as something else."""
+    _paths(recipe, problems)
+    _names(recipe, problems)
+    _run(recipe, problems)
+    _importable(recipe, problems)
+    _files(recipe, problems)
+    _options(recipe, problems)
+    _hub(recipe, problems)
+
+
+def check_profile_steps(recipe: Recipe, problems: Problems) -> None:
+    """Note steps that the run does not have; call it after the steps are known, where the recipe itself gives them."""
+    steps, max_steps, where = recipe.monitor.profile_steps, recipe.train.get("max_steps"), "monitor.profile_steps"
+    if steps is None:
+        return
+    if len(steps) != 2 or not 0 <= steps[0] <= steps[1]:
+        problems.add(recipe.where(where), f"is {steps}; it must be the first and the last step. Write [10, 12].")
+    elif max_steps and steps[1] >= max_steps:
+        problems.add(
+            recipe.where(where),
+            f"ends with step {steps[1]}, and the last step of this run is {max_steps - 1}: steps are counted from 0. Write earlier ones.",
+        )
+
+
+def _entries(recipe: Recipe) -> list[tuple[str, Sequence[Source | OwnTask]]]:
+    """Return the lists of things that are read, by their keys."""
+    return [
+        ("data.sources", recipe.data.sources),
+        ("data.validation", recipe.data.validation or []),
+        ("evals.chat.own", recipe.evals.chat.own),
+    ]
+
+
+def _paths(recipe: Recipe, problems: Problems) -> None:
+    """Note paths that are longer than any system takes: each would report it in its own way, later."""
+    places: dict[str, list[str | None]] = {
+        "run.directory": [recipe.run.directory],
+        "run.code_folder": [recipe.run.code_folder],
+        "run.fork_from": [recipe.run.fork_from],
+        "data.cache_dir": [recipe.data.cache_dir],
+        "tokenizer.path": [recipe.tokenizer.path],
+        "tokenizer.chat_template": [recipe.tokenizer.chat_template],
+        "model.start_from": [recipe.model.start_from],
+        "evals.core.bundle": [recipe.evals.core.bundle],
+        "evals.chat.data": [recipe.evals.chat.data],
+    }
+    for key, entries in _entries(recipe):
+        for number, entry in enumerate(entries):
+            files = [entry.files] if isinstance(entry.files, str) else entry.files or []
+            places[f"{key}.{number}.files"], places[f"{key}.{number}.id"] = list(files), [entry.id]
+    for key, paths in places.items():
+        for path in filter(None, paths):
+            if is_address(path) and not key.endswith(".files"):  # else a folder of that name would be made here
+                problems.add(
+                    recipe.where(key),
+                    f"is {show(path)}, an address, and only files of a source may lie in a store. Write a path on this machine.",
+                )
+            if len(path.encode()) > LONGEST_PATH or max(len(part.encode()) for part in path.split("/")) > LONGEST_NAME:
+                problems.add(
+                    recipe.where(key),
+                    f"is {show(path)}, longer than a path can be ({LONGEST_NAME} bytes a name, {LONGEST_PATH} in all). Shorten it.",
+                )
+
+
+def _names(recipe: Recipe, problems: Problems) -> None:
+    """Note names for tables, metrics and files that are not one line."""
+    named = {"run.tags": recipe.run.tags, "monitor.project": [recipe.monitor.project]}
+    for key, entries in _entries(recipe):
+        named |= {
+            f"{key}.{number}.name": [entry.name] for number, entry in enumerate(entries) if entry.name is not None
+        }
+    for key, names in named.items():
+        for name in names:
+            if not name.strip() or len(name) > LONGEST_LABEL or not name.isprintable():
+                problems.add(
+                    recipe.where(key),
+                    f"is {show(name)}; it must be one line of at most {LONGEST_LABEL} printable characters.",
+                )
+
+
+def _run(recipe: Recipe, problems: Problems) -> None:
+    run = recipe.run
+    if run.name is not None and not FOLDER.fullmatch(run.name):
+        problems.add(
+            recipe.where("run.name"),
+            f"is {run.name!r}, and it names a folder. Write letters, digits and -_. only, and not one of -. first.",
+        )
+    elif run.name is not None and len(run.name) > LONGEST_LABEL:
+        problems.add(
+            recipe.where("run.name"),
+            f"has {len(run.name)} characters, and it names a folder. Write at most {LONGEST_LABEL}.",
+        )
+    if run.mirror is not None and not BUCKET_FOLDER.fullmatch(run.mirror):
+        problems.add(
+            recipe.where("run.mirror"),
+            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "
+            "hub.strategy: checkpoint.",
+        )
+    if isinstance(run.resume, int) and run.resume < 1:
+        problems.add(recipe.where("run.resume"), f"is {run.resume}, and no checkpoint is before step 1. Write auto.")
+    if run.fork_from is not None:
+        parent, at, step = run.fork_from.partition("@")
+        if not parent or (at and not STEP.fullmatch(step)):
+            problems.add(
+                recipe.where("run.fork_from"), f"is {run.fork_from!r}; it must be RUN, or RUN@step as small@600."
+            )
+        elif parent == run.name:
+            problems.add(recipe.where("run.fork_from"), f"names {parent}, which is this run. Give it another run.name.")
+    if run.hardware is not None:
+        try:
+            parse_hardware(run.hardware)
+        except ValueError as error:
+            problems.add(recipe.where("run.hardware"), str(error))
+
+
+def _importable(recipe: Recipe, problems: Problems) -> None:
+    """Note names without their module, which can never be found, before anything is imported."""
+    for key, names in (("run.callbacks", recipe.run.callbacks), ("evals.tasks", recipe.evals.tasks)):
+        for name in names:
+            if not IMPORTABLE.fullmatch(name):
+                problems.add(
+                    recipe.where(key), f"{name!r} is not module:attr, as mine:Task of a file mine.py beside the recipe."
+                )
+
+
+def _files(recipe: Recipe, problems: Problems) -> None:
+    for kind, sources in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+        for number, source in enumerate(sources):
+            name = f"data.{kind}.{number}"
+            files = [source.files] if isinstance(source.files, str) else source.files or []
+            for address in filter(is_address, files):
+                if not is_supported(address):
+                    problems.add(
+                        recipe.where(f"{name}.files"),
+                        f"{address!r} is an address that nothing here reads ({', '.join(f'{scheme}://' for scheme in SCHEMES)} are). Download it, or "
+                        "give the id of a data set of the Hub.",
+                    )
+            if source.id is None and source.split != "train" and any(map(has_magic, files)):
+                problems.add(
+                    recipe.where(f"{name}.split"),
+                    f"is {source.split!r}, and files named one by one have no splits. Name their folder, or leave split out.",
+                )
+    if recipe.data.shards_from is not None and not takes_shards(recipe.data.shards_from):
+        problems.add(
+            recipe.where("data.shards_from"),
+            f"is {show(recipe.data.shards_from)}; it must be where shards were published: {SHARDS_FORMS}.",
+        )
+    if recipe.data.validation == []:
+        problems.add(
+            recipe.where("data.validation"),
+            "is an empty list: nothing could be scored. Name a source, or leave it out: a part of each source is held out then.",
+        )
+
+
+def _hub(recipe: Recipe, problems: Problems) -> None:
+    """Note metadata for which the Hub would refuse a whole upload."""
+    hub = recipe.hub
+    if hub.id is not None and not REPOSITORY.fullmatch(hub.id):
+        problems.add(recipe.where("hub.id"), f"is {hub.id!r}; it must be NAMESPACE/NAME, of letters, digits and -_.")
+    if hub.license is not None and not LICENSE.fullmatch(hub.license):
+        problems.add(
+            recipe.where("hub.license"),
+            f"is {hub.license!r}, and the Hub's ids are in lower case. Write one of huggingface.co/docs/hub/repositories-licenses, as apache-2.0.",
+        )
+    for code in hub.language:
+        if not LANGUAGE.fullmatch(code):
+            problems.add(recipe.where("hub.language"), f"holds {code!r}; it must be ISO 639 codes. Write [en, de].")
+    branch = (recipe.hub.revision or "main").replace("{run}", "run")
+    if not BRANCH.fullmatch(branch) or ".." in branch or branch.endswith(("/", ".", ".lock")):
+        problems.add(
+            recipe.where("hub.revision"),
+            f'is {recipe.hub.revision!r}, which cannot name a branch. Write letters, digits and ._-/, and "{{run}}" for the run\'s name.',
+        )
+
+
+def _options(recipe: Recipe, problems: Problems) -> None:
+    for name, value in recipe.model.options.items() if recipe.model.type == "tandem" else ():
+        where = recipe.where(f"model.options.{name}")
+        if name.endswith("_pdrop") and not 0 <= value < 1:
+            problems.add(where, f"is {value}; it is the share that is dropped: at least 0 and below 1.")
+        if name == "sliding_window" and value is not None and value < 1:
+            problems.add(where, f"is {value}; a token sees itself at least. Write 1 or more.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.process.commands import program
 from pipeline.report.comparison import comparison, write_comparison
-from pipeline.report.fit import fit_runs
+from pipeline.report.curves import fit_runs
 from pipeline.report.imported_logs import is_imported, lost_lines, read_runs
 from pipeline.report.run_data import write_csv
 from pipeline.report.single import report, write_report

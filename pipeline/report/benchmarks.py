@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.evals.core.bundle import why_partial
+from pipeline.evals.core_bundle import why_partial
+from pipeline.metrics import why_not_compared
 from pipeline.report.run_data import (
     Benchmark,
     Key,
@@ -20,7 +21,6 @@ from pipeline.report.run_data import (
     table,
     task_name,
 )
-from pipeline.run_dir.protocol import why_not_compared
 
 # Figures of evaluations side by side, only where the same was scored.
 

@@ -32,7 +32,7 @@ from pipeline.report.curves import (
 from pipeline.report.imported_logs import is_imported, lost_lines, meaning_of
 from pipeline.report.run_data import Key, RunData, cell, filled_table, number, table
 from pipeline.report.sections import last_texts, leaves, paid, wall_s
-from pipeline.report.summary import duration, share, shortened
+from pipeline.report.single import duration, share, shortened
 
 # Speed, memory and energy of runs as ratios to the first one.
 
@@ -505,8 +505,10 @@ NOTHING_ALIGNED = "No loss of two runs has a common stretch on any axis.\n"
 
 def write_comparison(runs: Sequence[RunData], folder: Path) -> str:
     """Write comparison.md, comparison.html and their picture into the folder; returns the Markdown."""
-    from pipeline.report.page import page  # which a comparison that is only printed need not pay
-    from pipeline.report.plots import comparison_picture  # these two cost a second of imports,
+    from pipeline.report.page import (
+        comparison_picture,  # these two cost a second of imports,
+        page,  # which a comparison that is only printed need not pay
+    )
 
     picture = comparison_picture(runs)
     if picture:

@@ -1,20 +1,267 @@
 """report.html, comparison.html: first screen, plots and folded sections in one file that opens without a network and asks for nothing."""
 
 import base64
+import gzip
+import io
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import matplotlib
+import numpy as np
+from bokeh.document import Document
+from bokeh.model import Model
+from bokeh.models import ColumnDataSource, CrosshairTool, DataRange1d, NumeralTickFormatter, Range1d
+from bokeh.models.annotations import Span
+from bokeh.plotting import figure
+from bokeh.resources import Resources
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markupsafe import Markup
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+from PIL import Image
 
-from pipeline.report.curves import FIRST_SCREEN, Curve, Panel, look
-from pipeline.report.plots import MARKS, bokeh_script, plots_of
-from pipeline.report.summary import Summary
+from pipeline.report.comparison import drawn, loss_of_all
+from pipeline.report.curves import (
+    AXES,
+    COLOURS,
+    COMPARED_AXES,
+    COMPARED_BPB,
+    FIRST_SCREEN,
+    POINTS,
+    Curve,
+    Panel,
+    curves_of,
+    drawable,
+    legends,
+    look,
+    one_protocol,
+    thin,
+)
+from pipeline.report.run_data import RunData
+from pipeline.report.single import Summary
+
+# The panels as interactive plots (Bokeh, whose script comes out of its package) and as PNG (matplotlib).
+
+INK = "#808080"  # axes and grid: the page's background is light or dark
+MARKS = {"restart": "#7f7f7f", "spike": "#d55e00", "not finite": "#d62728"}
+HEIGHT, FIRST_HEIGHT = 260, 300
+
+
+@dataclass(frozen=True)
+class Plots:
+    """document, roots: what Bokeh's script draws, one root a panel.
+
+    axes: name, label, range of each x axis that any curve has, and the names that have no curve on it.
+    """
+
+    document: str
+    roots: list[str]
+    axes: list[dict]
+
+
+def plots_of(panels: list[Panel], labels: dict[str, str]) -> Plots:
+    """Return the plots of the panels. labels: of the x axes by name. The first is what is drawn over at first: every curve has it."""
+    axes = _axes(panels, labels)
+    shared = Range1d(start=axes[0]["range"][0], end=axes[0]["range"][1])
+    cursor = Span(dimension="height", line_color=INK, line_dash="dotted", line_width=1)
+    document = Document()
+    roots: list[Model] = [_plot(panel, shared, cursor, axes) for panel in panels]
+    with document.models.freeze():  # else every root has all models collected anew
+        for root in roots:
+            document.add_root(root)
+    text = json.dumps(document.to_json(deferred=False), separators=(",", ":"))
+    return Plots(text, [root.id for root in roots], axes)
+
+
+@cache
+def bokeh_script() -> str:
+    """Return BokehJS without widgets or tables, as base64 of its gzip: a third of its size."""
+    (script,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
+    return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
+
+
+def _axes(panels: list[Panel], labels: dict[str, str]) -> list[dict]:
+    curves = [curve for panel in panels for curve in panel.curves]
+    names = dict.fromkeys(curve.name for curve in curves)
+    found = []
+    for axis, label in labels.items():
+        having = [curve for curve in curves if axis in curve.x]
+        if having:
+            low, high = min(np.nanmin(c.x[axis]) for c in having), max(np.nanmax(c.x[axis]) for c in having)
+            margin = 0.01 * (high - low) or 1.0
+            absent = [name for name in names if name not in {curve.name for curve in having}]
+            span = [float(low - margin), float(high + margin)]
+            found.append({"name": axis, "label": label, "range": span, "absent": absent})
+    return found
+
+
+def _plot(panel: Panel, x_range: Range1d, cursor: Span, axes: list[dict]) -> Model:
+    plot = figure(
+        height=HEIGHT if panel.section else FIRST_HEIGHT,
+        sizing_mode="stretch_width",
+        x_range=x_range,
+        y_range=DataRange1d(only_visible=True),  # a curve that is switched off gives its room to the others
+        y_axis_type="log" if panel.log else "linear",
+        tools="xbox_zoom,xpan,xwheel_zoom,reset,save",
+        active_drag="xbox_zoom",
+        active_scroll=None,
+        toolbar_location="right",
+        background_fill_alpha=0,
+        border_fill_alpha=0,
+        outline_line_alpha=0.3,
+        outline_line_color=INK,
+        min_border_left=60,  # the same in every plot, so that their axes lie above each other
+        y_axis_label=panel.unit or None,
+    )
+    plot.xaxis.axis_label = None  # the page says over what all are drawn
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    for axis in plot.axis:
+        axis.major_label_text_color = axis.axis_label_text_color = INK
+        axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = INK
+        axis.axis_label_text_font_style = "normal"
+    plot.grid.grid_line_color, plot.grid.grid_line_alpha = INK, 0.25
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]a")  # 1.5m, 20b
+    for kind, x in panel.marks.items():
+        if len(x["step"]):
+            source = ColumnDataSource({name: _compact(x[name]) for name in (a["name"] for a in axes)})
+            plot.vspan(x=axes[0]["name"], source=source, line_color=MARKS[kind], line_alpha=0.5, line_dash="dashed")
+    for curve in panel.curves:
+        colour, dash = look(curve.place)
+        source = ColumnDataSource({name: _compact(x) for name, x in curve.x.items()} | {"y": _compact(curve.y)})
+        how = {"x": axes[0]["name"], "y": "y", "source": source, "name": curve.name}
+        line = plot.line(
+            line_color=colour,
+            line_width=1.5,
+            line_alpha=0.55 if curve.style == "light" else 1,
+            line_dash="dashed" if curve.style == "level" else dash,
+            **how,
+        )
+        line.tags = [curve.style]
+        if curve.style == "points":
+            plot.scatter(size=6, fill_color=colour, line_color=colour, **how)
+    plot.add_tools(CrosshairTool(overlay=cursor, dimensions="height", visible=False))
+    return plot
+
+
+def _compact(values: np.ndarray) -> np.ndarray:
+    """Return the numbers in seven digits, four bytes: enough for the eye and for what is shown under the cursor."""
+    return np.asarray(values, np.float32)
+
+
+# The panels as one static picture: for Markdown, the model card, print, and browsers without scripts.
+
+COLUMNS = 2
+DOTS_PER_INCH = 110
+
+
+def picture(panels: list[Panel], *, title: str) -> bytes:
+    """Return a PNG of all panels over the optimizer steps."""
+    rows = -(-len(panels) // COLUMNS)
+    with matplotlib.rc_context({"text.usetex": False, "font.size": 8}):
+        height = 2.6 * rows + 0.4
+        whole = Figure(figsize=(10, height), dpi=DOTS_PER_INCH)
+        # Margins by hand, in inches: working them out costs matplotlib as much as drawing.
+        whole.subplots_adjust(0.07, 0.5 / height, 0.98, 1 - 0.6 / height, wspace=0.2, hspace=0.45)
+        whole.suptitle(plain(title[:80]), y=1 - 0.2 / height)
+        for n, panel in enumerate(panels):
+            _draw(panel, whole.add_subplot(rows, COLUMNS, n + 1))
+        file = io.BytesIO()
+        FigureCanvasAgg(whole).print_png(file, metadata={"Software": None})
+    return file.getvalue()
+
+
+def plain(text: str) -> str:
+    """Return the text without formulas in it."""
+    return text.replace("$", "\\$")
+
+
+def _draw(panel: Panel, axes) -> None:
+    axes.set_title(panel.title, fontsize=9)
+    for kind, x in panel.marks.items():
+        for step in x["step"]:
+            axes.axvline(step, color=MARKS[kind], alpha=0.4, linestyle=":", linewidth=0.8)
+    for curve in panel.curves:
+        colour, dash = look(curve.place)
+        axes.plot(
+            curve.x["step"],
+            drawable(curve.y),
+            color=colour,
+            alpha=0.4 if curve.style == "light" else 1,
+            linestyle="dashed" if curve.style == "level" else dash,
+            marker="o" if curve.style == "points" else None,
+            markersize=3,
+            linewidth=1.1,
+            label=plain(curve.name).removeprefix("_"),  # matplotlib hides what begins with one
+        )
+    if panel.log:
+        axes.set_yscale("log")
+    axes.set_xlabel(AXES["step"])
+    axes.set_ylabel(panel.unit)
+    axes.grid(alpha=0.3)
+    axes.ticklabel_format(style="plain", axis="x", useOffset=False)
+    axes.legend(fontsize=7, framealpha=0.6)
+
+
+# The runs' curves as a PNG file: the training loss over every axis, and bits per byte.
+
+SHADES = 10
+
+
+def comparison_picture(runs: Sequence[RunData]) -> bytes | None:
+    """Return the picture; None when no two points of any run could be drawn."""
+    runs = drawn(runs)
+    loss = loss_of_all(runs)
+    panels = [(x, loss) for x in COMPARED_AXES]
+    panels += [("tokens", name) for name in COMPARED_BPB if one_protocol(runs, name)]
+    found = [(x, name, curves_of(runs, x, name)) for x, name in panels]
+    found = [panel for panel in found if any(len(xs) > 1 for xs, _ in panel[2].values())]
+    if not found:
+        return None
+    rows, columns = (len(found) + 1) // 2, min(len(found), 2)
+    figure = Figure(figsize=(11, 4 * rows + 0.3 * len(runs)), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    looks = {label: look(place) for place, label in enumerate(legends(runs))}
+    lines = {}
+    for n, (x, name, curves) in enumerate(found, 1):
+        axes = figure.add_subplot(rows, columns, n)
+        for label, curve in curves.items():
+            colour, dash = looks[label]
+            marker = "." if len(curve[0]) < 50 else ""
+            steps, values = thin(*curve, POINTS)
+            (lines[label],) = axes.plot(
+                steps, drawable(values), color=colour, linestyle=dash, linewidth=1.2, marker=marker
+            )
+        axes.set(xlabel=COMPARED_AXES[x], ylabel=name or "train/loss or train/loss_ema, as each run has it")
+        if x in ("tokens", "flops"):
+            axes.xaxis.set_major_formatter(EngFormatter())
+        axes.grid(alpha=0.3)
+    figure.legend(lines.values(), map(plain, lines), loc="outside upper left", fontsize=9)
+    canvas.draw()
+    file = io.BytesIO()
+    # Noisy curves of many runs are a megabyte in full colour, a quarter of that in the few colours that are in them.
+    drawing = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    drawing.quantize(palette=_shades(), dither=Image.Dither.NONE).save(file, "png", optimize=True)
+    return file.getvalue()
+
+
+def _shades() -> Image.Image:
+    """Return the curves' colours and black, each in steps to white."""
+    full = np.array([to_rgb(colour) for colour in (*COLOURS, "black")])
+    strengths = np.linspace(0, 1, SHADES)[:, None, None]
+    shades = Image.new("P", (1, 1))
+    shades.putpalette((255 * (1 - strengths * (1 - full))).round().astype(np.uint8).tobytes())
+    return shades
+
 
 PAGE_BYTES = 2_000_000
 MOST_PARTS = 8  # of a folded section, named beside its title

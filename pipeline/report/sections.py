@@ -11,12 +11,12 @@ import numpy as np
 import yaml
 
 from pipeline.metrics import GIB, VAL_BPB, VALIDATION, is_of_machine
-from pipeline.monitor.samples import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
+from pipeline.monitor.sampler import EnergyMeter, GpuSeries, energy_of, is_throttled, kwh, read_gpus, usual_period_s
 from pipeline.process.storage import folder_bytes
 from pipeline.report.benchmarks import protocols_text
 from pipeline.report.run_data import RunData, code, date, filled_table, number, percent, spread, table
 from pipeline.run_dir.columns import Columns, mean_step_s
-from pipeline.run_dir.manifest import unknown_keys
+from pipeline.run_dir.run_directory import unknown_keys
 
 # Evaluations by command that are neither bits per byte nor benchmarks.
 

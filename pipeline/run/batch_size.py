@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.hardware.device import batch_ranks, device_info
+from pipeline.hardware import batch_ranks, device_info
 from pipeline.preflight.memory import CPU_POSITIONS, CPU_SHARE, larger_micro_batch, memory_of, options
 from pipeline.preflight.plan import gibibytes
 from pipeline.process.errors import OutOfMemoryError

@@ -7,13 +7,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from pipeline.data.plan import batch_warmup
-from pipeline.data.preparation import Preparation, start_preparation
-from pipeline.data.rows import TrainingRows
-from pipeline.data.summary import warning_lines
-from pipeline.data.validation import ValidationRows, held_out_coverage
+from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
+from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage, warning_lines
 from pipeline.evals.tasks import benchmarks_of
-from pipeline.hardware.device import decide_bf16
+from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
 from pipeline.preflight.checks import cadence_notes
 from pipeline.process.commands import command
@@ -22,17 +19,16 @@ from pipeline.process.progress import short_count
 from pipeline.process.storage import cache_dir
 from pipeline.process.user_code import import_built_in, ran
 from pipeline.recipe import Recipe
-from pipeline.recipe.checks import check_warmup
 from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.reader import check_warmup
 from pipeline.recipe.resolve import step_rows, tokens_at
 from pipeline.recipe.schema import Schedule, with_values
 from pipeline.run.open_run import OpenRun, refuse_without_steps
 from pipeline.sources.open import with_recorded_inputs
-from pipeline.sources.overlap import overlap_of
 from pipeline.sources.raw_rows import text_bytes
-from pipeline.sources.verify import FactsOfFiles
+from pipeline.sources.verify import FactsOfFiles, overlap_of
 from pipeline.tokenizer import identity
-from pipeline.tokenizer.coverage import lost_text
+from pipeline.tokenizer.encode import lost_text
 from pipeline.training.distributed import on_rank_0
 
 # The horizon against the data: how often the run will see them, and a warm-up that fits a run given in epochs.

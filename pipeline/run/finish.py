@@ -1,30 +1,239 @@
-"""The shape a run is trained on: what may change between two starts, at the price of the last bits."""
+"""The end of a run: the publisher that is waited for, model/, results, last words; and the shape and plan that its manifest keeps."""
 
+import os
+import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.data.summary import table
-from pipeline.hardware.cpu import peak_bytes
-from pipeline.hardware.device import device_info, model_replicas, tensor_parallel_size
+from pipeline.data.rows import table
+from pipeline.hardware import device_info, model_replicas, peak_bytes, process_start, tensor_parallel_size
+from pipeline.metrics import BEST_BY, is_evaluation, metric_of
 from pipeline.preflight.plan import Plan, make_plan, remember
-from pipeline.process.commands import command
-from pipeline.process.progress import waiting
+from pipeline.process import commands
+from pipeline.process.commands import command, stage_command
+from pipeline.process.progress import seconds_text, waiting
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.batch_size import memory_hint
-from pipeline.run.ending import last_words, results
 from pipeline.run.open_run import OpenRun
-from pipeline.run.publishing import Publishing
 from pipeline.run_dir.failures import write_report
+from pipeline.run_dir.hub_queue import MODEL, HubQueue
+from pipeline.run_dir.rows import last_attempts, read_rows
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
 from pipeline.training.sharding import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
+
+# The trainer's side of publishing: start the publisher, and at the end of the run wait for it, but not for ever.
+
+
+class Publishing:
+    """Publishing to hub.id beside the run, on the first rank; without hub.id and on other ranks it does nothing.
+
+    A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be killed.
+    """
+
+    def __init__(self, recipe: Recipe, run: RunDirectory, *, start_step: int):
+        self.hub, self.run, self.queue = recipe.hub, run, HubQueue(run, strategy=recipe.hub.strategy)
+        self.active = recipe.hub.id is not None and int(os.environ.get("RANK", 0)) == 0
+        self.process: subprocess.Popen[bytes] | None = None
+        if self.active:
+            try:
+                self.queue.drop_after(start_step)
+            except OSError as error:
+                print(f"{self.queue.path}: what lies beyond step {start_step} stays queued: {error}", flush=True)
+            if recipe.hub.strategy != "end":
+                self._start()
+
+    def finish(self) -> None:
+        """Publish the finished model; say what was published, or what was not and how to finish it. Never raises."""
+        if not self.active:
+            return
+        try:
+            self.queue.add_model(str(self.hub.id))
+            if self.queue.items():
+                self._wait()
+            self._notify()
+        except OSError as error:
+            print(f"the model was not published: {error}. {self._later()}", flush=True)
+
+    def _start(self) -> None:
+        environment = commands.environment(HF_HUB_DISABLE_PROGRESS_BARS="1")  # in a log they are noise
+        try:
+            self.queue.path.mkdir(parents=True, exist_ok=True)
+            with open(self.queue.log, "ab") as log:
+                self.process = commands.start(
+                    *("-m", "pipeline.hub", "beside", self.run.path, "--trainer", str(os.getpid())),
+                    log=log,
+                    env=environment,
+                )
+        except OSError as error:
+            print(f"nothing is published while the run goes on: {error}. {self._later()}", flush=True)
+
+    def _wait(self) -> None:
+        print(f"publishing to {self.hub.id}, for at most {self.hub.wait_at_end_s:.0f} s", flush=True)
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        if self.process is not None:
+            try:
+                self.process.wait(timeout=self.hub.wait_at_end_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()  # what it was sending becomes no commit, and the queue keeps the item
+                self.process.wait()
+
+    def _notify(self) -> None:
+        last = self.queue.last_published(str(self.hub.id))
+        if last and last["item"] == MODEL:
+            self.run.update_manifest(hub={"id": last["repo_id"], "commit": last["commit"], "time": last["time"]})
+            print(f"{last['url']}: published, {len(last['files'])} files, downloaded again and equal", flush=True)
+        left = [
+            f"{item.name} of step {item.step} ({item.error or 'no time was left'})" for item in self.queue.items()[-1:]
+        ]
+        if left:
+            print(f"unpublished: {'; '.join(left)}\n{self._later()}", flush=True)
+
+    def _later(self) -> str:
+        return f"Finish with: {command('hub', 'push', self.run.path)}"
+
+
+# The end of a run on the terminal: what came of it, how long it took, where everything is, and what to type next.
+
+# Recipes of stage 2 that are made for the models of one of stage 1, or of a recipe that extends it.
+STAGE_2 = {"quickstart_pretrain": "quickstart_sft", "own_text": "own_chat", "fineweb_d24": "chat_sft_d24"}
+SHOWN = (
+    "core/v1",
+    "core/v2",
+    "chat/core",
+)  # of scores that are not of a task of one's own, those that stand for the others
+
+
+def results(directory: RunDirectory) -> dict[str, float]:
+    """Return the last value of each validation number, the first one as <name>/first, and the time trained."""
+    rows = last_attempts(read_rows(directory.metrics))
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            if is_evaluation(name):
+                found.setdefault(f"{name}/first", value)
+                found[name] = value
+            elif name in ("train/loss", "perf/total_s", "tokens", "step"):
+                found[name] = value
+    return found
+
+
+def answered(found: dict[str, float]) -> list[str]:
+    """Return a line for each chat task that is split by subject: the share of right answers, before training and by subject."""
+    lines = []
+    for name in [name for name in found if name.startswith("chat/") and f"{name}/first" in found]:
+        subjects = {
+            n.removeprefix(f"{name}/"): share
+            for n, share in found.items()
+            if n.startswith(f"{name}/") and not n.endswith("/first")
+        }
+        if subjects:
+            by_subject = ", ".join(f"{subject} {share:.0%}" for subject, share in subjects.items())
+            first = "" if found[f"{name}/first"] == found[name] else f" (at first {found[f'{name}/first']:.1%})"
+            lines.append(f"{name}: {found[name]:.1%} answered right{first}: {by_subject}")
+    return lines
+
+
+def last_words(recipe: Recipe, run: OpenRun) -> str:
+    """Return the five lines that a run ends with, and before them the chat tasks by subject."""
+    directory = run.directory
+    found = results(directory)
+    report = directory.report / "report.html"
+    where = f"model     {directory.model}" + (f", report {report}" if report.is_file() else "")
+    lines = [
+        *answered(found),
+        f"{directory.path}: finished",
+        f"result    {result_text(found)}",
+        f"time      {time_text(directory, attempt=run.attempt, prepared=run.prepared)}",
+        where,
+        *next_lines(recipe, directory),
+    ]
+    return "\n".join(lines)
+
+
+def result_text(found: dict[str, float]) -> str:
+    """Return the first and last value of what says most: the tasks, else the bits per byte, else the loss."""
+    tasks = [
+        name
+        for name in found
+        if name.startswith(("chat/", "core/"))
+        and name.count("/") == 1
+        and (name in SHOWN or ((metric := metric_of(name)) is not None and metric.unit == "share" and metric.console))
+    ]
+    scored = next((name for name in BEST_BY if name in found), None)
+    shown = [*tasks, *([scored] if scored else [])]
+    if not shown:
+        return f"train/loss {found['train/loss']:.3f}" if "train/loss" in found else "no number was measured"
+    return ", ".join(f"{name} {_from_to(name, found)}{_direction(name)}" for name in shown)
+
+
+def _from_to(name: str, found: dict[str, float]) -> str:
+    metric = metric_of(name)
+    share = metric is not None and metric.unit == "share"
+    first, last = (
+        f"{100 * value:.1f} %" if share else f"{value:.3f}" for value in (found[f"{name}/first"], found[name])
+    )
+    return last if first == last else f"{first} -> {last}"
+
+
+def _direction(name: str) -> str:
+    metric = metric_of(name)
+    return f" ({metric.better} is better)" if metric is not None and metric.better == "lower" else ""
+
+
+def time_text(directory: RunDirectory, *, attempt: int, prepared: float | None) -> str:
+    """Return how long this start took, and with what. prepared: when its first rows were ready, in seconds since 1970."""
+    began, now, rows = process_start(), time.time(), read_rows(directory.metrics)
+    own = [row for row in rows if row.get("attempt") == attempt]
+    opened = next((row["time"] for row in own if row.get("event") == "attempt"), began)
+    totals = [row["perf/total_s"] for row in own if "perf/total_s" in row]
+    before = [row["perf/total_s"] for row in rows if "perf/total_s" in row and row.get("attempt", attempt) < attempt]
+    trained = (totals[-1] - min(max(before, default=0.0), totals[0])) if totals else 0.0
+    scored = sum(value for row in own for name, value in row.items() if name.endswith("/eval_s"))
+    prepared = max(prepared or opened, opened)
+    parts = {"start": opened - began, "preparation": prepared - opened, "training": trained, "evaluation": scored}
+    parts["saving and the rest"] = max(now - began - sum(parts.values()), 0.0)
+    starts = f" in this start, the {_ordinal(attempt)}" if attempt > 1 else ""
+    return f"{seconds_text(now - began)}{starts}: " + ", ".join(
+        f"{name} {seconds_text(s)}" for name, s in parts.items()
+    )
+
+
+def _ordinal(number: int) -> str:
+    suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def next_lines(recipe: Recipe, directory: RunDirectory) -> Iterable[str]:
+    """Yield what a person would want to do now, to be pasted into the shell that started the run."""
+    prompt = next((prompt for prompt in recipe.samples.prompts if prompt.strip() and "\n" not in prompt), None)
+    ask = ["-p", prompt] if prompt else []
+    yield f"talk      {command('chat', directory.path, *ask)}"
+    if recipe.stage == "pretrain":
+        start = f"model.start_from={directory.path}"
+        fitting = _stage_2(recipe, directory.read_manifest())
+        if fitting == "own_chat":
+            yield f"stage 2   {stage_command(fitting, 'sft', [start])} 'data.sources=[{{files: my_chats.jsonl}}]'"
+        else:
+            yield f"stage 2   {stage_command(fitting, 'sft', [start]) if fitting else command('sft', 'RECIPE', start)}"
+
+
+def _stage_2(recipe: Recipe, manifest: dict[str, Any]) -> str | None:
+    """Return the shipped recipe of stage 2 for this one: it, or one that it extends, is what that is made for."""
+    files = [place.rpartition(":")[0] for place in recipe.places.values()]
+    stems = {manifest.get("recipe_name"), *(Path(file).stem for file in files)}
+    return next((second for first, second in STAGE_2.items() if first in stems), None)
 
 
 def say_shape(run: OpenRun, trainer: TandemTrainer) -> None:
@@ -119,7 +328,7 @@ def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Plan:
 
 
 def plan_facts(plan: Plan) -> dict[str, Any]:
-    """Return the plan as run_manifest.json holds it (run_dir/manifest.py); what is not known is left out."""
+    """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
     memory = plan.memory
     parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "process", "saved", "total")} if memory else {}  # fmt: skip
     parameters = plan.sizes.parameters() if plan.sizes else {}

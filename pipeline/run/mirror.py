@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeline.process import side_process
+from pipeline.process import commands
 from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError, TandemError
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
@@ -267,7 +267,7 @@ class Mirroring:
         if "finished" in run.read_manifest() and not self.mirror.is_behind():
             return
         with open(self.mirror.queue / "mirror.log", "ab") as log:
-            self.process = side_process.start(
+            self.process = commands.start(
                 *("-m", "pipeline.run.mirror", run.path, recipe.run.mirror, str(os.getpid())), log=log
             )
 
@@ -296,7 +296,7 @@ def follow(run: RunDirectory, address: str, *, trainer: int) -> None:
 
 def _follow(mirror: Mirror, trainer: int) -> None:
     # As in hub/push.py: what is sent while the run trains yields to it, what its end waits for does not.
-    yielding = ThreadPoolExecutor(1, initializer=side_process.yield_to_training)
+    yielding = ThreadPoolExecutor(1, initializer=commands.yield_to_training)
     pause, ends = FIRST_PAUSE_S, None
     while ends is None or time.monotonic() < ends:
         if ends is None and os.getppid() != trainer:

@@ -1,4 +1,4 @@
-"""`python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]`: the steps that a probe measures (preflight/probe.py).
+"""`python -m pipeline.run.probing SECONDS RECIPE [section.key=value ...]`: the steps that a probe measures (preflight/plan.py).
 
 The Trainer of the stages on random rows, without callbacks, evaluations and checkpoints. Prints the result as one line of
 JSON and ends at once: nothing of it is kept.
@@ -20,16 +20,15 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 from pipeline.evals.bpb import per_token_nll
-from pipeline.hardware.cpu import peak_bytes
-from pipeline.hardware.device import device_info
-from pipeline.preflight.attention import choose_attention
+from pipeline.hardware import device_info, peak_bytes
+from pipeline.preflight.checks import choose_attention
 from pipeline.preflight.plan import make_plan
 from pipeline.recipe import Recipe, read_recipe
 from pipeline.recipe.resolve import isolates_documents, rows_per_step
 
 # What a stage imports and a probe does not need counts in its memory.
 from pipeline.recipe.schema import with_values
-from pipeline.run.start import resolve_open_values, start_process
+from pipeline.run.open_run import resolve_open_values, start_process
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer

@@ -28,7 +28,7 @@ from typing import Any, cast
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])
 
-from pipeline.process import side_process
+from pipeline.process import commands
 from pipeline.process.storage import (
     Held,
     folder_bytes,
@@ -75,7 +75,7 @@ def start(job: Job) -> subprocess.Popen:
     held = take_lock(Path(job.target).parent) if job.rank == 0 else None
     try:
         images = (descriptor for descriptor, _ in job.images.values())
-        process = side_process.start(__file__, pass_fds=[*(held.descriptors() if held else ()), *images])
+        process = commands.start(__file__, pass_fds=[*(held.descriptors() if held else ()), *images])
     finally:
         if held:
             held.close()  # the process holds it now

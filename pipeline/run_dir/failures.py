@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pipeline.process import side_process
+from pipeline.process import commands
 from pipeline.process.errors import (
     CannotWriteError,
     DamagedFileError,
@@ -266,8 +266,8 @@ def write_report(run: RunDirectory, *, limit_s: float | None = None) -> str | No
     try:
         done = subprocess.run(
             command,
-            cwd=side_process.ROOT,
-            env=side_process.environment(),
+            cwd=commands.ROOT,
+            env=commands.environment(),
             timeout=limit_s,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

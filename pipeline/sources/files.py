@@ -300,7 +300,7 @@ def local_files(
     if missing:
         raise InputMissingError("\n".join(f"{where}.files: {reason}" for reason in missing))
     refuse_unreadable([str(path) for path in found.values()], of="", where=f"{where}.files")
-    return _labelled(list(found.values()))
+    return labelled(list(found.values()))
 
 
 def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[SourceFile]:
@@ -396,27 +396,6 @@ def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
 def bases_of(folder: str | None) -> list[Path]:
     """Return where a relative path is looked for: in the recipe's folder, then in the working folder."""
     return [Path(folder), Path.cwd()] if folder else [Path.cwd()]
-
-
-def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFile] | None:
-    """Return the files of the dataset's split where `spec.id` is a folder on this machine, sorted by label; else None.
-
-    Configuration, split and files are those that `datasets` finds in the folder, or `save_to_disk` listed.
-    """
-    expanded = os.path.expanduser(spec.id)
-    root = next((base / expanded for base in bases_of(folder) if (base / expanded).is_dir()), None)
-    if root is None:
-        return None
-    if spec.revision:
-        raise RecipeError(f"{where}.revision is {spec.revision!r}, and {root} is a folder here. Leave revision out.")
-    if spec.files:
-        paths = named_files(root, spec.files, name=spec.id, where=where)
-    elif is_saved(root):
-        paths = saved_files(root, split=spec.split, where=where)
-    else:
-        paths = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
-    refuse_unreadable([str(path) for path in paths], of=f"{spec.id} has ", where=where)
-    return _labelled(paths)
 
 
 def refuse_unreadable(paths: list[str], *, of: str, where: str, cure: str = "") -> None:
@@ -525,7 +504,7 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
     return [path for path in paths if path not in beside]
 
 
-def _labelled(paths: list[Path]) -> list[SourceFile]:
+def labelled(paths: list[Path]) -> list[SourceFile]:
     """Return the files with their labels: paths below the deepest folder that holds them all, which survive a move of the data."""
     absolute = {path: path.absolute() for path in paths}
     root = Path(os.path.commonpath([path.parent for path in absolute.values()]))

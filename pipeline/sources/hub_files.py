@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,9 +23,8 @@ from pipeline.process.errors import (
     ServiceError,
     first_line,
 )
-from pipeline.process.network import is_network, limit_silence
+from pipeline.process.network import is_network, limit_silence, note_retry
 from pipeline.process.progress import count_text, on_terminal, waiting
-from pipeline.process.retries import note_retry
 from pipeline.process.secrets import redacted
 from pipeline.process.storage import read_sealed_json, write_sealed_json
 from pipeline.recipe.located_yaml import load_mapping
@@ -32,10 +32,12 @@ from pipeline.sources.files import (
     Ends,
     SourceFile,
     bases_of,
+    is_saved,
+    labelled,
     leads_outside,
-    local_dataset,
     named_files,
     refuse_unreadable,
+    saved_files,
     split_files,
 )
 from pipeline.sources.formats import Format
@@ -442,3 +444,24 @@ def retried(call, *, what: str, where: str):
 
 def _first_line(error: Exception) -> str:
     return redacted(first_line(error))[:200]
+
+
+def local_dataset(spec: Any, *, where: str, folder: str | None) -> list[SourceFile] | None:
+    """Return the files of the dataset's split where `spec.id` is a folder on this machine, sorted by label; else None.
+
+    Configuration, split and files are those that `datasets` finds in the folder, or `save_to_disk` listed.
+    """
+    expanded = os.path.expanduser(spec.id)
+    root = next((base / expanded for base in bases_of(folder) if (base / expanded).is_dir()), None)
+    if root is None:
+        return None
+    if spec.revision:
+        raise RecipeError(f"{where}.revision is {spec.revision!r}, and {root} is a folder here. Leave revision out.")
+    if spec.files:
+        paths = named_files(root, spec.files, name=spec.id, where=where)
+    elif is_saved(root):
+        paths = saved_files(root, split=spec.split, where=where)
+    else:
+        paths = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
+    refuse_unreadable([str(path) for path in paths], of=f"{spec.id} has ", where=where)
+    return labelled(paths)

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from pipeline.process.errors import DataError
-from pipeline.process.retries import may_pass
+from pipeline.process.network import may_pass
 
 # Things that are where data should be: pointers, error pages, archives, binary files, recognised by their first bytes.
 

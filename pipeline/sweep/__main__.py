@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from pipeline.hardware.device import device_without_torch, leave_accelerators
+from pipeline.hardware import device_without_torch, leave_accelerators
 from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
-from pipeline.preflight.plan import Plan, make_plan
-from pipeline.preflight.probe import NotMeasured, measure
+from pipeline.preflight.plan import NotMeasured, Plan, make_plan, measure
 from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import CannotWriteError, RecipeError, TandemError
 from pipeline.process.storage import lock, read_json
@@ -21,12 +20,14 @@ from pipeline.recipe.layers import EXCLUSIVE
 from pipeline.recipe.resolve import step_rows
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.sweep.runs import Job, Runs, figure_of, is_final
-from pipeline.sweep.search import Axis, grid, read_space, search
-from pipeline.sweep.verdict import (
+from pipeline.sweep.runs import (
     EQUAL,
     Figure,
+    Job,
+    Runs,
     count_of,
+    figure_of,
+    is_final,
     judge_all,
     label,
     least_difference,
@@ -34,6 +35,7 @@ from pipeline.sweep.verdict import (
     write_page,
     write_results,
 )
+from pipeline.sweep.search import Axis, grid, read_space, search
 
 EXAMPLES = """examples:
   {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80

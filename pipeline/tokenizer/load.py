@@ -10,9 +10,15 @@ from typing import Any
 from pipeline.process.errors import InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.storage import refuse_endless_files
 from pipeline.process.user_code import import_built_in
-from pipeline.tokenizer.chat import DATE, RESPONSE_TEMPLATE, built_in_template, own_template, template_problems
+from pipeline.tokenizer.chat import (
+    DATE,
+    RESPONSE_TEMPLATE,
+    bound_templates,
+    built_in_template,
+    own_template,
+    template_problems,
+)
 from pipeline.tokenizer.encode import BOS, END, PAD, TEMPLATE_MARKS, control_strings
-from pipeline.tokenizer.template_bounds import bound_templates
 
 # Ready tokenizers, from a folder or the Hub: kept as they are, or completed where they have no chat template.
 

@@ -13,7 +13,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
-from pipeline.hardware.device import (
+from pipeline.hardware import (
     batch_ranks,
     compute_format,
     decide_bf16,
@@ -22,29 +22,26 @@ from pipeline.hardware.device import (
     shards_model,
     tensor_parallel_size,
 )
-from pipeline.model.build import ModelOptionsError, build_model
-from pipeline.model.export import save_model
+from pipeline.model.build import ModelOptionsError, build_model, save_model
 from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import remove_folder
 from pipeline.process.user_code import guarded, import_attribute
 from pipeline.recipe import Recipe
-from pipeline.recipe.resolve import isolates_documents, micro_batch, micro_steps, tokens_at
+from pipeline.recipe.resolve import check_sizes, isolates_documents, micro_batch, micro_steps, tokens_at
+from pipeline.recipe.schema import training_arguments
 from pipeline.recipe.sizes import model_fields, sizes_from_model, sizes_of
-from pipeline.recipe.start_from import check_sizes
-from pipeline.recipe.supported_arguments import training_arguments
 from pipeline.run_dir.checkpoints import problems, read_seal, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
 from pipeline.tokenizer.encode import byte_lengths, is_byte_level
 from pipeline.tokenizer.load import comes_back_beside
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.fp8 import MULTIPLE, is_converted
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
-from pipeline.training.sharding import shard_model
+from pipeline.training.sharding import MULTIPLE, is_converted, shard_model
 from pipeline.training.trainer import TandemTrainer
 
 # Whether a model's loss is the sum over its targets, divided by the number that it is told.

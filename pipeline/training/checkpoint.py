@@ -24,9 +24,9 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from pipeline.data.rows import IGNORED
-from pipeline.hardware.cpu import has_memory_files
+from pipeline.hardware import has_memory_files
 from pipeline.metrics import BEST_BY
-from pipeline.model.export import cut_like, load_weights, read_tensors, saved_form, saved_weights
+from pipeline.model.build import cut_like, load_weights, read_tensors, saved_form, saved_weights
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import CannotWriteError, DataError, DiskFullError, TandemError
 from pipeline.process.progress import waiting
@@ -35,9 +35,8 @@ from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoints import read_seal
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0
+from pipeline.training.distributed import from_every_rank, on_every_rank, on_rank_0, set_rng_state
 from pipeline.training.guard import refuse_nonfinite
-from pipeline.training.rng import set_rng_state
 
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer

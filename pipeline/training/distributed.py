@@ -1,15 +1,18 @@
-"""Ranks that agree: values shared, votes, and failures of one rank that all must know."""
+"""Ranks that agree: values shared, votes, failures of one rank that all must know; and the random state of each."""
 
 import os
+import random
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import torch
 
@@ -17,6 +20,8 @@ from pipeline.process.errors import CannotWriteError, HangError, TandemError
 from pipeline.process.storage import remove_file
 from pipeline.run_dir.failures import has_been_told
 from pipeline.run_dir.run_directory import RunDirectory
+
+# Ranks that agree: values shared, votes, and failures of one rank that all must know.
 
 # What one rank decides, all ranks know: also when the decision is that the run cannot start.
 
@@ -217,3 +222,52 @@ class Ranks:
             f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack of memory. "
             "The last checkpoint is whole. Run the same command again to go on from it."
         )
+
+
+# The random state of a process, as tensors: python, numpy, torch and the accelerator.
+
+
+def get_rng_state() -> dict[str, torch.Tensor]:
+    """Return the state of every generator that training may draw from; safetensors holds all of it."""
+    version, python, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "python": torch.tensor([version, *python], dtype=torch.int64),
+        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "numpy_position": torch.tensor([position, has_gauss], dtype=torch.int64),
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.accelerator.is_available():
+        state["accelerator"] = _accelerator_module().get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, torch.Tensor]) -> None:
+    """Put back what get_rng_state gave."""
+    version, *python = state["python"].tolist()
+    gauss = state["python_gauss"].item()
+    random.setstate((version, tuple(python), None if np.isnan(gauss) else gauss))
+    position, has_gauss = state["numpy_position"].tolist()
+    keys = state["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, position, has_gauss, state["numpy_gauss"].item()))
+    torch.set_rng_state(state["torch"])
+    if "accelerator" in state and torch.accelerator.is_available():
+        _accelerator_module().set_rng_state(state["accelerator"])
+
+
+@contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Preserve the random state around evaluations and samples: training draws the same numbers as if they had not happened."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
+
+
+def _accelerator_module():
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return getattr(torch, accelerator.type)

@@ -12,17 +12,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.rows import rows_of_micro_batch
-from pipeline.hardware.device import tensor_parallel_size
+from pipeline.hardware import tensor_parallel_size
+from pipeline.metrics import RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
 from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import from_every_rank
+from pipeline.training.distributed import from_every_rank, preserved_rng
 from pipeline.training.loader import on_device
 from pipeline.training.muon import alike
-from pipeline.training.recent import RecentValues
-from pipeline.training.rng import preserved_rng
 
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer

@@ -13,15 +13,13 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 from pipeline.data.rows import Consumed
-from pipeline.hardware.cpu import process_start
-from pipeline.hardware.device import model_replicas
+from pipeline.hardware import model_replicas, process_start
 from pipeline.monitor.heartbeat import beat
-from pipeline.process.retries import retries
+from pipeline.process.network import retries
 from pipeline.recipe.sizes import KeysSeen
 from pipeline.run_dir.hub_queue import HubQueue
-from pipeline.run_dir.rows import read_rows
+from pipeline.run_dir.rows import first_start, lost_steps, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.attempts import first_start, lost_steps
 from pipeline.training.checkpoint import bits_per_byte
 from pipeline.training.distributed import numbers_of_every_rank
 from pipeline.training.guard import total_norm

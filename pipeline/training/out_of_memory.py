@@ -13,8 +13,8 @@ import torch
 from pipeline.process.errors import HangError, OutOfMemoryError, first_line
 from pipeline.recipe.resolve import KEY
 from pipeline.run_dir.failures import is_out_of_memory
+from pipeline.training.distributed import preserved_rng
 from pipeline.training.loader import on_device
-from pipeline.training.rng import preserved_rng
 
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer

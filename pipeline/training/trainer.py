@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from pipeline.evals.distributed import EvaluationInterrupted
-from pipeline.hardware.device import batch_ranks, tensor_parallel_size
+from pipeline.evals.tasks import EvaluationInterrupted
+from pipeline.hardware import batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -25,17 +25,15 @@ from pipeline.training.checkpoint import (
     optimizer_tensors,
     write_state,
 )
-from pipeline.training.distributed import Ranks, from_every_rank, on_every_rank, on_rank_0
-from pipeline.training.fp8 import convert_to_fp8
+from pipeline.training.distributed import Ranks, from_every_rank, get_rng_state, on_every_rank, on_rank_0, preserved_rng
 from pipeline.training.guard import StepGuard, total_norm
 from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.muon import alike
 from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.out_of_memory import explained_errors
-from pipeline.training.rng import get_rng_state, preserved_rng
 from pipeline.training.schedules import StepSchedule
-from pipeline.training.sharding import forward_only, own_part
+from pipeline.training.sharding import convert_to_fp8, forward_only, own_part
 
 LOST_PART_S = 30.0  # that a rank whose training failed waits for the parts of others, which may be gone
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1

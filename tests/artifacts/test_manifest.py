@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.process.errors import DataError
-from pipeline.run_dir.manifest import KEYS, TYPES, manifest_problems, unknown_keys
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import KEYS, TYPES, RunDirectory, manifest_problems, unknown_keys
 
 PAGE = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text()
 

@@ -3,10 +3,10 @@
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from pipeline.callbacks.alarms import Spikes
+from pipeline.callbacks.log import Spikes
+from pipeline.metrics import ENOUGH
 from pipeline.process.errors import DivergedError
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.recent import ENOUGH
 
 
 def test_a_step_that_the_loss_scaler_skipped_is_no_spike_and_leaves_the_usual_values_as_they_are(tmp_path):

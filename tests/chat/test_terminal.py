@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from known_answers import DIALOG, SUM
 
-from pipeline.chat.__main__ import main, read_arguments, sampling_of
+from pipeline.chat.__main__ import main, open_history, read_arguments, sampling_of
 from pipeline.chat.conversation import Conversation, Sampling, open_speaker
-from pipeline.chat.terminal import open_history
 from pipeline.process.errors import TandemError
 
 ROOT = Path(__file__).parents[2]

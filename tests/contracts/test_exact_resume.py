@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.model.export import read_tensors
+from pipeline.model.build import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 
 # GPT-2's own dropout: the random state must survive too.

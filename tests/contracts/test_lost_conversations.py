@@ -2,7 +2,7 @@
 
 import json
 
-from pipeline.report.diagnosis.section import diagnose
+from pipeline.report.diagnosis import diagnose
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
 

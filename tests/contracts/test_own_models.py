@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from pipeline.data.rows import positions
 from pipeline.model.build import load_model
 from pipeline.recipe import read_recipe
-from pipeline.recipe.start_from import resolve_start
+from pipeline.recipe.resolve import resolve_start
 from pipeline.tokenizer import identity
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pipeline.model.export import read_tensors
+from pipeline.model.build import read_tensors
 from pipeline.run_dir.checkpoints import by_step, step_of
 from pipeline.training.checkpoint import layout_of, part_file
 from tests.contracts.test_benchmarks_in_training import events, recipe_of

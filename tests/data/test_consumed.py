@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pipeline.data.plan import sequence_folder
+from pipeline.data.preparation import sequence_folder
 from pipeline.data.rows import Consumed, TrainingRows, bits
-from pipeline.data.shards import seal_path
+from pipeline.data.stream import seal_path
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe.schema import Source
 

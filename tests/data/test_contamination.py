@@ -8,10 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.data.plan import make_plan, open_stream, sequence_folder
-from pipeline.data.preparation import start_preparation
+from pipeline.data.packing import SequenceWriter
+from pipeline.data.preparation import make_plan, open_stream, sequence_folder, start_preparation
 from pipeline.data.prepare import prepare_now
-from pipeline.data.shard_writer import SequenceWriter
 from pipeline.evals import decontamination as ngrams
 from pipeline.evals.decontamination import (
     Matches,

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from pipeline.data.__main__ import main
-from pipeline.data.plan import folders_of
-from pipeline.data.preparation import start_preparation
+from pipeline.data.preparation import folders_of, start_preparation
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from pipeline.data.losses import Fit, Loss, loss_warnings, losses_of, sampled_fit, with_samples
-from pipeline.data.plan import make_plan
+from pipeline.data.preparation import make_plan
 from pipeline.data.prepare import Workshop
-from pipeline.data.rows import TrainingRows
-from pipeline.data.summary import table, warning_lines
-from pipeline.data.validation import ValidationRows
+from pipeline.data.rows import TrainingRows, ValidationRows, table, warning_lines
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count
 from pipeline.process.storage import read_sealed_json

@@ -5,10 +5,8 @@ import time
 
 import pytest
 
-from pipeline.data.plan import folders_of, open_stream, sequence_folder
-from pipeline.data.preparation import Preparation, locks, start_preparation
-from pipeline.data.rows import TrainingRows
-from pipeline.data.validation import ValidationRows
+from pipeline.data.preparation import Preparation, folders_of, locks, open_stream, sequence_folder, start_preparation
+from pipeline.data.rows import TrainingRows, ValidationRows
 from pipeline.process.errors import DataError
 from pipeline.process.storage import LOOK_S, write_json
 from pipeline.recipe.schema import Source

@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from pipeline.data.plan import open_stream, sequence_folder
-from pipeline.data.preparation import start_preparation
+from pipeline.data.preparation import open_stream, sequence_folder, start_preparation
 from pipeline.data.prepare import prepare_now
-from pipeline.data.shards import end_path, seal_path, shard_path
+from pipeline.data.stream import end_path, seal_path, shard_path
 from pipeline.process.errors import DamagedFileError
 from pipeline.process.storage import read_sealed_json, write_json
 from tests.artifacts.test_stored_json import HOSTILE

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from pipeline.data.losses import shares_lost
-from pipeline.data.plan import make_plan, open_stream, sequence_folder
+from pipeline.data.packing import SequenceWriter
+from pipeline.data.preparation import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now
-from pipeline.data.shard_writer import SequenceWriter
-from pipeline.data.shards import open_shard, shard_path, state_path
+from pipeline.data.stream import open_shard, shard_path, state_path
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 

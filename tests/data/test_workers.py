@@ -26,11 +26,17 @@ import pytest
 import yaml
 
 from pipeline.data import workers
-from pipeline.data.encoded import EncodedBlock, read_encoded, write_encoded
-from pipeline.data.plan import make_plan
-from pipeline.data.preparation import locks, start_preparation, streams_of
+from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
-from pipeline.data.workers import EncodedReader, Runs, WorkerPool, processes_for
+from pipeline.data.workers import (
+    EncodedBlock,
+    EncodedReader,
+    Runs,
+    WorkerPool,
+    processes_for,
+    read_encoded,
+    write_encoded,
+)
 from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.data.preview import preview
-from pipeline.sources.recognition import CHAT_COLUMNS, PROMPTS, RESPONSES, TEXT_COLUMNS, recognise
+from pipeline.sources.open import CHAT_COLUMNS, PROMPTS, RESPONSES, TEXT_COLUMNS, recognise
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
 ROWS = [(form, json.loads(row)) for form, row in re.findall(r"^\| ([^|]+) \| `(\{.+?\})` \|", PAGE, re.M)]

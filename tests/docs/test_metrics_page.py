@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from pipeline.data.rows import Consumed
-from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_numbers
-from pipeline.evals.core.score import VERSIONS
+from pipeline.evals.chat import CHAT_CORE, TaskScore, chat_numbers
+from pipeline.evals.core import VERSIONS
 from pipeline.metrics import (
     BEST_BY,
     METRICS,
@@ -82,7 +82,7 @@ def written():
                 if NAME.fullmatch(text) or re.fullmatch(r"(optim/lr|data|gpu|core|chat)/<>", text)
             }
     # f"data/{name}" for name in (...), f"gpu/{column}" for the monitor's columns, f"core/{task}", and f"{mean}/{version}".
-    from pipeline.monitor.samples import COLUMNS
+    from pipeline.monitor.sampler import COLUMNS
 
     generic = {
         "data/<>": {"data/epoch", "data/pq", "data/rg"},

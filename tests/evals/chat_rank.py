@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.evals.chat.score import score_chat_tasks
-from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.distributed import EvaluationInterrupted
+from pipeline.evals.chat import score_chat_tasks
+from pipeline.evals.chat_tasks import BUILT_IN, custom_task, load_chat_tasks
+from pipeline.evals.tasks import EvaluationInterrupted
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Source
 

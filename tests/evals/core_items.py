@@ -4,7 +4,7 @@ import json
 import random
 from pathlib import Path
 
-from pipeline.evals.core.bundle import TASKS, CoreTask
+from pipeline.evals.core_bundle import TASKS, CoreTask
 
 WORDS = ["ab", "cde", "f", "ghij", "kl", "mnop", "qrstu", "v", "wx", "yz"]
 

@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a file
 import torch
 from transformers import AutoTokenizer
 
-from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.score import score_core
+from pipeline.evals.core import score_core
+from pipeline.evals.core_bundle import open_bundle
 from pipeline.model.build import load_model
 
 folder, rank, world_size = sys.argv[1], *map(int, sys.argv[2:])

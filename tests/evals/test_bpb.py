@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from pipeline.evals import bpb
 from pipeline.evals.bpb import bits_per_byte, compiled_nll
-from pipeline.evals.core.bundle import TASKS
+from pipeline.evals.core_bundle import TASKS
 from pipeline.evals.intervals import share_interval
 from pipeline.evals.metric import BitsPerByte, CentredAccuracy
 from tests.model.tiny_models import tiny

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from chat_task_files import NAMES, arc_row, bundle_row, gsm8k_row, humaneval_row, mmlu_row, write_all, write_jsonl
 
-from pipeline.evals.chat.tasks import (
+from pipeline.evals.chat_tasks import (
     BUILT_IN,
     arc_item,
     custom_task,
@@ -275,8 +275,8 @@ def test_a_checker_that_there_is_not_is_refused_by_its_name(tmp_path):
 READ = """
 import dataclasses, json, sys
 from pathlib import Path
-from pipeline.evals.chat.tasks import load_chat_tasks
-from pipeline.evals.chat.tasks import BUILT_IN
+from pipeline.evals.chat_tasks import load_chat_tasks
+from pipeline.evals.chat_tasks import BUILT_IN
 (loaded,) = load_chat_tasks([BUILT_IN["arc_easy"]], cache=Path(sys.argv[1]))
 print(json.dumps([loaded.revision, loaded.files, [item.messages[0]["content"] for item in loaded.items]]))
 """

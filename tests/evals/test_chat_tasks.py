@@ -11,7 +11,7 @@ from chat_task_files import NAMES, arc_row, mmlu_row, write_all, write_jsonl
 from knowing_model import knowing_model
 from tokenizers import normalizers
 
-from pipeline.evals.chat.score import (
+from pipeline.evals.chat import (
     TaskScore,
     chat_interval,
     chat_numbers,
@@ -21,8 +21,8 @@ from pipeline.evals.chat.score import (
     letter_ids,
     score_chat_tasks,
 )
-from pipeline.evals.chat.tasks import BUILT_IN, custom_task, load_chat_tasks
-from pipeline.evals.distributed import EvaluationInterrupted
+from pipeline.evals.chat_tasks import BUILT_IN, custom_task, load_chat_tasks
+from pipeline.evals.tasks import EvaluationInterrupted
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Source
 from pipeline.tokenizer.chat import prompt_ids
@@ -90,7 +90,7 @@ def test_a_model_that_knows_half_of_the_answers_scores_exactly_these(tasks, toke
 
 
 def test_programs_that_pass_their_tests_score_one_in_the_sandbox(tasks, tokenizer):
-    pytest.importorskip("pipeline.evals.sandbox.run")
+    pytest.importorskip("pipeline.evals.sandbox")
     loaded = tasks[4]
     known = answers(tokenizer, replace(loaded, items=loaded.items[::2]))
     model = knowing_model(tokenizer, known)

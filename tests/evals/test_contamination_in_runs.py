@@ -10,9 +10,9 @@ import yaml
 
 from pipeline.data.__main__ import main as prepare
 from pipeline.evals.__main__ import main as evaluate
-from pipeline.evals.chat.score import CHAT_CORE, chat_results
-from pipeline.evals.chat.score import TaskScore as ChatTaskScore
-from pipeline.evals.chat.tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, humaneval_item, mmlu_item
+from pipeline.evals.chat import CHAT_CORE, chat_results
+from pipeline.evals.chat import TaskScore as ChatTaskScore
+from pipeline.evals.chat_tasks import BUILT_IN, LoadedTask, arc_item, gsm8k_item, humaneval_item, mmlu_item
 from pipeline.evals.contamination import (
     chat_texts,
     clean_mean,
@@ -22,11 +22,11 @@ from pipeline.evals.contamination import (
     record_findings,
     search_text,
 )
-from pipeline.evals.core.bundle import TASKS, open_bundle
-from pipeline.evals.core.score import CoreScore, TaskScore, core_results, in_order
+from pipeline.evals.core import CoreScore, TaskScore, core_results, in_order
+from pipeline.evals.core_bundle import TASKS, open_bundle
 from pipeline.evals.decontamination import Watchlist, items_digest
+from pipeline.metrics import Protocol
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
-from pipeline.run_dir.protocol import Protocol
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import WarmRunner
 

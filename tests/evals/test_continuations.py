@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pipeline.evals.core import score as continuations
-from pipeline.evals.core.score import ROWS_OF_A_PREFIX, batches_of, groups_of, score_rows
+from pipeline.evals import core as continuations
+from pipeline.evals.core import ROWS_OF_A_PREFIX, batches_of, groups_of, score_rows
 from pipeline.model.build import load_model
 from pipeline.monitor.heartbeat import beats
 from tests.model.tiny_models import tiny

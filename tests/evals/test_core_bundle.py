@@ -8,8 +8,8 @@ from threading import Thread
 
 import pytest
 
-from pipeline.evals.core import bundle as fetch
-from pipeline.evals.core.bundle import TASKS, git_blob, open_bundle
+from pipeline.evals import core_bundle as fetch
+from pipeline.evals.core_bundle import TASKS, git_blob, open_bundle
 from pipeline.process.errors import DataError, InputMissingError, ServiceError
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle

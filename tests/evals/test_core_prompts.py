@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from pipeline.evals.core.bundle import TASKS
-from pipeline.evals.core.score import Tokens, in_order, prompts_of, rows_of, shots_of
+from pipeline.evals.core import Tokens, in_order, prompts_of, rows_of, shots_of
+from pipeline.evals.core_bundle import TASKS
 from tests.evals.core_items import items_of
 
 BY_NAME = {task.name: task for task in TASKS}
@@ -55,7 +55,7 @@ def test_examples_delimiters_and_baselines_of_the_tasks_are_those_of_the_definit
 def test_items_are_tokenized_some_at_a_time_without_a_difference(tokens, monkeypatch):
     items = items_of(ARC, 12)
     whole, _ = rows_of(ARC, items, range(12), tokens)
-    monkeypatch.setattr("pipeline.evals.core.score.ITEMS_AT_ONCE", 5)
+    monkeypatch.setattr("pipeline.evals.core.ITEMS_AT_ONCE", 5)
     some, _ = rows_of(ARC, items, range(12), tokens)
     assert [(r.item, r.option, r.start, r.ids.tolist()) for r in some] == [
         (r.item, r.option, r.start, r.ids.tolist()) for r in whole

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from pipeline.evals.core.bundle import TASKS, open_bundle
-from pipeline.evals.core.score import (
+from pipeline.evals.core import (
     CoreScore,
     TaskScore,
     Tokens,
@@ -21,9 +20,10 @@ from pipeline.evals.core.score import (
     rows_of,
     score_core,
 )
+from pipeline.evals.core_bundle import TASKS, open_bundle
+from pipeline.metrics import Protocol
 from pipeline.model.build import load_model
 from pipeline.process.errors import DataError
-from pipeline.run_dir.protocol import Protocol
 from tests.evals.conftest import SHARED
 from tests.evals.core_items import write_bundle
 from tests.model.tiny_models import tiny
@@ -101,7 +101,7 @@ def test_with_a_time_limit_a_like_share_of_every_task_is_scored_and_the_mean_is_
 def test_with_a_time_limit_another_share_is_begun_only_if_it_is_expected_to_fit(bundle, tokenizer, monkeypatch):
     model = tiny("gpt2", vocab_size=266, n_positions=512)
     now = [0.0]
-    monkeypatch.setattr("pipeline.evals.core.score.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("pipeline.evals.core.time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def a_second_each_time(batches):
         now[0] += bool(batches)

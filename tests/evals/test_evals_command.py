@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evals.command import read_arguments
+from pipeline.evals.__main__ import read_arguments
 from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(words, message):
 
 def test_reading_the_words_and_looking_for_the_harness_import_no_torch():
     code = (
-        "import sys\nfrom pipeline.evals.command import read_arguments\nfrom pipeline.evals.harness import require_harness\n"
+        "import sys\nfrom pipeline.evals.__main__ import read_arguments\nfrom pipeline.evals.harness import require_harness\n"
         "read_arguments(['m', 'lm_eval:a', 'chat:gsm8k'])\ntry: require_harness()\nexcept Exception: pass\n"
         "assert not {'torch', 'transformers', 'datasets', 'lm_eval'} & set(sys.modules)"
     )

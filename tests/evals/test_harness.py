@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.evals.harness import harness_scores, require_harness
+from pipeline.metrics import Protocol
 from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError
-from pipeline.run_dir.protocol import Protocol
 from pipeline.tokenizer.chat import built_in_template, prompt_ids
 from pipeline.tokenizer.encode import BOS, END, PAD, SPECIALS
 

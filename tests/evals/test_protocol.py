@@ -11,19 +11,19 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pipeline.evals import texts as documents
-from pipeline.evals.command import read_arguments
-from pipeline.evals.core.bundle import open_bundle
-from pipeline.evals.core.score import core_results, score_core
+from pipeline.evals.__main__ import read_arguments
+from pipeline.evals.core import core_results, score_core
+from pipeline.evals.core_bundle import open_bundle
 from pipeline.evals.subject import Subject
 from pipeline.evals.tasks import append_entry, entry_of, in_precision
 from pipeline.evals.texts import bpb_results, documents_protocol, print_figures
+from pipeline.metrics import Protocol
 from pipeline.process.errors import DataError
 from pipeline.report.benchmarks import score_rows
 from pipeline.report.comparison import comparison
 from pipeline.report.run_data import read_run
-from pipeline.run_dir.protocol import Protocol
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.tokenizer.coverage import coverage, keeps_every_text
+from pipeline.tokenizer.encode import coverage, keeps_every_text
 from tests.model.tiny_models import tiny
 
 TEXT = (

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.evals.sandbox import run
-from pipeline.evals.sandbox import run as choose
-from pipeline.evals.sandbox.run import Isolation, granted_isolation, run_program, run_programs
+from pipeline.evals import sandbox
+from pipeline.evals import sandbox as choose
+from pipeline.evals.sandbox import Isolation, granted_isolation, run_program, run_programs
 from tests.evals.hostile_programs import QUICK, SLOW
 
 ROOT = Path(__file__).parents[2]
@@ -135,14 +135,14 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     mark = f"sandbox-of-{uuid.uuid4().hex}"
-    monkeypatch.setattr(run, "START", f"{run.START}  # {mark}")
+    monkeypatch.setattr(sandbox, "START", f"{sandbox.START}  # {mark}")
     monkeypatch.setenv("HOSTILE_SECRET", SECRET)
     world = World(tmp_path, mark)
     yield world
     world.close()
 
 
-def contained(world: World, source: str, isolation: Isolation, *, timeout_s: float) -> run.Execution:
+def contained(world: World, source: str, isolation: Isolation, *, timeout_s: float) -> sandbox.Execution:
     execution = run_program(world.program(source), timeout_s=timeout_s, memory_bytes=MEMORY_BYTES, isolation=isolation)
     assert world.harm() == []
     assert not execution.passed
@@ -193,8 +193,8 @@ def test_hostile_programs_take_no_more_memory_than_their_limit(world):
     # In a process of its own: the largest size of all children is what the kernel remembers.
     script = f"""
 import resource, sys
-from pipeline.evals.sandbox.run import available_isolation
-from pipeline.evals.sandbox.run import run_program
+from pipeline.evals.sandbox import available_isolation
+from pipeline.evals.sandbox import run_program
 from tests.evals.hostile_programs import QUICK, SLOW
 hogs = [QUICK[n][0] for n in ("memory_hog", "memory_hog_to_the_last_byte", "shared_memory_of_mmap", "message_of_a_hundred_megabytes")]
 hogs += [SLOW[n] for n in ("memory_hog_that_swallows_its_errors", "print_gigabytes")]
@@ -347,7 +347,7 @@ def test_of_the_environment_only_what_python_needs_is_handed_on(monkeypatch):
 @needs_walls
 def test_nothing_survives_when_the_evaluation_is_killed(world):
     script = (
-        "import sys; from pipeline.evals.sandbox import run\n"
+        "import sys; from pipeline.evals import sandbox as run\n"
         f"isolation = run.available_isolation(); run.START += '  # {world.mark}'; print('ready', flush=True)\n"
         "run.run_programs(['while True: pass'] * 2, workers=2, timeout_s=100, isolation=isolation)"
     )
@@ -388,10 +388,10 @@ raise KeyError(found)
 FORBIDDING = """
 import ctypes, errno, platform, sys
 from pipeline.process.errors import RecipeError
-from pipeline.evals.sandbox import walls
-from pipeline.evals.sandbox.run import available_isolation, choose_isolation
-from pipeline.evals.sandbox.walls import call
-from pipeline.evals.sandbox.run import run_program
+from pipeline.evals import sandbox_child as walls
+from pipeline.evals.sandbox import available_isolation, choose_isolation
+from pipeline.evals.sandbox_child import call
+from pipeline.evals.sandbox import run_program
 
 UNSHARE, PRCTL = {"x86_64": (272, 157), "aarch64": (97, 167)}[platform.machine()]
 step, give = walls.instruction, lambda number: step(walls.RETURN, walls.ERRNO | number)
@@ -477,8 +477,8 @@ def test_a_user_without_privileges_gets_the_same_walls(tmp_path):
 @needs_walls
 def test_walls_that_do_not_hold_are_not_taken_for_safe(monkeypatch):
     # A filter that is installed without an error and lets every call through.
-    hollow = "; import pipeline.evals.sandbox.child as c, pipeline.evals.sandbox.walls as s; c.compute_only = lambda: s.instruction(s.RETURN, s.ALLOW); main()"
-    monkeypatch.setattr(run, "START", run.START.replace("; main()", hollow))
+    hollow = "; import pipeline.evals.sandbox_child as c, pipeline.evals.sandbox_child as s; c.compute_only = lambda: s.instruction(s.RETURN, s.ALLOW); main()"
+    monkeypatch.setattr(sandbox, "START", sandbox.START.replace("; main()", hollow))
     found = choose.available_isolation.__wrapped__()
     assert not found.safe
     assert re.search(r"seccomp do not hold: wrong: AssertionError: \w+ is not refused", found.missing[-1])

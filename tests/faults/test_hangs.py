@@ -125,7 +125,7 @@ def test_a_rank_that_sleeps_is_named_with_its_stage_and_every_stack_is_written(r
     for number in range(processes):
         text = (directory / "stacks" / "attempt-1" / f"rank-{number}.txt").read_text()
         assert "Thread" in text
-        assert "hang_watch.py" in text
+        assert "stopping.py" in text
         assert ("mine.py" in text) == (number == rank)
 
 

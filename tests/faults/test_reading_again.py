@@ -37,7 +37,7 @@ ROWS_AND_RETRIES = """
 import json
 import sys
 from pathlib import Path
-from pipeline.process.retries import retries
+from pipeline.process.network import retries
 from pipeline.sources.open import _blocks
 texts, before = [], []
 for number, rows in _blocks(Path(sys.argv[1]), 0, None):

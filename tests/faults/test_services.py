@@ -29,7 +29,7 @@ from faults.services import (
 )
 from pipeline.hub import push as hub_push
 from pipeline.process.storage import read_json, write_json, write_text
-from pipeline.run.publishing import Publishing
+from pipeline.run.finish import Publishing
 from pipeline.run_dir.checkpoints import problems, whole_folder
 from pipeline.run_dir.hub_queue import HubQueue
 from pipeline.run_dir.rows import read_rows
@@ -42,7 +42,7 @@ REPO = "somebody/quick"
 TRAINER = """
 import os, subprocess, sys, time
 code = '''
-import os, pipeline.process.network as c, pipeline.hub.push as p, pipeline.hub.client as r
+import os, pipeline.process.network as c, pipeline.hub.push as p, pipeline.hub.pull as r
 r.FIRST_WAIT_S, r.ATTEMPTS, p.FIRST_PAUSE_S, p.LOOK_EVERY_S, c.SILENCE_S = 0.05, 2, 0.1, 0.1, 0.5
 from pipeline.run_dir.run_directory import RunDirectory
 p.publish_while_training(RunDirectory(%r), trainer=%d)

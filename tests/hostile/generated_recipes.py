@@ -12,8 +12,8 @@ import yaml
 
 from pipeline.preflight.checks import check_before_training
 from pipeline.recipe import read_recipe
-from pipeline.recipe.start_from import resolve_start
-from pipeline.recipe.supported_arguments import ARGUMENTS
+from pipeline.recipe.resolve import resolve_start
+from pipeline.recipe.schema import ARGUMENTS
 from pipeline.recipe.values import all_keys, alternatives, annotation_of
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_arguments

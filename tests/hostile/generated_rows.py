@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 
+from pipeline.data.packing import SequenceWriter
 from pipeline.data.preview import preview
-from pipeline.data.shard_writer import SequenceWriter
-from pipeline.data.shards import end_path, read_seal
+from pipeline.data.stream import end_path, read_seal
 from pipeline.process.errors import TandemError
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources

@@ -10,11 +10,11 @@ from pipeline.data.preview import preview
 from pipeline.evals.contamination import keep_findings
 from pipeline.evals.subject import find_subject
 from pipeline.evals.tasks import append_entry
-from pipeline.monitor.samples import COLUMNS, SampleTable, read_gpus
+from pipeline.monitor.sampler import COLUMNS, SampleTable, read_gpus
 from pipeline.process.errors import CannotWriteError, DamagedFileError, DataError, RecipeError
 from pipeline.process.storage import file_lock, read_json, refuse_endless_files
 from pipeline.recipe import Recipe, read_recipe
-from pipeline.recipe.start_from import refuse_odd_sizes
+from pipeline.recipe.resolve import refuse_odd_sizes
 from pipeline.report.run_data import read_run
 from pipeline.report.single import write_report
 from pipeline.run.data import _weights

@@ -130,7 +130,7 @@ def test_a_run_s_own_cache_is_used_where_it_is_one(tmp_path, monkeypatch):
 
 
 def test_a_push_loads_no_model_whose_classes_lie_in_another_repository(whole, tmp_path):
-    from pipeline.hub.verification import unknown_code
+    from pipeline.hub.push import unknown_code
 
     shutil.copytree(whole / "model", tmp_path / "model")
     assert unknown_code(tmp_path / "model") == []

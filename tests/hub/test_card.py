@@ -408,7 +408,7 @@ def test_a_fork_names_the_published_run_whose_state_it_took_up(tmp_path):
 
 def test_every_command_on_the_card_is_one_that_the_program_takes(tmp_path, monkeypatch):
     from pipeline.chat.__main__ import read_arguments as read_chat
-    from pipeline.evals.command import read_arguments as read_evals
+    from pipeline.evals.__main__ import read_arguments as read_evals
     from pipeline.recipe import read_recipe
 
     monkeypatch.chdir(tmp_path)

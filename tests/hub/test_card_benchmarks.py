@@ -4,7 +4,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard
 
-from pipeline.evals.command import read_arguments
+from pipeline.evals.__main__ import read_arguments
 from pipeline.hub.card import model_card
 from pipeline.hub.push import collect
 from pipeline.process.storage import write_json, write_text

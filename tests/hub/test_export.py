@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.hub.export import export
-from pipeline.hub.gguf_file import weights_of_gguf, why_not_cut
-from pipeline.model.build import build_model
-from pipeline.model.export import read_tensors, save_model
+from pipeline.hub.export import export, weights_of_gguf, why_not_cut
+from pipeline.model.build import build_model, read_tensors, save_model
 from pipeline.process.errors import CannotWriteError, RecipeError
 from pipeline.tokenizer.train import train_bpe
 

@@ -69,14 +69,14 @@ def environment(hub, tmp_path):
 QUICK = """
 import time, types
 import huggingface_hub.utils._http as http
-import pipeline.hub.client
-pipeline.hub.client.FIRST_WAIT_S = 0.05
+import pipeline.hub.pull
+pipeline.hub.pull.FIRST_WAIT_S = 0.05
 http.time = types.SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(min(seconds, 0.05))})
 """
 UNLOADED = """
-import pipeline.hub.verification
-assert pipeline.hub.verification._load_in_isolation  # else a renamed function would be called all the same, for six seconds
-pipeline.hub.verification._load_in_isolation = lambda *a, **k: None
+import pipeline.hub.push
+assert pipeline.hub.push._load_in_isolation  # else a renamed function would be called all the same, for six seconds
+pipeline.hub.push._load_in_isolation = lambda *a, **k: None
 """
 
 
@@ -238,8 +238,7 @@ def run_the_card(hub, tmp_path, *, before=""):
 @pytest.fixture
 def own_code(run, tiny_model):
     """The run's model as one that transformers does not have: its code lies in the folder."""
-    from pipeline.model.build import build_model
-    from pipeline.model.export import save_model
+    from pipeline.model.build import build_model, save_model
     from pipeline.recipe.sizes import MODERN
 
     sizes = {"vocab_size": 258, "n_positions": 64, "n_layer": 4, "n_embd": 32, "n_head": 2, "sliding_window": 16}

@@ -5,7 +5,7 @@ import json
 import pytest
 from hub_stand_in import Repo, hub_stand_in
 
-from pipeline.hub.client import retried
+from pipeline.hub.pull import retried
 from pipeline.process.errors import ServiceError
 
 ANSWERS = {
@@ -46,7 +46,7 @@ def test_a_mistake_of_our_own_is_no_odd_answer():
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
     from huggingface_hub import HfApi, constants
 
-    from pipeline.hub.client import bound_waits
+    from pipeline.hub.pull import bound_waits
     from pipeline.process import network
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -19,7 +19,7 @@ REPO = "somebody/quick"
 RESTORE = """
 import json, sys
 from types import SimpleNamespace as Names
-import pipeline.hub.client as retries
+import pipeline.hub.pull as retries
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.hub.pull import restore_from_hub

@@ -70,7 +70,7 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
         assert arguments.nproc_per_node == str(processes // machines)
         if fsdp:
             assert environ["ACCELERATE_USE_FSDP"] == "true"
-            assert environ["FSDP_VERSION"] == "2"  # which hardware/device.py reads
+            assert environ["FSDP_VERSION"] == "2"  # which hardware.py reads
             replicas = environ.get("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "1")
             assert replicas == ("2" if name == "hsdp" else "1")
         assert environ.get("PARALLELISM_CONFIG_TP_SIZE", "1") == ("2" if name == "tp" else "1")
@@ -82,7 +82,7 @@ def test_the_command_starts_that_many_processes_of_that_kind(name, multi_gpu, fs
 STARTED = """
 import os, sys
 from pipeline.recipe import read_recipe
-from pipeline.run.start import start_process
+from pipeline.run.open_run import start_process
 
 start_process(read_recipe(sys.argv[1:]))
 print(os.environ["ACCELERATE_USE_FSDP"])

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from pipeline.launch import hosts, launch
-from pipeline.launch.hosts import ABORTED, End, Hosts
+from pipeline.launch import launch
+from pipeline.launch.launch import ABORTED, End, Hosts
 from pipeline.process.errors import HangError
 from pipeline.process.storage import read_json, write_json
 from pipeline.run_dir.run_directory import RunDirectory
@@ -15,9 +15,9 @@ from tests.warm_commands import free_port
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(hosts, "BEAT_S", 0.05)
-    monkeypatch.setattr(hosts, "LINE_S", 0.5)
-    monkeypatch.setattr(hosts, "LOST_S", 3.0)
+    monkeypatch.setattr(launch, "BEAT_S", 0.05)
+    monkeypatch.setattr(launch, "LINE_S", 0.5)
+    monkeypatch.setattr(launch, "LOST_S", 3.0)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_signal_ends_the_waiting_and_no_host_that_never_came_holds_node_0_at_i
 
 
 def test_a_signal_ends_the_waiting_for_a_host_that_does_not_end(job, monkeypatch):
-    monkeypatch.setattr(hosts, "GRACE_S", 0.3)
+    monkeypatch.setattr(launch, "GRACE_S", 0.3)
     first, second = job(0), job(1)
     together(lambda: first.meet([]), lambda: second.meet([]))
     first.agree(End(75, "stopped"))

@@ -5,8 +5,7 @@ import torch
 from tiny_models import GPT2, MODERN, random_ids, tiny
 from transformers import LlamaForCausalLM
 
-from pipeline.model.build import ModelOptionsError, build_model, load_model
-from pipeline.model.export import load_weights, save_model
+from pipeline.model.build import ModelOptionsError, build_model, load_model, load_weights, save_model
 from pipeline.model.groups import parameter_group
 
 LLAMA = {

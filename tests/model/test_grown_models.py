@@ -5,8 +5,7 @@ import torch
 from tiny_models import random_ids, tiny
 from torch import nn
 
-from pipeline.model.build import load_model
-from pipeline.model.export import save_model
+from pipeline.model.build import load_model, save_model
 
 
 class Adapted(nn.Module):

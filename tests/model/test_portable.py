@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 
-from pipeline.model.build import build_model
-from pipeline.model.export import save_model
+from pipeline.model.build import build_model, save_model
 from pipeline.model.groups import parameter_group
 from pipeline.process.errors import RecipeError
 from pipeline.recipe.reader import read_recipe

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from pipeline.monitor.client import SIZE, TotalsReader
-from pipeline.monitor.sampler import TotalsWriter
-from pipeline.monitor.samples import COLUMNS, energy_of, read_gpus
+from pipeline.monitor.sampler import COLUMNS, TotalsWriter, energy_of, read_gpus
 from tests.monitor.stand_in import read_samples
 
 # A training that is nothing but its monitor: from its first sample on lets it sample for `seconds`, reads it twice, stops it.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.monitor.samples import (
+from pipeline.monitor.sampler import (
     NUMBERS,
     EnergyMeter,
     GpuSeries,

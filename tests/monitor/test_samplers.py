@@ -12,8 +12,7 @@ import pytest
 
 from pipeline.monitor import client as host_module
 from pipeline.monitor.client import HostSampler
-from pipeline.monitor.sampler import GpuSampler, throttle_words
-from pipeline.monitor.samples import COLUMNS, is_throttled
+from pipeline.monitor.sampler import COLUMNS, GpuSampler, is_throttled, throttle_words
 from tests.monitor.stand_in import read_samples
 
 ROOT = Path(__file__).parents[2]

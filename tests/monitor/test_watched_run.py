@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pipeline.monitor.client import why_no_driver
-from pipeline.monitor.samples import energy_of, kwh, read_gpus
+from pipeline.monitor.sampler import energy_of, kwh, read_gpus
 from pipeline.report.run_data import read_run
 from pipeline.report.single import report
 from tests.runner import Runner

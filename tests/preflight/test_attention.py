@@ -9,10 +9,10 @@ from transformers import NanoChatConfig
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipeline.hardware.device import planned_device
+from pipeline.hardware import planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight import checks
-from pipeline.preflight.attention import (
+from pipeline.preflight.checks import (
     TOLERANCE,
     attention_line,
     choose_attention,
@@ -40,7 +40,7 @@ SIZES = Sizes(n_layer=2, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_inner
 
 @pytest.fixture(autouse=True)
 def a_compiler(monkeypatch):
-    monkeypatch.setattr("pipeline.preflight.attention.can_compile", lambda: True)
+    monkeypatch.setattr("pipeline.preflight.checks.can_compile", lambda: True)
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 import pytest
 import yaml
 
-from pipeline.hardware.device import device_info
+from pipeline.hardware import device_info
+from pipeline.preflight.__main__ import plan_table
 from pipeline.preflight.inputs import reading_findings
 from pipeline.preflight.plan import make_plan
-from pipeline.preflight.plan_table import plan_table
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
-from pipeline.recipe.start_from import resolve_start
+from pipeline.recipe.resolve import resolve_start
 from tests.families import FAMILIES, save_model, tokenizer_of
 
 

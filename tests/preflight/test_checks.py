@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.hardware import device as device_module
-from pipeline.hardware.device import planned_device
+from pipeline import hardware as device_module
+from pipeline.hardware import planned_device
 from pipeline.preflight import checks
 from pipeline.preflight.__main__ import main
-from pipeline.preflight.attention import kernel_problems
-from pipeline.preflight.checks import find_notes, find_problems
+from pipeline.preflight.checks import find_notes, find_problems, kernel_problems
 from pipeline.preflight.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
@@ -296,7 +295,7 @@ def test_a_flash_kernel_with_isolated_documents_is_refused_where_the_model_is_co
 
 
 def test_compiling_without_a_compiler_is_refused_unless_it_is_auto(quickstart, monkeypatch):
-    monkeypatch.setattr("pipeline.preflight.attention.can_compile", lambda: False)
+    monkeypatch.setattr("pipeline.preflight.checks.can_compile", lambda: False)
     found = kernel_problems(quickstart("train.torch_compile=true").recipe, CPU)
     assert "finds no compiler" in messages(found, InputMissingError)[0]
     assert kernel_problems(quickstart("train.torch_compile=auto").recipe, CPU) == []

@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.hardware import cpu
-from pipeline.hardware.device import device_without_torch, planned_device
+from pipeline import hardware as cpu
+from pipeline.hardware import device_without_torch, planned_device
 from pipeline.preflight import plan as durations
-from pipeline.preflight.plan import CPU_MFU, Span, evaluation_tokens, evaluations_of, finished_runs, make_plan, remember
-from pipeline.preflight.probe import Probe
+from pipeline.preflight.plan import (
+    CPU_MFU,
+    Probe,
+    Span,
+    evaluation_tokens,
+    evaluations_of,
+    finished_runs,
+    make_plan,
+    remember,
+)
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory

@@ -11,21 +11,23 @@ import torch
 from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.hardware.device import LINKS, planned_device
+from pipeline.hardware import LINKS, planned_device
 from pipeline.model.build import build_model
-from pipeline.preflight.__main__ import main
+from pipeline.preflight.__main__ import deepest, main
 from pipeline.preflight.checks import find_notes
-from pipeline.preflight.memory import FP32, fsdp_units, gathered_bytes, memory_of
-from pipeline.preflight.parallelism import (
+from pipeline.preflight.memory import (
+    FP32,
     MUON_SHARED_FROM,
     Collective,
     _exchanged,
     collectives,
+    fsdp_units,
+    gathered_bytes,
+    memory_of,
     muon_flops,
     muon_stacks,
 )
 from pipeline.preflight.plan import make_plan
-from pipeline.preflight.plan_table import deepest
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import model_fields, sizes_of
 from pipeline.training import muon

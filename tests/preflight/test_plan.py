@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.hardware.device import device_without_torch, planned_device
-from pipeline.preflight.__main__ import main
+from pipeline.hardware import device_without_torch, planned_device
+from pipeline.preflight.__main__ import main, plan_table, why_unknown
 from pipeline.preflight.plan import make_plan
-from pipeline.preflight.plan_table import plan_table, why_unknown
 from pipeline.process.errors import CannotWriteError
 from pipeline.recipe import read_recipe
 

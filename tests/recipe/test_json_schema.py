@@ -7,7 +7,7 @@ import fastjsonschema
 import pytest
 
 from pipeline.recipe import dump_recipe, read_recipe
-from pipeline.recipe.docs import json_schema
+from pipeline.recipe.__main__ import json_schema
 from pipeline.recipe.located_yaml import Problems, compose
 from pipeline.recipe.values import all_keys
 from tests.recipe.wrong_recipes import GOOD, changed, in_data, in_run, in_source

@@ -9,8 +9,18 @@ import pytest
 
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import describe_filled, dump_recipe, help_text, read_recipe
-from pipeline.recipe.identity import LATER, default_name, differences, must_match
-from pipeline.recipe.resolve import StepRows, micro_steps, plain, rows_per_step, tokens_at, with_batch_tokens
+from pipeline.recipe.resolve import (
+    LATER,
+    StepRows,
+    default_name,
+    differences,
+    micro_steps,
+    must_match,
+    plain,
+    rows_per_step,
+    tokens_at,
+    with_batch_tokens,
+)
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS, model_fields
 
@@ -478,7 +488,7 @@ def test_fields_of_other_models_have_their_own_names(folder):
 
 
 def test_the_page_about_recipes_is_up_to_date():
-    from pipeline.recipe.docs import render
+    from pipeline.recipe.__main__ import render
 
     assert (ROOT / "docs" / "recipes.md").read_text() == render(), "run python -m pipeline.recipe"
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from pipeline.recipe import read_recipe
-from pipeline.recipe.supported_arguments import ARGUMENTS, OPTIMIZERS, SCHEDULERS, defaults, training_arguments
+from pipeline.recipe.schema import ARGUMENTS, OPTIMIZERS, SCHEDULERS, defaults, training_arguments
 from pipeline.recipe.values import RENAMED, all_keys
 
 

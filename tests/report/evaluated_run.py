@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from pipeline.evals.chat.score import CHAT_CORE, TaskScore, chat_results
-from pipeline.evals.chat.tasks import BUILT_IN, ChatItem, LoadedTask
-from pipeline.evals.core import score as core
-from pipeline.evals.core.bundle import TASKS, Bundle
-from pipeline.evals.core.score import core_results
+from pipeline.evals import core
+from pipeline.evals.chat import CHAT_CORE, TaskScore, chat_results
+from pipeline.evals.chat_tasks import BUILT_IN, ChatItem, LoadedTask
+from pipeline.evals.core import core_results
+from pipeline.evals.core_bundle import TASKS, Bundle
 from pipeline.evals.tasks import append_entry, entry_of
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory

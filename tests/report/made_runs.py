@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.report.diagnosis import Finding
-from pipeline.report.diagnosis.finding import Figures
-from pipeline.report.diagnosis.section import RULES
+from pipeline.report.diagnosis import RULES, Finding
+from pipeline.report.diagnosis_finding import Figures
 from pipeline.report.run_data import RunData
 from pipeline.run_dir.run_directory import RunDirectory
 

@@ -2,7 +2,7 @@
 
 import json
 
-from pipeline.evals.chat.score import CHAT_CORE
+from pipeline.evals.chat import CHAT_CORE
 from pipeline.evals.tasks import append_entry, entry_of
 from pipeline.process.storage import write_json
 from pipeline.report.__main__ import main

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.report.diagnosis import diagnose, diagnosis_text, invariants
-from pipeline.report.diagnosis.section import RULES, page
+from pipeline.report import diagnosis_invariants
+from pipeline.report.diagnosis import RULES, diagnose, diagnosis_text, page
 from tests.report.made_runs import SCHEDULE, STARTED, falling, found, made_run, noisy, sound_run
 
 ROOT = Path(__file__).parents[2]
@@ -464,7 +464,7 @@ def test_a_sign_is_named_just_beyond_its_threshold_and_not_just_within(name):
 
 def test_every_rule_is_tried_on_a_sick_and_on_a_sound_run():
     # Those on the report's own input are tried in test_audit.py.
-    assert {rule.name for rule in RULES if rule not in invariants.RULES} == set(CASES)
+    assert {rule.name for rule in RULES if rule not in diagnosis_invariants.RULES} == set(CASES)
     for name, cases in CASES.items():
         levels = {level for _, level in cases}
         assert "healthy" in levels, name

@@ -12,9 +12,9 @@ from pipeline.preflight.plan import _sizes
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, write_text
 from pipeline.recipe import read_recipe
-from pipeline.recipe.identity import must_match
+from pipeline.recipe.resolve import must_match
 from pipeline.report.__main__ import main
-from pipeline.report.fit import expected_bpb, fit_power_law, fit_runs
+from pipeline.report.curves import expected_bpb, fit_power_law, fit_runs
 from pipeline.report.run_data import read_run
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory

@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from pipeline.report.diagnosis import diagnose
-from pipeline.report.diagnosis.section import verdict
+from pipeline.report.diagnosis import diagnose, verdict
 from pipeline.report.run_data import read_run
 from tests.conftest import docstrings
 from tests.runner import WarmRunner

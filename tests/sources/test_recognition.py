@@ -13,7 +13,7 @@ from dataset_hub import REPO, HubServer
 from test_hub_files import environment_for
 
 from pipeline.process.errors import DataError, RecipeError
-from pipeline.recipe.identity import must_match
+from pipeline.recipe.resolve import must_match
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.formats import format_of
 from pipeline.sources.open import open_sources
@@ -401,7 +401,7 @@ HUB = """
 import json, sys
 import pipeline.sources.hub_files as hub_files
 hub_files.FIRST_WAIT_S = 0.02
-from pipeline.recipe.identity import must_match
+from pipeline.recipe.resolve import must_match
 from pipeline.recipe.schema import Recipe, Source
 from pipeline.sources.open import open_sources
 recipe = Recipe()

@@ -16,7 +16,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from safetensors.torch import load_file
 
-from pipeline.hardware.cpu import bfloat16_is_faster, cpu_name
+from pipeline.hardware import bfloat16_is_faster, cpu_name
 from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
@@ -399,7 +399,7 @@ import json, os, sys
 from accelerate import PartialState
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from pipeline.hardware.device import decide_bf16
+from pipeline.hardware import decide_bf16
 from pipeline.process import network
 from pipeline.recipe import read_recipe
 from pipeline.run import train as life

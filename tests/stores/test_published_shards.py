@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.data import prepare
 from pipeline.data.__main__ import main
+from pipeline.data.packing import SequenceWriter
 from pipeline.data.preparation import start_preparation
-from pipeline.data.published import LIST, publish
+from pipeline.data.prepare import LIST, publish
 from pipeline.data.rows import TrainingRows
-from pipeline.data.shard_writer import SequenceWriter
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sha256_file, write_sealed_json
 from pipeline.recipe import read_recipe
@@ -145,7 +145,7 @@ def test_a_publication_that_fails_in_the_middle_can_be_taken_and_sends_only_the_
                 raise OSError("connection reset")
         return opened(store, path, mode, **more)
 
-    monkeypatch.setattr("pipeline.data.published.FILES_A_COMMIT", 2)
+    monkeypatch.setattr("pipeline.data.prepare.FILES_A_COMMIT", 2)
     with monkeypatch.context() as patched:
         patched.setattr(type(bucket), "open", failing)
         with pytest.raises(

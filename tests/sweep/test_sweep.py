@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.hardware.device import device_without_torch
+from pipeline.hardware import device_without_torch
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.process.storage import lock, write_json
@@ -25,9 +25,8 @@ from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep.__main__ import Sweep, _options, main
-from pipeline.sweep.runs import PACKAGE, Job, Runs, _Started, _step
+from pipeline.sweep.runs import PACKAGE, Figure, Job, Runs, _Started, _step, holm, judge_all, paired
 from pipeline.sweep.search import Axis, grid, read_space
-from pipeline.sweep.verdict import Figure, holm, judge_all, paired
 from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from pipeline.data.plan import make_plan
+from pipeline.data.preparation import make_plan
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.recipe.schema import Recipe
 from pipeline.tokenizer import identity

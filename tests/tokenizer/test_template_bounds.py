@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tokenizer import template_bounds
+from pipeline.tokenizer import chat
 
 DOUBLING = "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"
@@ -121,7 +121,7 @@ def sandboxes(monkeypatch):
     from transformers.utils import chat_template_utils
 
     monkeypatch.setattr(chat_template_utils, "ImmutableSandboxedEnvironment", None)
-    template_bounds.bound_templates()
+    chat.bound_templates()
     ours = chat_template_utils.ImmutableSandboxedEnvironment
 
     def compiled(text: str, sandbox: type):
@@ -135,8 +135,8 @@ def sandboxes(monkeypatch):
 def test_a_template_that_would_take_all_time_or_memory_ends_in_a_sentence(name, sandboxes, monkeypatch):
     from jinja2.exceptions import TemplateError
 
-    monkeypatch.setattr(template_bounds, "MOST_STEPS", 5_000_000)
-    monkeypatch.setattr(template_bounds, "MOST_CPU_S", 1.0)
+    monkeypatch.setattr(chat, "MOST_STEPS", 5_000_000)
+    monkeypatch.setattr(chat, "MOST_CPU_S", 1.0)
     _, ours = sandboxes
     held, before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
     with pytest.raises((TemplateError, RecursionError, SyntaxError, MemoryError)) as raised:

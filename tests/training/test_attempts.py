@@ -1,6 +1,6 @@
 """Steps lost to restarts, from the rows of a run."""
 
-from pipeline.training.attempts import first_start, lost_steps
+from pipeline.run_dir.rows import first_start, lost_steps
 
 
 def attempt(step, time=0.0):

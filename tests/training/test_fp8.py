@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.evaluations import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
-from pipeline.hardware.device import DeviceInfo
+from pipeline.hardware import DeviceInfo
 from pipeline.model.groups import parameter_group
-from pipeline.preflight import attention as kernels
-from pipeline.preflight.attention import kernel_problems
+from pipeline.preflight import checks as kernels
+from pipeline.preflight.checks import kernel_problems
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.schema import with_values
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import build_from_recipe
-from pipeline.training.fp8 import convert_to_fp8, is_converted, without_fp8
+from pipeline.training.sharding import convert_to_fp8, is_converted, without_fp8
 from tests.model.tiny_models import random_ids, tiny
 from tests.preflight.test_memory import QUICKSTART, SMALL
 from tests.runner import ROOT, Runner
@@ -135,7 +135,7 @@ def test_samples_are_made_without_float8(tmp_path):
 RUN = """
 import sys
 from pipeline.run_dir.failures import exit_with_status
-from pipeline.preflight import attention as kernels
+from pipeline.preflight import checks as kernels
 from pipeline.pretrain import main
 kernels._float8 = lambda recipe, device: []
 exit_with_status(main)

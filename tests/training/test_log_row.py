@@ -9,7 +9,7 @@ import torch
 from torch.distributed import init_process_group
 
 from pipeline.data.rows import Consumed
-from pipeline.process.retries import note_retry
+from pipeline.process.network import note_retry
 from pipeline.recipe.schema import Hub, Monitor
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.guard import StepGuard

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.evaluations import Samples
 from pipeline.training.checkpoint import CheckpointSaver
 from pipeline.training.metrics import slowest
 from pipeline.training.out_of_memory import ORDER, STAGES

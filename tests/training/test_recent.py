@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.training.recent import ENOUGH, RecentValues
+from pipeline.metrics import ENOUGH, RecentValues
 
 
 def test_nothing_is_unusual_before_there_are_enough_values():

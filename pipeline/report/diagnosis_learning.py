@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.validation import ENOUGH_BYTES
-from pipeline.metrics import VAL_BPB, VALIDATION
+from pipeline.data.rows import ENOUGH_BYTES
+from pipeline.metrics import DEVIATIONS, ENOUGH, VAL_BPB, VALIDATION, WINDOW, RecentValues
 from pipeline.process.commands import program
-from pipeline.report.diagnosis.finding import (
+from pipeline.report.diagnosis_finding import (
     Figures,
     Rule,
     Series,
@@ -19,7 +19,6 @@ from pipeline.report.diagnosis.finding import (
     rule,
     windows,
 )
-from pipeline.training.recent import DEVIATIONS, ENOUGH, WINDOW, RecentValues
 from pipeline.training.schedules import learning_rate_multiplier
 
 # Rules on learning: learning rate and loss.

@@ -1,19 +1,21 @@
 """The diagnosis as a section of the report: contradictions first, then trouble, notes, what is healthy, and what is not known."""
 
-from pipeline.report.diagnosis import invariants, learning, run
-from pipeline.report.diagnosis.finding import Figures, Finding, Rule, median
+from pathlib import Path
+
+from pipeline.report import diagnosis_invariants, diagnosis_learning, diagnosis_run
+from pipeline.report.diagnosis_finding import Figures, Finding, Rule, median
 from pipeline.report.run_data import RunData, cell, number, table
 
 # The table of rules, in the order in which a run is read: its input, the run, rates, losses, gradients, then the
 # system.
 
 RULES: list[Rule] = [
-    *invariants.RULES,
-    *run.RULES,
-    *learning.RULES,
-    *learning.VALIDATION_RULES,
-    *learning.STABILITY_RULES,
-    *run.SYSTEM_RULES,
+    *diagnosis_invariants.RULES,
+    *diagnosis_run.RULES,
+    *diagnosis_learning.RULES,
+    *diagnosis_learning.VALIDATION_RULES,
+    *diagnosis_learning.STABILITY_RULES,
+    *diagnosis_run.SYSTEM_RULES,
 ]
 
 
@@ -114,7 +116,7 @@ def _memory_busy(figures: Figures) -> str | None:
 
 HEAD = """# Diagnosis
 
-<!-- Written by `python -m pipeline.report.diagnosis`; change the rules in pipeline/report/diagnosis/, then run it again. -->
+<!-- Written by `python -m pipeline.report.diagnosis`; change the rules in pipeline/report/diagnosis_*.py, then run it again. -->
 
 `python -m pipeline.report RUN` reads the run for you, by rule, in the order in which a run is best read: whether its numbers
 agree with one another, the run itself, its learning rate, losses, gradient norms, then the system. Each rule gives one finding:
@@ -200,3 +202,7 @@ def _unknown(findings: list[Finding]) -> str:
     if not findings:
         return ""
     return "Unknown, for want of numbers: " + "; ".join(f"{f.rule} ({f.title})" for f in findings) + ".\n"
+
+
+if __name__ == "__main__":
+    Path("docs/diagnosis.md").write_text(page(), encoding="utf-8")

@@ -10,15 +10,22 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from pipeline.evals.contamination import Findings, clean_mean, clean_scores, contamination_of, core_texts
-from pipeline.evals.core.bundle import TASKS, Bundle, CoreTask, why_partial
-from pipeline.evals.distributed import broadcast_bool, summed_over_ranks
+from pipeline.evals.contamination import (
+    Findings,
+    clean_mean,
+    clean_scores,
+    contamination_of,
+    core_texts,
+    watched_bundle,
+)
+from pipeline.evals.core_bundle import TASKS, Bundle, CoreTask, open_bundle, why_partial
 from pipeline.evals.intervals import bootstrap_means, interval, share_interval
+from pipeline.evals.tasks import broadcast_bool, summed_over_ranks
+from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError
-from pipeline.run_dir.protocol import Protocol
-from pipeline.tokenizer.coverage import coverage
-from pipeline.tokenizer.encode import document_start, encode_documents
+from pipeline.recipe.schema import Recipe
+from pipeline.tokenizer.encode import coverage, document_start, encode_documents
 
 # An item of a CORE task as token rows: the examples before it, the question, and the span whose loss counts.
 
@@ -712,3 +719,40 @@ def closing_lines(score: CoreScore) -> list[str]:
         f"bundle {score.bundle.id}, protocol {score.protocol.id} ({score.protocol}); {score.forwarded:,} tokens forwarded of {score.given:,} in prompts, {score.seconds:.1f} s"
     )
     return lines
+
+
+class CoreBenchmark:
+    """CORE as evals.core says."""
+
+    name, generates = "core", False
+
+    def __init__(self, recipe: Recipe):
+        self.settings = recipe.evals.core
+        self.every_steps, self.at_start = self.settings.every_steps, False
+        self.bundle = open_bundle(self.settings.bundle, cache=recipe.data.cache_dir)
+
+    def require_ready(self, tokenizer: Any) -> None:
+        """Do nothing: every run's tokenizer will do."""
+
+    def watched_texts(self) -> dict[str, list[str]]:
+        """Return what the training text is searched for."""
+        return watched_bundle(self.bundle)
+
+    def score(
+        self, model: Any, tokenizer: Any, *, findings: Findings | None = None, **where: Any
+    ) -> list[dict[str, Any]]:
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        that writes. where: device, rank ... as score_core takes them."""
+        settings = self.settings
+        return core_results(
+            score_core(
+                self.bundle,
+                model,
+                tokenizer,
+                max_per_task=settings.max_per_task,
+                max_s=settings.max_s,
+                long_prompts=settings.long_prompts,
+                **where,
+            ),
+            findings,
+        )

@@ -4,7 +4,7 @@ import numpy as np
 
 from pipeline.data.losses import fit_text
 from pipeline.process.commands import program
-from pipeline.report.diagnosis.finding import (
+from pipeline.report.diagnosis_finding import (
     LONG_ENOUGH_S,
     Figures,
     Level,

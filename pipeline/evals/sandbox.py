@@ -23,8 +23,8 @@ from pathlib import Path
 
 from pipeline.process.errors import RecipeError
 
-PACKAGE_ROOT = Path(__file__).parents[3]
-START = "import sys; sys.path.append(sys.argv[1]); from pipeline.evals.sandbox.child import main; main()"
+PACKAGE_ROOT = Path(__file__).parents[2]
+START = "import sys; sys.path.append(sys.argv[1]); from pipeline.evals.sandbox_child import main; main()"
 # All that the program sees of an environment. A fixed hash seed: sets are walked in one order, a score can be repeated.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "TZ": "UTC"}
 INHERITED = ("LD_LIBRARY_PATH",)  # without it the Python of many a cluster does not start

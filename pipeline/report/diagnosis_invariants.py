@@ -13,9 +13,9 @@ import numpy as np
 
 from pipeline.metrics import SFT_BPB, VAL_BPB, VALIDATION
 from pipeline.recipe.resolve import MATRIX_GROUP
-from pipeline.report.diagnosis.finding import Figures, Rule, Series, Verdict, median, rule
+from pipeline.report.diagnosis_finding import Figures, Rule, Series, Verdict, median, rule
 from pipeline.report.run_data import RunData, number
-from pipeline.training.attempts import first_start
+from pipeline.run_dir.rows import first_start
 
 EXACT = 1e-6  # relative: both numbers were made of the same ones
 STAND = 10  # times as long as ever before the data's position may stay where it is

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeline.evals.chat.tasks import (
+from pipeline.evals.chat_tasks import (
     BUILT_IN,
     ChatItem,
     ChatTask,
@@ -21,21 +22,21 @@ from pipeline.evals.chat.tasks import (
     custom_task,
     load_chat_tasks,
 )
-from pipeline.evals.command import code_of_command
-from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_scores, contamination_of
-from pipeline.evals.distributed import broadcast_bool, gathered_over_ranks
+from pipeline.evals.contamination import Findings, chat_texts, clean_mean, clean_scores, contamination_of, watched_chat
 from pipeline.evals.intervals import mean_interval, share_interval
-from pipeline.evals.sandbox.run import Isolation, choose_isolation
+from pipeline.evals.sandbox import Isolation, choose_isolation
+from pipeline.evals.subject import code_of_command
+from pipeline.evals.tasks import broadcast_bool, gathered_over_ranks
 from pipeline.generation.texts import continuations, positions
-from pipeline.hardware.cpu import usable_cores
+from pipeline.hardware import usable_cores
+from pipeline.metrics import Protocol, digest
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import DataError, RecipeError
 from pipeline.process.progress import progress
 from pipeline.process.storage import cache_dir
-from pipeline.recipe.schema import Source
-from pipeline.run_dir.protocol import Protocol, digest
+from pipeline.recipe.schema import Recipe, Source
 from pipeline.tokenizer.chat import prompt_ids
-from pipeline.tokenizer.coverage import coverage
+from pipeline.tokenizer.encode import coverage
 
 # Multiple choice by the logits of the letters alone: one forward pass a question, nothing is generated.
 
@@ -213,7 +214,7 @@ class ChatScorer:
         pairs = list(zip(items, texts, strict=True))
         if task.check is not None:
             return [task.check(item, text) for item, text in pairs]
-        from pipeline.evals.sandbox.run import run_programs
+        from pipeline.evals.sandbox import run_programs
 
         assert task.program is not None, f"{task.name} has neither check nor program"
         programs = [task.program(item, text) for item, text in pairs]
@@ -626,3 +627,93 @@ def open_chat(
     places = arguments.chat_data or ([settings["data"]] if settings.get("data") else None)
     loaded = load_chat_tasks(tasks, places=places, folder=str(Path.cwd()), cache=cache_dir(cache), where=WHERE)
     return ChatCommand(loaded, arguments)
+
+
+class ChatBenchmark:
+    """The chat tasks as evals.chat says."""
+
+    name, generates = "chat", True
+
+    def __init__(self, recipe: Recipe):
+        self.settings = recipe.evals.chat
+        self.every_steps, self.at_start = self.settings.every_steps, self.settings.at_start
+        self.where = recipe.where("evals.chat")
+        self.programs: dict[str, Any] = {"execute": self.settings.execute, "unsafe_exec": recipe.evals.unsafe_exec}
+        tasks = [
+            dataclasses.replace(task, max_new_tokens=self.settings.max_new_tokens)
+            for task in (*built_in_tasks(self.settings.tasks, where=self.where), *_own_tasks(recipe, where=self.where))
+        ]
+        require_execution(tasks, where=self.where, **self.programs)
+        data = self.settings.data
+        self.tasks: list[LoadedTask] = load_chat_tasks(
+            tasks,
+            places=None if data is None else [data],
+            folder=str(Path(recipe.path).parent) if recipe.path else None,
+            cache=cache_dir(recipe.data.cache_dir),
+            where=self.where,
+        )
+
+    def require_ready(self, tokenizer: Any) -> None:
+        """Raise DataError for a tokenizer that cannot put a question."""
+        require_ready(self.tasks, tokenizer, where=self.where, **self.programs)
+
+    def watched_texts(self) -> dict[str, list[str]]:
+        """Return what the training text is searched for."""
+        return watched_chat(self.tasks)
+
+    def score(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        findings: Findings | None = None,
+        device: Any,
+        rank: int,
+        world_size: int,
+        watched: Any,
+    ) -> list[dict[str, Any]]:
+        """Return rows for evals.json; their values are the same on every rank. findings: of the run's training text, on the rank
+        that writes."""
+        scores = score_chat_tasks(
+            self.tasks,
+            model,
+            tokenizer,
+            max_per_task=self.settings.max_per_task,
+            max_s=self.settings.max_s,
+            rank=rank,
+            world_size=world_size,
+            watched=watched,
+            where=self.where,
+            **self.programs,
+        )
+        left_out = [loaded.task.name for loaded in self.tasks[len(scores) :]]
+        if left_out and rank == 0:
+            print(
+                f"chat: {', '.join(left_out)} not begun within evals.chat.max_s ({self.settings.max_s:g} s)",
+                file=sys.stderr,
+                flush=True,
+            )
+        return chat_results(self.tasks, scores, findings)
+
+
+def _own_tasks(recipe: Recipe, *, where: str) -> list[ChatTask]:
+    tasks: list[ChatTask] = []
+    for own in recipe.evals.chat.own:
+        if own.name in [task.name for task in tasks]:
+            raise RecipeError(
+                f"{where}: two tasks of evals.chat.own are called {own.name}. Give each a name of its own."
+            )
+        if not own.name or not (own.id or own.files):
+            raise RecipeError(
+                f"{where}: a task of evals.chat.own lacks {'files or id' if own.name else 'a name'}, so it cannot be scored. Write {{name: mine, files: mine.jsonl, checker: exact}}."
+            )
+        source = Source(
+            files=own.files,
+            id=own.id,
+            config=own.config,
+            split=own.split,
+            revision=own.revision,
+            format=own.format or (None if (own.id or "").startswith("tandem:") else "messages"),
+        )
+        tasks.append(custom_task(own.name, source=source, checker=own.checker, folder=recipe.code, where=where))
+    return tasks

@@ -1,1 +1,0 @@
-"""The machine: devices with their peaks and their sources, cores, memory, and what `auto` means on it."""
