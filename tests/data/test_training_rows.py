@@ -71,11 +71,9 @@ def test_smaller_batches_at_the_beginning_deal_each_row_once_to_any_processes(be
     # Tried for its memory, a micro-batch is as large as in the steps to come.
     assert rows.micro_batch(0, 0, rank=0, world_size=1, rows=8)["input_ids"].shape[0] == 8
     # The guard names the rows that a rank read in a micro-step: here the second of the two.
-    args = types.SimpleNamespace(world_size=2, per_device_train_batch_size=2)
-    trainer = types.SimpleNamespace(rows=rows, args=args, run=types.SimpleNamespace(read_manifest=dict))
-    assert [row[1:] for row in rows_of(trainer, 0, rank=1)] == [
-        [f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]
-    ]
+    args, run = types.SimpleNamespace(per_device_train_batch_size=2), types.SimpleNamespace(read_manifest=dict)
+    trainer = types.SimpleNamespace(rows=rows, args=args, batch_ranks=2, run=run)
+    assert [row[1:] for row in rows_of(trainer, 0, [1])] == [[f"file {rows.origins(0)[1][1]}", *rows.origins(0)[1][2:]]]
     assert rows.position(4)["rows"] == 10
     assert sum(consumed.samples for consumed in rows.consumed(4).values()) == 10
 

@@ -31,9 +31,9 @@ def clone(tmp_path):
     shutil.copytree(ROOT / "pipeline" / "launch", folder / "pipeline" / "launch")
     for name in ("run_pretrain.sh", "run_sft.sh", "run_tests.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
-    for room in ("artifacts", "hardware"):
-        shutil.copytree(ROOT / "pipeline" / room, folder / "pipeline" / room)
-    shutil.copy(ROOT / "pipeline" / "__init__.py", folder / "pipeline")
+    shutil.copytree(ROOT / "pipeline" / "artifacts", folder / "pipeline" / "artifacts")
+    for name in ("__init__.py", "hardware.py"):
+        shutil.copy(ROOT / "pipeline" / name, folder / "pipeline")
     (folder / "pipeline" / "sft.py").write_text("import sys\nprint('entry got', *sys.argv[1:])\n")
     (folder / "pipeline" / "pretrain.py").write_text(
         "import os, sys\nopen(os.environ['TANDEM_STATUS'], 'w').write('64\\n')\nos._exit(64)\n"
