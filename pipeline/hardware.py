@@ -198,10 +198,10 @@ def use_deterministic_kernels() -> None:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a guard for debugging that costs a pass over every new tensor
-    settle_vector_functions()
+    initialize_vector_functions()
 
 
-def settle_vector_functions() -> None:
+def initialize_vector_functions() -> None:
     """Call MKL's vector functions on one number, which one thread computes, before several threads call them.
 
     MKL looks for the kernel of a function at its first call, and of two threads that make that call at once one may take a
@@ -590,6 +590,11 @@ def tensor_parallel_size() -> int:
 def batch_ranks(processes: int) -> int:
     """Return among how many ranks the rows of a step are dealt: those that share layers read the same ones."""
     return processes // tensor_parallel_size()
+
+
+def batch_rank(rank: int) -> int:
+    """Return the place of a rank among batch_ranks: those that share layers have the same one."""
+    return rank // tensor_parallel_size()
 
 
 def model_replicas() -> int:

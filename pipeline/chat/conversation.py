@@ -126,11 +126,11 @@ def open_speaker(name: str, *, trust_code: bool = False) -> Speaker:
     from transformers.utils import logging
 
     from pipeline.evals.subject import find_subject, load
-    from pipeline.hardware import device_info, settle_vector_functions
+    from pipeline.hardware import device_info, initialize_vector_functions
 
     place, _, revision = (name, "", "") if Path(name).exists() else name.partition("@")
     subject = find_subject(place, trust_code=trust_code)
-    settle_vector_functions()
+    initialize_vector_functions()
     logging.disable_progress_bar()  # A bar for loading would stand before the first answer.
     model, tokenizer = load(subject, device=device_info().kind, revision=revision or None)
     manifest = subject.run.read_manifest() if subject.run else _published_manifest(subject.path, revision or None)

@@ -137,10 +137,10 @@ def main(argv: list[str]) -> int:
 
     from pipeline.evals.subject import load
     from pipeline.evals.tasks import entry_of
-    from pipeline.hardware import device_info, settle_vector_functions
+    from pipeline.hardware import device_info, initialize_vector_functions
 
     device = device_info()
-    settle_vector_functions()
+    initialize_vector_functions()
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -107,7 +107,7 @@ class Probe:
 
 
 class NotMeasured(Exception):
-    """Why a probe gave nothing: half a sentence."""
+    """Raised when a probe cannot measure the run; its text is the reason, half a sentence."""
 
 
 def measure(argv: list[str], device: DeviceInfo, *, processes: int, seconds: float, needed_bytes: int | None) -> Probe:

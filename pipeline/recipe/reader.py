@@ -130,7 +130,7 @@ def check_filled(recipe: Recipe, problems: Problems) -> None:
 
 
 def _embedding_dtype(recipe: Recipe, problems: Problems) -> None:
-    """Which model comes from the Hub is known when its weights are here (training/build.py)."""
+    """Refuse a model.embedding_dtype that the recipe's model does not support; training/build.py checks a model that comes from the Hub."""
     model, where = recipe.model, recipe.where("model.embedding_dtype")
     start = model.start_config
     if model.embedding_dtype == "float32":

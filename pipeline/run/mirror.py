@@ -191,7 +191,7 @@ class Mirror:
 
 
 class DamagedError(Exception):
-    """What came from the store is not what was sealed."""
+    """Raised when a file from the store is not the one that was sealed."""
 
 
 def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:

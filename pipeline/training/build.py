@@ -14,13 +14,13 @@ from pipeline.evals.bpb import compiled_nll, score_validation
 from pipeline.evals.subject import open_model
 from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware import (
+    batch_rank,
     batch_ranks,
     compute_format,
     decide_bf16,
     decide_compile,
     device_info,
     shards_model,
-    tensor_parallel_size,
 )
 from pipeline.model.build import ModelOptionsError, build_model, save_model
 from pipeline.model.groups import store_embeddings
@@ -315,7 +315,7 @@ def build_trainer(
         byte_lengths_V=lengths_V,
         stage=recipe.stage,
         rows=recipe.evals.bpb.batch_rows or args.per_device_eval_batch_size,
-        rank=args.process_index // tensor_parallel_size(),
+        rank=batch_rank(args.process_index),
         world_size=batch_ranks(args.world_size),
         device=args.device,
         autocast_dtype=torch.bfloat16 if bf16 else torch.float16 if args.fp16 else None,

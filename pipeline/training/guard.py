@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.rows import rows_of_micro_batch
-from pipeline.hardware import tensor_parallel_size
+from pipeline.hardware import batch_rank
 from pipeline.metrics import RecentValues
 from pipeline.model.build import first_nonfinite
 from pipeline.process.errors import DataError, DivergedError
@@ -145,7 +145,7 @@ def rows_of(trainer: "TandemTrainer", step: int, ranks: Iterable[int] | None = N
     if ranks is not None:
         numbers = [
             number
-            for rank in sorted({rank // tensor_parallel_size() for rank in ranks})
+            for rank in sorted({batch_rank(rank) for rank in ranks})
             for number in rows_of_micro_batch(
                 micro_step,
                 rank=rank,

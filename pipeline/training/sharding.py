@@ -87,20 +87,20 @@ def shard_model(model: PreTrainedModel, *, compile_options: dict[str, Any] | Non
     compile_options: of torch.compile, which then compiles each block by itself: the weights are gathered between them, by hooks
     that no graph holds. None: nothing is compiled.
     """
+    kind = type(model)
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    if any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in conversions):
+        raise RecipeError(
+            f"command line: the launcher asks for a sharded model, and transformers saves a {kind.__name__} with several parameters merged into one, "
+            "which ranks that write a part each cannot do. Launch with accelerate_configs/ddp.yaml."
+        )
     if (ranks := tensor_parallel_size()) > 1:
         _split_layers(model, ranks)
         return
-    kind = type(model)
     if not model.fsdp_plan:
         raise RecipeError(
             f"command line: the launcher asks for FSDP, and {kind.__name__} has no plan for it (base_model_fsdp_plan of its config), so it "
             "cannot be sharded. Launch with accelerate_configs/ddp.yaml, or take model.type: tandem."
-        )
-    conversions = get_model_conversion_mapping(model, add_legacy=False)
-    if any(isinstance(one, WeightConverter) and len(one.target_patterns) > 1 for one in conversions):
-        raise RecipeError(
-            f"command line: the launcher asks for FSDP, and transformers saves a {kind.__name__} with several parameters merged into one, which ranks "
-            "that write a part each cannot do. Launch with accelerate_configs/ddp.yaml."
         )
     # What stays with the outermost weights: one parameter of two modules, and the last norm with the head, for which
     # transformers waits until both were called; the chunked loss takes the head's weight alone.
@@ -135,9 +135,8 @@ def _split_layers(model: PreTrainedModel, ranks: int) -> None:
             "model.preset: portable."
         )
     # The chunked loss takes the head's weight alone, so that each rank keeps it whole, and the table where it is tied to it.
-    whole = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
-    if model.config.tie_word_embeddings:
-        whole |= {name for name, module in model.named_modules() if module is model.get_input_embeddings()}
+    ends = (model.get_output_embeddings(), model.get_input_embeddings())[: 1 + model.config.tie_word_embeddings]
+    whole = {name for name, module in model.named_modules() if module in ends}
     own_heads = [name for name, how in model.tp_plan.items() if how == GRADIENT_OF_OWN_HEADS]
     model.tp_plan = {  # type: ignore[misc]  # as fsdp_plan's
         name: how for name, how in model.tp_plan.items() if name not in whole and name not in own_heads
@@ -145,9 +144,16 @@ def _split_layers(model: PreTrainedModel, ranks: int) -> None:
     resolved, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks))
     kind.maybe_distribute_model(model, resolved, mesh)
     model._tp_size = None  # or the Trainer would have accelerate prepare it, which refuses to on gloo
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):  # that of a table of embeddings comes whole
-            parameter.register_hook(partial(_cut_like, placements=parameter.placements))
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        if parameter.placements not in ((Shard(0),), (Shard(1),)):  # Muon and the parts of a checkpoint know these
+            raise RecipeError(
+                f"command line: the launcher asks for tensor parallelism, and the plan of {kind.__name__} has {name} as {parameter.placements[0]}, not "
+                "in whole rows or columns, which cannot be trained here. Launch with accelerate_configs/fsdp2.yaml."
+            )
+        # The gradient of a table of tokens comes whole.
+        parameter.register_hook(partial(DTensor.redistribute, placements=parameter.placements))
     for name, module in model.named_modules():
         if re.sub(r"\.\d+\.", ".*.", name) in own_heads:
             for parameter in module.parameters(recurse=False):
@@ -157,10 +163,6 @@ def _split_layers(model: PreTrainedModel, ranks: int) -> None:
 # transformers' name for a weight that every rank has whole and uses for its own heads, as Qwen3's norms of queries and keys. It sums the
 # gradient that has accumulated, of earlier micro-steps again: a hook on the gradient of one backward pass sums each once.
 GRADIENT_OF_OWN_HEADS = "replicated_with_grad_allreduce"
-
-
-def _cut_like(gradient: DTensor, placements: Any) -> DTensor:
-    return gradient.redistribute(placements=placements)
 
 
 def _summed_over_ranks(gradient: Tensor) -> Tensor:
@@ -215,30 +217,23 @@ def own_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     place = ranks.index(dist.get_rank())
     parts = divided(sharded, dist.get_world_size())
     nothing = torch.empty(0, dtype=torch.uint8, device=local(first).device)
+    cut = {name: tensor.placements[-1].dim for name, tensor in sharded.items()}  # type: ignore[attr-defined]  # Shard's
     for names in zip_longest(*(parts[rank] for rank in ranks)):
         sent = [
-            local(sharded[n]).detach().movedim(cut_dim(sharded[n]), 0).reshape(-1).view(torch.uint8) if n else nothing
-            for n in names
+            local(sharded[n]).detach().movedim(cut[n], 0).reshape(-1).view(torch.uint8) if n else nothing for n in names
         ]
         sizes = [0] * len(ranks)
         if name := names[place]:
-            whole_shape = sharded[name].movedim(cut_dim(sharded[name]), 0).shape
-            rows, row_bytes = whole_shape[0], sharded[name].nbytes // whole_shape[0]
+            shape = list(sharded[name].shape)
+            shape.insert(0, shape.pop(cut[name]))
+            rows, row_bytes = shape[0], sharded[name].nbytes // shape[0]
             most = -(-rows // len(ranks))
             sizes = [min(max(rows - r * most, 0), most) * row_bytes for r in range(len(ranks))]  # as torch.chunk cuts
         received = nothing.new_empty(sum(sizes))
         dist.all_to_all_single(received, torch.cat(sent), sizes, [len(part) for part in sent], group=group)
         if name:
-            whole = received.view(sharded[name].dtype).view(whole_shape).movedim(0, cut_dim(sharded[name]))
-            own[name] = whole.cpu().contiguous()
+            own[name] = received.view(sharded[name].dtype).view(shape).movedim(0, cut[name]).cpu().contiguous()
     return own
-
-
-def cut_dim(tensor: DTensor) -> int:
-    """Return the dimension that is cut among the ranks: 0 under FSDP2 and HSDP, 0 or 1 under tensor parallelism."""
-    placement = tensor.placements[-1]
-    assert isinstance(placement, Shard), f"{tensor.placements} are not cut among the ranks"
-    return placement.dim
 
 
 def divided(tensors: Mapping[str, Tensor], parts: int) -> list[list[str]]:

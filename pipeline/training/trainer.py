@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.evals.tasks import EvaluationInterrupted
-from pipeline.hardware import batch_ranks, tensor_parallel_size
+from pipeline.hardware import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
@@ -78,7 +78,7 @@ class TandemTrainer(Trainer):
         # Sharded before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
         # Ranks that compute each layer together (tensor parallelism) read the same rows.
-        self.batch_rank = args.process_index // tensor_parallel_size()
+        self.batch_rank = batch_rank(args.process_index)
         self.batch_ranks = batch_ranks(args.world_size)
         # Says Trainer that its own checkpoints are not asked for; ours are whole.
         args.save_only_model = self.is_sharded

@@ -12,12 +12,16 @@ SPLIT = {"ranks": 2, "tensor_parallel": True}
 FP32 = "train.bf16=false"
 
 
-@pytest.mark.parametrize(("model", "optimizer"), [("portable", "muon_adamw"), ("portable", "adamw")])
-def test_losses_and_norms_of_two_ranks_that_compute_each_layer_together_are_those_of_one_process(
-    runner, model, optimizer
-):
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("portable", []),
+        ("portable", ["optimizer.type=adamw"]),
+    ],
+)
+def test_losses_and_norms_of_two_ranks_that_compute_each_layer_together_are_those_of_one_process(runner, model, more):
     recipe = runner.recipe("shape", model, train={"max_steps": 20, "logging_steps": 1, "max_grad_norm": 0.5})
-    small = ("train.per_device_train_batch_size=2", f"optimizer.type={optimizer}", FP32)
+    small = ("train.per_device_train_batch_size=2", *more, FP32)
     one, two = (runner.train(recipe, f"run.name={name}", *small, **how) for name, how in (("one", {}), ("two", SPLIT)))
     assert "2 processes, each layer split among them (tensor parallel)" in two.output
     for name in ("train/loss", "optim/grad_norm", "train/bpb"):
@@ -29,6 +33,20 @@ def test_losses_and_norms_of_two_ranks_that_compute_each_layer_together_are_thos
     for name in ("model.safetensors", "optimizer.safetensors"):
         first, second = (read_tensors(end, name) for end in ends)
         assert layout_of(first) == layout_of(second)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_layers_draw_the_same_dropout_masks_as_one_process(runner):
+    recipe = runner.recipe("dropout", "modern", train={"max_steps": 12, "logging_steps": 1})
+    more = ("train.per_device_train_batch_size=2", "model.options.value_embeddings=false", FP32)
+    drop = "model.options.resid_pdrop=0.1"
+    one, two, without = (
+        runner.train(recipe, f"run.name={name}", *more, *drops, **how)
+        for name, drops, how in (("one", [drop], {}), ("two", [drop], SPLIT), ("without", [], SPLIT))
+    )
+    for name in ("train/loss", "val/bpb"):
+        assert two.values(name) == pytest.approx(one.values(name), rel=TOLERANCE["modern"]), name
+    assert two.values("train/loss") != pytest.approx(without.values("train/loss"), rel=1e-3)
 
 
 @pytest.mark.slow

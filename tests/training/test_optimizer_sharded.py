@@ -29,6 +29,7 @@ FIELDS = {
 
 QWEN3 = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
          "head_dim": 8, "vocab_size": 64, "tie_word_embeddings": False}  # fmt: skip
+NEOX = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
 AHEAD = {"ema_nesterov": 0.5, "ema_nesterov_steps": 4, "ema_nesterov_span": [0.1, 1.0]}
 
 
@@ -119,6 +120,8 @@ def rank_main_of_layers(rank, rendezvous, ranks):
     ) | dict.fromkeys(("o_proj", "down_proj"), columns) | dict.fromkeys(
         ("q_norm", "k_norm", "input_layernorm", "post_attention_layernorm", "norm", "lm_head"), "whole"
     )
+    with pytest.raises(RecipeError, match=r"GPTNeoXForCausalLM has gpt_neox.layers.0.attention.dense.bias as R"):
+        shard_model(build_model("gpt_neox", NEOX, seed=0))
     destroy_process_group()
     os._exit(0)
 
