@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -243,80 +243,88 @@ class BestFitCrop(Packer):
     def __init__(self, **settings):
         super().__init__(**settings)
         self.buffer: dict[int, tuple[np.ndarray, Origin]] = {}  # by arrival
-        self.by_length: list[tuple[int, int]] = []  # (length, arrival), sorted
+        self.by_length: list[int] = []  # length with BOS << 40 | arrival, sorted
         self.arrivals = 0
-        self.finished: list[tuple[np.ndarray, Origin, int]] = []  # rows that add() or finish() is about to return
-        self._new_row()
-
-    def _new_row(self):
-        self.row, self.at, self.row_origin = np.full(self.row_tokens + 1, self.pad, dtype=self.dtype), 0, (0, 0, 0)
+        # Rows are full, so that pieces laid one after the other are rows: first those that add() or finish() is about to return.
+        self.laid: list[np.ndarray] = []
+        self.first: list[Origin] = []  # of each row that is begun
+        self.room = self.row_tokens + 1  # of the row under construction
+        self.bos_piece = np.array([self.bos], dtype=self.dtype)
 
     def add(self, documents):
+        before = self.arrivals
         for ids, origin in documents:
-            piece = self.with_bos(ids)
-            self.buffer[self.arrivals] = (piece, origin)
-            insort(self.by_length, (len(piece), self.arrivals))
+            self.buffer[self.arrivals] = (ids, origin)
+            insort(self.by_length, (len(ids) + 1) << 40 | self.arrivals)
             self.arrivals += 1
             if len(self.buffer) >= self.documents:
                 self._take()
-        return self._finished_rows()
+        rows = self._full_rows()
+        for arrival in range(before, self.arrivals):
+            if arrival in self.buffer:  # copied: one that waits long must not hold the whole block that it came in
+                ids, origin = self.buffer[arrival]
+                self.buffer[arrival] = (ids.copy(), origin)
+        return rows
 
     def finish(self):
         while self.buffer:
             self._take()
-        if self.at >= 2:
-            self._finish_row()
-        return self._finished_rows()
+        rows = self._full_rows()
+        used = self.row_tokens + 1 - self.room
+        if used >= 2:
+            row = np.concatenate([*self.laid, np.full(self.room, self.pad, dtype=self.dtype)])
+            rows.append(PackedRows(row[None], np.array(self.first, np.int32), np.array([used], np.int32)))
+            self.laid, self.first, self.room = [], [], self.row_tokens + 1
+        return rows
 
     def _take(self):
         """Put one document of the buffer into the row."""
-        room = self.row_tokens + 1 - self.at
-        fits = bisect_right(self.by_length, (room, self.arrivals))
+        room, by_length = self.room, self.by_length
+        fits = bisect_left(by_length, (room + 1) << 40)
         # Of the longest that fit, the first to arrive; when none fits, the shortest, again the first to arrive.
-        at = bisect_left(self.by_length, (self.by_length[fits - 1][0], -1)) if fits else 0
-        length, arrival = self.by_length.pop(at)
-        piece, origin = self.buffer.pop(arrival)
-        self.counts["cropped_tokens"] += max(0, length - room)
-        if self.at == 0:
-            self.row_origin = origin
-        self.row[self.at : self.at + length] = piece[:room]
-        self.at = min(self.at + length, self.row_tokens + 1)
-        if self.at == self.row_tokens + 1:
-            self._finish_row()
+        at = bisect_left(by_length, by_length[fits - 1] >> 40 << 40) if fits else 0
+        key = by_length.pop(at)
+        length = key >> 40
+        ids, origin = self.buffer.pop(key & ~(-1 << 40))
+        if room == self.row_tokens + 1:
+            self.first.append(origin)
+        if length > room:
+            self.counts["cropped_tokens"] += length - room
+            ids, length = ids[: room - 1], room
+        self.laid += (self.bos_piece, ids)
+        self.room = room - length or self.row_tokens + 1
 
-    def _finish_row(self):
-        self.finished.append((self.row, self.row_origin, self.at))
-        self._new_row()
-
-    def _finished_rows(self):
-        if not self.finished:
+    def _full_rows(self):
+        width, is_begun = self.row_tokens + 1, self.room <= self.row_tokens
+        count = len(self.first) - is_begun
+        if not count:
             return []
-        rows, origins, used = zip(*self.finished, strict=True)
-        self.finished = []
-        return [PackedRows(np.stack(rows), np.array(origins, np.int32), np.array(used, np.int32))]
+        flat = np.concatenate(self.laid)
+        rows, first = flat[: count * width].reshape(count, width), np.array(self.first[:count], np.int32)
+        self.laid, self.first = [flat[count * width :].copy()] * is_begun, self.first[count:]
+        return [PackedRows(rows, first, np.full(count, width, np.int32))]
 
     def state(self):
         order = sorted(self.buffer)
-        flat, lengths = ragged([self.buffer[i][0] for i in order], self.dtype)
-        origins = [self.buffer[i][1] for i in order] + [self.row_origin]
+        flat, lengths = ragged([self.with_bos(self.buffer[i][0]) for i in order], self.dtype)
+        origins = [self.buffer[i][1] for i in order] + (self.first or [(0, 0, 0)])
         return {
             "ids": flat,
             "lengths": lengths,
             "origins": np.array(origins, np.int32),
-            "row": self.row[: self.at].copy(),
+            "row": np.concatenate([self.bos_piece[:0], *self.laid]),
         }
 
     def restore(self, state):
-        *origins, self.row_origin = [tuple(o) for o in state["origins"].tolist()]
-        pieces = unragged(state["ids"], state["lengths"])
+        *origins, first = [tuple(o) for o in state["origins"].tolist()]
+        pieces = [piece[1:] for piece in unragged(state["ids"], state["lengths"])]
         # Arrivals are renumbered: only their order matters.
         self.buffer = dict(enumerate(zip(pieces, origins, strict=True)))
-        self.by_length = sorted((len(piece), i) for i, piece in enumerate(pieces))
+        self.by_length = sorted((len(piece) + 1) << 40 | i for i, piece in enumerate(pieces))
         self.arrivals = len(pieces)
-        row_origin = self.row_origin
-        self._new_row()
-        self.at, self.row_origin = len(state["row"]), row_origin
-        self.row[: self.at] = state["row"]
+        self.room = self.row_tokens + 1 - len(state["row"])
+        is_begun = len(state["row"]) > 0
+        self.laid, self.first = [state["row"]] * is_begun, [first] * is_begun
 
 
 class Concat(Packer):

@@ -145,14 +145,15 @@ def write_part(job: Job) -> None:
         written = {name: _write_image(temporary / name, *image) for name, image in job.images.items()}
         for name in written:
             fsync_file(temporary / name)  # here: another host's fsync would not reach what this one has cached
+        _write_report(report, {"written": written})
     except OSError as error:
+        if report.exists():
+            return  # its name came all the same: rank 0's process may be sealing what it names
         for name in job.images:
             remove_file(temporary / name)  # a full disk has room for the report then
         _write_report(report, json.loads(error_line(error)))
         if report.exists():  # else rank 0's process has given up, or a next start has cleared all away
             raise
-    else:
-        _write_report(report, {"written": written})
 
 
 def _write_report(report: Path, facts: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The processes that write the parts of a sharded model's checkpoint, one for each rank: whole or nothing, whichever of them is killed."""
 
+import errno
 import hashlib
 import os
 import resource
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 from pipeline.model.build import build_model
 from pipeline.process.errors import CannotWriteError
-from pipeline.process.storage import temporary_folder, write_json
+from pipeline.process.storage import read_json, temporary_folder, write_json
 from pipeline.run_dir import checkpoint_writer
 from pipeline.run_dir.checkpoint_writer import reports
 from pipeline.run_dir.checkpoints import problems, read_seal, seal
@@ -172,6 +173,37 @@ def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_secon
     checkpoint_writer.write_part(checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2))
     os.close(descriptor)
     assert names(run) == []
+
+
+@pytest.mark.parametrize("call", ["failed", "renamed and failed"])
+def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_error(run, monkeypatch, call):
+    """Rank 0's process would wait ten minutes for it."""
+    folder = temporary_folder(run.checkpoint(5))
+    reports(folder).mkdir()
+    descriptor = os.memfd_create("part")
+    os.ftruncate(descriptor, 100)
+    write, failed = checkpoint_writer._write_report, []
+
+    def refused(report, facts):
+        if call == "renamed and failed" or failed:
+            write(report, facts)
+        if not failed:
+            failed.append(facts)
+            raise OSError(errno.EIO, "Input/output error", str(report))
+
+    monkeypatch.setattr(checkpoint_writer, "_write_report", refused)
+    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
+    rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
+    job = checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2)
+    if call == "renamed and failed":
+        checkpoint_writer.write_part(job)
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint_writer.write_part(job)
+    os.close(descriptor)
+    found = read_json(reports(folder) / "1.json")
+    assert ("written" in found) == (folder / file(1)).exists() == (call == "renamed and failed")
+    assert found.get("errno") in (None, errno.EIO)
 
 
 def limited(*args, **settings):

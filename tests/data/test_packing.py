@@ -153,3 +153,11 @@ def test_packed_conversations_keep_their_masks_starts_and_order_over_a_resume():
         cuts = [*np.flatnonzero(starts[:used]), used]
         found += [(row[a:b].tolist(), trained[a:b].tolist()) for a, b in pairwise(cuts)]
     assert sorted(found) == sorted(talks)
+
+
+def test_a_document_that_waits_does_not_hold_the_block_that_it_came_in():
+    packing = packer("best_fit_crop", row_tokens=16, documents=8)
+    block = np.arange(300, dtype=np.uint16)
+    packing.add([(block[:100], (0, 0, 0)), (block[100:103], (0, 0, 1)), (block[103:300], (0, 0, 2))])
+    assert len(packing.buffer) == 3
+    assert not any(np.shares_memory(ids, block) for ids, _ in packing.buffer.values())
