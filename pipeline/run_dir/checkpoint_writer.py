@@ -199,8 +199,7 @@ def _written_by_other_ranks(job: Job) -> dict[str, dict[str, Any]]:
         patience_s = PATIENCE_S if os.getppid() == job.training else PATIENCE_WITHOUT_TRAINING_S
         if time.monotonic() - since > patience_s:
             lost = " and ".join(map(str, sorted(missing)))
-            text = f"the part of rank {lost} was not written in {patience_s:.0f} s"
-            raise OSError(errno.ETIMEDOUT, text, job.target)
+            raise OSError(errno.ETIMEDOUT, f"the part of rank {lost} was not written in {patience_s:.0f} s", job.target)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 1.0)  # a look costs a shared disk a request for each file of each rank
 
