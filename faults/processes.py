@@ -1,5 +1,6 @@
 """A run as a process: by the cold, real command, or forked from this warm interpreter, which has imported all it needs."""
 
+import gc
 import os
 import signal
 import socket
@@ -30,6 +31,8 @@ def import_everything() -> None:
     import pipeline.sources.open
     import pipeline.tokenizer
     import pipeline.training.build  # noqa: F401
+
+    gc.freeze()  # or each fork's collections would go through, and copy, all that was imported
 
 
 class Run:
@@ -174,7 +177,8 @@ def _become_rank(arguments, stage, environment, folder, log, group) -> None:
         os.dup2(out, 2)
         os.chdir(folder)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        from pipeline.run_dir.failures import exit_with_status
+        from pipeline.run import finish
+        from pipeline.run_dir import failures
 
         entry = __import__(f"pipeline.{stage}", fromlist=["main"])
         sys.argv = [str(Path(entry.__file__)), *arguments]
@@ -182,7 +186,9 @@ def _become_rank(arguments, stage, environment, folder, log, group) -> None:
             from faults.rows_read import record_rows
 
             record_rows(Path(rows))
-        exit_with_status(entry.main)
+        if os.environ.get("FAULTS_NO_REPORT"):
+            finish.write_report = failures.write_report = lambda *run, **limit: None  # type: ignore[assignment]
+        failures.exit_with_status(entry.main)
     except BaseException:
         traceback.print_exc()
     finally:

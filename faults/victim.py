@@ -40,6 +40,7 @@ class Setting:
     max_steps: int = MAX_STEPS
     keep: int = 2  # checkpoints
     sharded: bool = False
+    report: bool = True  # False: a forked run writes none, which is several seconds
 
     @property
     def name(self) -> str:
@@ -111,6 +112,8 @@ class Lab:
         log = log or directory.parent / f"{directory.name}.log"
         arguments = [str(self.recipe(setting)), *where]
         if not cold:
+            if not setting.report:
+                environment["FAULTS_NO_REPORT"] = "1"
             if setting.sharded:  # as accelerate launch does
                 environment |= {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
             return ForkedRun(
