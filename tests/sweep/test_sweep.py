@@ -24,9 +24,24 @@ from pipeline.process.storage import lock, write_json
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.sweep.__main__ import Sweep, _options, main
-from pipeline.sweep.runs import PACKAGE, Figure, Job, Runs, _Started, _step, holm, judge_all, paired
-from pipeline.sweep.search import Axis, grid, read_space
+from pipeline.sweep import (
+    PACKAGE,
+    Axis,
+    Figure,
+    Job,
+    Runs,
+    Sweep,
+    _options,
+    _Started,
+    _step,
+    grid,
+    holm,
+    judge_all,
+    main,
+    paired,
+    read_space,
+    search,
+)
 from tests.runner import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +198,6 @@ def test_the_step_of_a_run_is_that_of_its_last_attempt_read_from_the_end_of_its_
 
 def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path):
     pytest.importorskip("optuna")
-    from pipeline.sweep.search import search
 
     axes = {"a": Axis(low=1e-3, high=1.0, is_log=True), "b": Axis(("x", "y")), "c": Axis(low=1, high=9, is_int=True)}
     options = Namespace(trials=12, seeds=3, sampler="TPESampler", pruner="MedianPruner", parallel=1, storage=None)
@@ -229,7 +243,6 @@ def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path
 )
 def test_a_search_that_optuna_refuses_ends_in_a_sentence(changed, message, tmp_path):
     pytest.importorskip("optuna")
-    from pipeline.sweep.search import search
 
     def run(*, trials, b=("x", "y"), **changed):
         axes = {"a": Axis(low=1e-3, high=1.0), "b": Axis(b)}
@@ -243,8 +256,6 @@ def test_a_search_that_optuna_refuses_ends_in_a_sentence(changed, message, tmp_p
 
 
 def test_without_optuna_a_search_says_what_to_install(monkeypatch):
-    from pipeline.sweep.search import search
-
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(RecipeError, match=r"tandem-llm\[sweep\]"):
         search({}, lambda values, count: [], Namespace(), name="n", folder=Path(), better="lower")

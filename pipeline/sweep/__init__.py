@@ -1,1 +1,0 @@
-"""Many runs of one recipe with other values and seeds, and what their figures show."""
