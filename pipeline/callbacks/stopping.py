@@ -19,9 +19,8 @@ from pipeline.evals.tasks import EvaluationInterrupted
 from pipeline.monitor.heartbeat import beats
 from pipeline.process.errors import HangError
 from pipeline.process.storage import raise_if_moved, read_json, write_json
-from pipeline.run_dir.failures import leave
+from pipeline.run_dir.failures import Signals, leave
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.run_dir.signals import Signals
 from pipeline.training.out_of_memory import ORDER, place_of, stack
 from pipeline.training.trainer import TandemTrainer
 

@@ -26,9 +26,9 @@ if not __package__:
 
 from pipeline.recipe.located_yaml import load_mapping
 from pipeline.run_dir.checkpoint_writer import take_lock
+from pipeline.run_dir.failures import NUMBERS
 from pipeline.run_dir.rows import counts
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.run_dir.signals import NUMBERS
 
 POLL_S = 1.0
 BATCH_ROWS = 1000

@@ -6,7 +6,7 @@ import sys
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import help_text, read_recipe
 from pipeline.recipe.resolve import Stage
-from pipeline.run_dir.signals import Signals
+from pipeline.run_dir.failures import Signals
 
 
 def run_stage(argv: list[str], *, stage: Stage) -> int:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 from pipeline.callbacks.stopping import EvaluationInterrupted, StopSignals
 from pipeline.evals.core import score_rows
-from pipeline.run_dir.signals import Signals
+from pipeline.run_dir.failures import Signals
 from tests.model.tiny_models import tiny
 from tests.ranks import on_ranks
 

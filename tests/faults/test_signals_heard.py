@@ -15,8 +15,8 @@ LONG_CALL = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 HEAD = """
 import os, signal, sys, time
 from pathlib import Path
-from pipeline.run_dir import signals as module
-from pipeline.run_dir.signals import Signals
+from pipeline.run_dir import failures as module
+from pipeline.run_dir.failures import Signals
 signals = Signals()
 def ready():
     Path(sys.argv[1], "ready").write_text(str(os.getpid()))

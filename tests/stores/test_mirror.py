@@ -403,7 +403,7 @@ from pipeline.hardware import decide_bf16
 from pipeline.process import network
 from pipeline.recipe import read_recipe
 from pipeline.run import train as life
-from pipeline.run_dir.signals import Signals
+from pipeline.run_dir.failures import Signals
 
 def print_resolved(recipe, processes):
     print(json.dumps([processes, recipe.model.start_from, recipe.data.batch_tokens, decide_bf16(recipe.train["bf16"])]), flush=True)
