@@ -1,6 +1,6 @@
 """Bitwise resume: every shape of a run, cut at every kind of place, ends with the uncut run's bits.
 
-There is no DataLoader and so no number of its workers (training/loader.py); model and optimizer take its place in the matrix.
+There is no DataLoader and so no number of its workers (StepLoader in data/rows.py); model and optimizer take its place in the matrix.
 """
 
 import itertools

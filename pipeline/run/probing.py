@@ -19,6 +19,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 
+from pipeline.data.rows import on_device
 from pipeline.evals.bpb import per_token_nll
 from pipeline.hardware import device_info, peak_bytes
 from pipeline.preflight.checks import choose_attention
@@ -33,7 +34,6 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.load import load_ready
 from pipeline.training.build import build_from_recipe, build_trainer
 from pipeline.training.distributed import on_rank_0
-from pipeline.training.loader import on_device
 
 LEFT_OUT = 2  # steps: the first one compiles, and takes the optimizer's state; the second one may compile again
 MOST_STEPS = 200

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.data.rows import rows_of_micro_batch
+from pipeline.data.rows import on_device, rows_of_micro_batch
 from pipeline.hardware import batch_rank
 from pipeline.metrics import RecentValues
 from pipeline.model.build import first_nonfinite
@@ -20,7 +20,6 @@ from pipeline.recipe.schema import Monitor
 from pipeline.run_dir.rows import append_row
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.distributed import from_every_rank, preserved_rng
-from pipeline.training.loader import on_device
 from pipeline.training.muon import alike
 
 if TYPE_CHECKING:

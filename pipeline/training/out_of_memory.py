@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipeline.data.rows import on_device
 from pipeline.process.errors import HangError, OutOfMemoryError, first_line
 from pipeline.recipe.resolve import KEY
 from pipeline.run_dir.failures import is_out_of_memory
 from pipeline.training.distributed import preserved_rng
-from pipeline.training.loader import on_device
 
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer

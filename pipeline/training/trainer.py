@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from pipeline.data.rows import StepLoader
 from pipeline.evals.tasks import EvaluationInterrupted
 from pipeline.hardware import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
@@ -27,7 +28,6 @@ from pipeline.training.checkpoint import (
 )
 from pipeline.training.distributed import Ranks, from_every_rank, get_rng_state, on_every_rank, on_rank_0, preserved_rng
 from pipeline.training.guard import StepGuard, total_norm
-from pipeline.training.loader import StepLoader
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.muon import alike
 from pipeline.training.optimizer import average_weights, build_optimizer

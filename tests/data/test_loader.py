@@ -2,7 +2,7 @@
 
 import torch
 
-from pipeline.training.loader import StepLoader, on_device
+from pipeline.data.rows import StepLoader, on_device
 
 
 class Rows:
