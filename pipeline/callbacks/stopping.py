@@ -21,7 +21,7 @@ from pipeline.process.errors import HangError
 from pipeline.process.storage import raise_if_moved, read_json, write_json
 from pipeline.run_dir.failures import Signals, leave
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.out_of_memory import ORDER, place_of, stack
+from pipeline.training.guard import ORDER, place_of, stack
 from pipeline.training.trainer import TandemTrainer
 
 # A signal in training: all ranks agree on the step, save one whole checkpoint there, and leave.

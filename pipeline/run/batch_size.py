@@ -19,7 +19,7 @@ from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
 from pipeline.run.open_run import OpenRun
 from pipeline.training.distributed import from_every_rank, on_rank_0
-from pipeline.training.out_of_memory import fits
+from pipeline.training.guard import fits
 from pipeline.training.trainer import TandemTrainer
 
 RESERVE = 0.05  # of the memory, left free while trying: for evaluations, the update's products, the collectives

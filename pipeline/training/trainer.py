@@ -27,11 +27,10 @@ from pipeline.training.checkpoint import (
     write_state,
 )
 from pipeline.training.distributed import Ranks, from_every_rank, get_rng_state, on_every_rank, on_rank_0, preserved_rng
-from pipeline.training.guard import StepGuard, total_norm
+from pipeline.training.guard import StepGuard, explained_errors, total_norm
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.muon import alike
 from pipeline.training.optimizer import average_weights, build_optimizer
-from pipeline.training.out_of_memory import explained_errors
 from pipeline.training.schedules import StepSchedule
 from pipeline.training.sharding import convert_to_fp8, forward_only, own_part
 

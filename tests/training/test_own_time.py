@@ -4,8 +4,8 @@ import pytest
 
 from pipeline.callbacks.evaluations import Samples
 from pipeline.training.checkpoint import CheckpointSaver
+from pipeline.training.guard import ORDER, STAGES
 from pipeline.training.metrics import slowest
-from pipeline.training.out_of_memory import ORDER, STAGES
 from pipeline.training.trainer import TandemTrainer
 
 
