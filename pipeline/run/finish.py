@@ -22,8 +22,7 @@ from pipeline.process.progress import seconds_text, waiting
 from pipeline.recipe import Recipe
 from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
-from pipeline.run.batch_size import memory_hint
-from pipeline.run.open_run import OpenRun
+from pipeline.run.open_run import OpenRun, memory_hint
 from pipeline.run_dir.failures import write_report
 from pipeline.run_dir.hub_queue import MODEL, HubQueue
 from pipeline.run_dir.rows import last_attempts, read_rows

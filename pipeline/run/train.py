@@ -6,10 +6,16 @@ from pipeline.preflight.checks import check_before_training
 from pipeline.process.network import limit_silence
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
-from pipeline.run.batch_size import resolve_micro_batch
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
 from pipeline.run.finish import Publishing, finish_run, record_plan, say_shape
-from pipeline.run.open_run import evaluation_is_due, open_run, resolve_open_values, restore_run, start_process
+from pipeline.run.open_run import (
+    evaluation_is_due,
+    open_run,
+    resolve_micro_batch,
+    resolve_open_values,
+    restore_run,
+    start_process,
+)
 from pipeline.run_dir.failures import Signals
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
