@@ -21,12 +21,12 @@ ENTRIES = ("pretrain.py", "sft.py")
 
 def import_everything() -> None:
     """What an entry imports, so that a fork begins at once. No tensor may be computed here: threads do not survive forks."""
-    import pipeline.callbacks.default
     import pipeline.pretrain
     import pipeline.report.single
     import pipeline.run.data
     import pipeline.run.finish
     import pipeline.run.open_run
+    import pipeline.run.train
     import pipeline.sft
     import pipeline.sources.open
     import pipeline.tokenizer

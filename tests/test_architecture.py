@@ -164,7 +164,6 @@ SMALL = {
     "callbacks/log.py",
     "callbacks/machine.py",
     "evals/metric.py",
-    "run/train.py",
     "launch/launcher.py",
 }
 
