@@ -17,9 +17,8 @@ from pipeline.process.progress import progress, write
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
-from pipeline.training.distributed import on_every_rank, on_rank_0, preserved_rng
+from pipeline.training.distributed import forward_only, on_every_rank, on_rank_0, preserved_rng
 from pipeline.training.metrics import StepMeter
-from pipeline.training.sharding import forward_only
 from pipeline.training.trainer import StepCallback, TandemTrainer
 
 # Texts generated while training, with fixed prompts: to samples.jsonl, the console and the trackers.

@@ -28,7 +28,7 @@ from pipeline.run_dir.hub_queue import MODEL, HubQueue
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
-from pipeline.training.sharding import whole_on_rank_0
+from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
 
 # The trainer's side of publishing: start the publisher, and at the end of the run wait for it, but not for ever.

@@ -37,11 +37,10 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
 from pipeline.tokenizer.encode import byte_lengths, is_byte_level
 from pipeline.tokenizer.load import comes_back_beside
-from pipeline.training.distributed import on_rank_0
+from pipeline.training.distributed import MULTIPLE, is_converted, on_rank_0, shard_model
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
-from pipeline.training.sharding import MULTIPLE, is_converted, shard_model
 from pipeline.training.trainer import TandemTrainer
 
 # Whether a model's loss is the sum over its targets, divided by the number that it is told.

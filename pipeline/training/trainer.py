@@ -26,13 +26,22 @@ from pipeline.training.checkpoint import (
     optimizer_tensors,
     write_state,
 )
-from pipeline.training.distributed import Ranks, from_every_rank, get_rng_state, on_every_rank, on_rank_0, preserved_rng
+from pipeline.training.distributed import (
+    Ranks,
+    convert_to_fp8,
+    forward_only,
+    from_every_rank,
+    get_rng_state,
+    on_every_rank,
+    on_rank_0,
+    own_part,
+    preserved_rng,
+)
 from pipeline.training.guard import StepGuard, explained_errors, total_norm
 from pipeline.training.metrics import LogRow, LossSum, OwnTime, StepMeter
 from pipeline.training.muon import alike
 from pipeline.training.optimizer import average_weights, build_optimizer
 from pipeline.training.schedules import StepSchedule
-from pipeline.training.sharding import convert_to_fp8, forward_only, own_part
 
 LOST_PART_S = 30.0  # that a rank whose training failed waits for the parts of others, which may be gone
 CLIP_EPS = 1e-6  # that torch adds to the norm: from here on its factor is below 1
@@ -74,7 +83,7 @@ class TandemTrainer(Trainer):
         meter: StepMeter,
         byte_lengths_V: Any,
     ):
-        # Sharded before it comes here (training/sharding.py); Trainer takes it as one that transformers loaded so.
+        # Sharded before it comes here (training/distributed.py); Trainer takes it as one that transformers loaded so.
         self.is_sharded = getattr(model, "is_distributed_loading_by_transformers", False)
         # Ranks that compute each layer together (tensor parallelism) read the same rows.
         self.batch_rank = batch_rank(args.process_index)
