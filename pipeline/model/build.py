@@ -481,7 +481,7 @@ def load_model(
 
 
 def _from_pretrained(model_class, path: str, **given) -> PreTrainedModel:
-    # Asked not to raise at a shape that does not fit, so that everything wrong is told at once, below.
+    # Asked not to raise at a shape that does not fit, so that everything wrong is named at once, below.
     model, info = model_class.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **given)
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):

@@ -235,7 +235,7 @@ def in_float32(states) -> bool:
 
 
 def flash_documents(config, inputs_embeds, position_ids) -> dict:
-    """Return where the documents of a batch begin, as the flash kernels of transformers are told it; for other attention nothing.
+    """Return where the documents of a batch begin, as the flash kernels of transformers take it; for other attention nothing.
 
     Without it they take position_ids to their word in a batch of one row only, and in a larger one documents see each
     other. The number of documents is read from the device: the one host sync of such a forward.

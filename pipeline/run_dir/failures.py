@@ -160,7 +160,7 @@ def _report_status(status: int, message: str, *, first_rank_only: bool) -> bool:
     return True
 
 
-def has_been_told(run: RunDirectory) -> bool:
+def has_reported_error(run: RunDirectory) -> bool:
     """Return whether another rank of this machine has said why the run ends; on a full disk only the status file can tell."""
     path = os.environ.get("TANDEM_STATUS")
     return run.failure.exists() or bool(path and os.path.exists(path))

@@ -43,7 +43,7 @@ from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
 from pipeline.training.trainer import TandemTrainer
 
-# Whether a model's loss is the sum over its targets, divided by the number that it is told.
+# Whether a model's loss is the sum over its targets, divided by the number that it is given.
 
 NUM_IDS = 8
 

@@ -295,7 +295,7 @@ class PinnedMemory:
         portable = 1  # cudaHostRegisterPortable, as torch.distributed registers what it shares
         self.registered = int(torch.cuda.cudart().cudaHostRegister(self.address, whole.numel(), portable)) == 0
         if not self.registered:
-            with suppress(RuntimeError):  # the refusal is remembered, and told at the next kernel, whichever that is
+            with suppress(RuntimeError):  # the refusal is remembered, and raised at the next kernel, whichever that is
                 torch.zeros(1, device="cuda").add_(1)
 
     def close(self) -> None:
@@ -479,7 +479,7 @@ def load_optimizer_and_schedule(trainer: "TandemTrainer", checkpoint: Path) -> N
 class Restore(TrainerCallback):
     """Continues exactly from a checkpoint. The first callback: the others see the run as the checkpoint left it.
 
-    Trainer.train is not told of the checkpoint: it would look for files of its own, and for cadences of that start.
+    Trainer.train is not given the checkpoint: it would look for files of its own, and for cadences of that start.
     """
 
     def __init__(self, trainer: "TandemTrainer"):

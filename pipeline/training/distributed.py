@@ -33,7 +33,7 @@ from transformers.distributed import DistributedConfig
 from pipeline.hardware import model_replicas, tensor_parallel_size
 from pipeline.process.errors import CannotWriteError, HangError, RecipeError, TandemError
 from pipeline.process.storage import remove_file
-from pipeline.run_dir.failures import has_been_told
+from pipeline.run_dir.failures import has_reported_error
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.muon import local
 
@@ -232,8 +232,8 @@ class Ranks:
     def lost(self, gone: list[int], run: RunDirectory, *, step: int) -> HangError:
         """Return what the ranks that are left say. A rank that could tell its own error has written it by now."""
         names = " and ".join(f"rank {n} (process {self.processes[n].pid} on {self.processes[n].host})" for n in gone)
-        if has_been_told(run):
-            return HangError(f"ended with {names}, whose error is told above.")
+        if has_reported_error(run):
+            return HangError(f"ended with {names}, whose error is reported above.")
         return HangError(
             f"{run.path}: {names} was lost at step {step}: it ended without a word, killed from outside or for lack of memory. "
             "The last checkpoint is whole. Run the same command again to go on from it."

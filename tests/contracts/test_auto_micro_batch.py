@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.process.storage import remove_folder
 
-# A model type of the user's that limits the address space when it is built, just before auto is settled: what is mapped by
+# A model type of the user's that limits the address space when it is built, just before auto is resolved: what is mapped by
 # then and $HEADROOM MB. Memory then refuses on a CPU as it does on a GPU.
 LIMITED = """
 import os, resource
