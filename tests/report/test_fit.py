@@ -148,6 +148,21 @@ def test_runs_of_a_family_are_fitted_and_the_next_depth_is_expected_where_the_la
     assert expected.fit == file.name
 
 
+def test_a_law_through_runs_of_few_steps_is_printed_with_a_warning_that_names_them(family, capsys):
+    steps = {depth: family.recipe(depth).train["max_steps"] for depth in (2, 4, 6)}
+    assert steps[2] < 200 < steps[6]
+    for depth in (2, 4, 6):
+        family(depth)
+    main(["--fit", "runs/d6", "runs/d2", "runs/d4"])
+    (warning,) = re.findall("warning: .*", capsys.readouterr().out)
+    assert f"fewer than 200 steps in d2 ({steps[2]})" in warning
+    assert "d6" not in warning
+    for depth in (6, 8, 10):
+        family(depth)
+    main(["--fit", "runs/d6", "runs/d8", "runs/d10"])
+    assert "warning" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "overrides", [["data.packing=concat"], ["run.tokens_per_param=4"], ["optimizer.schedule.decay_fraction=0.5"]]
 )
