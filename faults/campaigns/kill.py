@@ -133,7 +133,9 @@ def figure(rows: list[dict]) -> str:
     inside = sum(bool(hit["writing"]) for hit in kills)
     lost = [(steps, hit["with_writer"]) for row in rows for steps, hit in zip(row["lost"], row["kills"], strict=False)]
     most, most_with_writer = (max((n for n, w in lost if w == with_writer), default=0) for with_writer in (False, True))
-    by_ranks = ", ".join(f"{sum(r['ranks'] == n for r in rows)} on {n} rank(s)" for n in (1, 2))
+    by_ranks = ", ".join(
+        f"{sum(r['ranks'] == n for r in rows)} on {n} rank(s)" for n in sorted({r["ranks"] for r in rows})
+    )
     waited = max((hit["others_s"] for hit in kills if hit["others_s"] is not None), default=0.0)
     return (
         f"{sum(row['ok'] for row in rows)} of {len(rows)} went on by the same command to the uncut run's bits ({by_ranks}; "
