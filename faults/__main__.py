@@ -5,6 +5,7 @@ docs/reliability.md with --page.
 """
 
 import argparse
+import gc
 import importlib
 import os
 import shutil
@@ -55,6 +56,7 @@ def main(argv: list[str]) -> int:
         environment = {**os.environ, "LD_PRELOAD": str(library), "TOKENIZERS_PARALLELISM": "false"}
         os.execve(sys.executable, [sys.executable, "-m", "faults", *argv], environment)
     import_everything()
+    gc.freeze()  # or each fork's collections would go through, and copy, all that was imported
     lab = Lab(folder)
     names = CAMPAIGNS if asked.campaign == "all" else (asked.campaign,)
     return max(run(lab, name, asked) for name in names)

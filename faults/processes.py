@@ -1,6 +1,5 @@
 """A run as a process: by the cold, real command, or forked from this warm interpreter, which has imported all it needs."""
 
-import gc
 import os
 import signal
 import socket
@@ -31,8 +30,6 @@ def import_everything() -> None:
     import pipeline.sources.open
     import pipeline.tokenizer
     import pipeline.training.build  # noqa: F401
-
-    gc.freeze()  # or each fork's collections would go through, and copy, all that was imported
 
 
 class Run:

@@ -11,7 +11,7 @@ from faults import evidence, injector
 from faults.victim import SAVE_STEPS, Lab, Setting
 
 # Two saves: the first is the one to fall back on, the second meets the fault and then removes the first.
-SETTING = Setting(max_steps=2 * SAVE_STEPS, keep=1, report=False)
+SETTING = Setting(max_steps=2 * SAVE_STEPS, keep=1)
 COLD = 20  # of a campaign's cells are made by the cold, real command
 
 

@@ -4,6 +4,7 @@ Every trial goes on from a copy of the same run, cut after its first save; the s
 """
 
 import random
+from dataclasses import replace
 
 from faults import evidence, injector
 from faults.campaigns import base
@@ -11,10 +12,11 @@ from faults.victim import Lab, Setting
 
 WHAT = "A failure at every file call of one save"
 FAULTS = ("kill", "kill-all", "EIO", "ENOSPC")
+SETTING = replace(base.SETTING, report=False)
 ENDS = (0, 73, 74)  # the save could do without the call; cannot write; disk full
 
 
-def trials(lab: Lab, times: int, seed: int, setting: Setting = base.SETTING) -> list[str]:
+def trials(lab: Lab, times: int, seed: int, setting: Setting = SETTING) -> list[str]:
     """The first `times` of all cells call x fault, in the seed's order."""
     calls = base.calls_of_second_save(lab, setting)
     cells = [f"{n}-{fault}" for n, kind, _ in calls for fault in FAULTS if (kind, fault) != ("unlink", "ENOSPC")]
@@ -23,7 +25,7 @@ def trials(lab: Lab, times: int, seed: int, setting: Setting = base.SETTING) -> 
 
 
 def trial(lab: Lab, key: str) -> dict:
-    return failed_call(lab, key, base.SETTING, name="calls", cold=base.is_cold(trials, lab, key))
+    return failed_call(lab, key, SETTING, name="calls", cold=base.is_cold(trials, lab, key))
 
 
 def failed_call(lab: Lab, key: str, setting: Setting, *, name: str, cold: bool = False) -> dict:

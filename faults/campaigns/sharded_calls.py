@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from faults.campaigns import base, calls
+from faults.campaigns import calls
 from faults.victim import Lab
 
 WHAT = "A failure at every file call of one sharded save"
-SETTING = replace(base.SETTING, ranks=2, accumulation=1, sharded=True)
+SETTING = replace(calls.SETTING, ranks=2, accumulation=1, sharded=True)
 figure = calls.figure
 
 

@@ -27,7 +27,7 @@ from pipeline.training.trainer import StepCallback, TandemTrainer
 class Samples(TrainerCallback):
     """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
 
-    complete(model, prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
+    complete(model, prompts=prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
     all_ranks: complete is called on every rank, as the forward of a sharded model needs; the first one writes.
     writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
     """
@@ -36,7 +36,7 @@ class Samples(TrainerCallback):
         self,
         run: RunDirectory,
         *,
-        complete: Callable[[Any, list[str]], list[str]],
+        complete: Callable[..., list[str]],
         prompts: list[str],
         every_steps: int | None,
         chat: bool,
@@ -47,8 +47,8 @@ class Samples(TrainerCallback):
         all_ranks: bool = False,
     ):
         self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
-        self.all_ranks = all_ranks
-        self.attempt, self.tokens_at, self.meter, self.writers = attempt, tokens_at, meter, writers
+        self.all_ranks, self.attempt, self.tokens_at, self.meter = all_ranks, attempt, tokens_at, meter
+        self.writers = writers
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         step = state.global_step
@@ -85,7 +85,7 @@ class Samples(TrainerCallback):
         try:
             with self.meter.pause(), preserved_rng(), forward_only(model), torch.no_grad():
                 model.eval()
-                texts = self.complete(model, self.prompts)
+                texts = self.complete(model, prompts=self.prompts)
         except EvaluationInterrupted:
             return
         finally:

@@ -247,7 +247,7 @@ class BestFitCrop(Packer):
         self.arrivals = 0
         # Rows are full, so that pieces laid one after the other are rows: first those that add() or finish() is about to return.
         self.laid: list[np.ndarray] = []
-        self.first: list[Origin] = []  # of each row that is begun
+        self.first_origins: list[Origin] = []  # of each row that is begun
         self.room = self.row_tokens + 1  # of the row under construction
         self.bos_piece = np.array([self.bos], dtype=self.dtype)
 
@@ -273,8 +273,8 @@ class BestFitCrop(Packer):
         used = self.row_tokens + 1 - self.room
         if used >= 2:
             row = np.concatenate([*self.laid, np.full(self.room, self.pad, dtype=self.dtype)])
-            rows.append(PackedRows(row[None], np.array(self.first, np.int32), np.array([used], np.int32)))
-            self.laid, self.first, self.room = [], [], self.row_tokens + 1
+            rows.append(PackedRows(row[None], np.array(self.first_origins, np.int32), np.array([used], np.int32)))
+            self.laid, self.first_origins, self.room = [], [], self.row_tokens + 1
         return rows
 
     def _take(self):
@@ -287,7 +287,7 @@ class BestFitCrop(Packer):
         length = key >> 40
         ids, origin = self.buffer.pop(key & ~(-1 << 40))
         if room == self.row_tokens + 1:
-            self.first.append(origin)
+            self.first_origins.append(origin)
         if length > room:
             self.counts["cropped_tokens"] += length - room
             ids, length = ids[: room - 1], room
@@ -295,19 +295,19 @@ class BestFitCrop(Packer):
         self.room = room - length or self.row_tokens + 1
 
     def _full_rows(self):
-        width, is_begun = self.row_tokens + 1, self.room <= self.row_tokens
-        count = len(self.first) - is_begun
-        if not count:
+        if not self.laid:
             return []
-        flat = np.concatenate(self.laid)
-        rows, first = flat[: count * width].reshape(count, width), np.array(self.first[:count], np.int32)
-        self.laid, self.first = [flat[count * width :].copy()] * is_begun, self.first[count:]
-        return [PackedRows(rows, first, np.full(count, width, np.int32))]
+        width, is_begun = self.row_tokens + 1, self.room <= self.row_tokens
+        count = len(self.first_origins) - is_begun
+        flat = np.concatenate(self.laid, dtype=self.dtype, casting="unsafe")
+        rows, first = flat[: count * width].reshape(count, width), np.array(self.first_origins[:count], np.int32)
+        self.laid, self.first_origins = [flat[count * width :].copy()] if is_begun else [], self.first_origins[count:]
+        return [PackedRows(rows, first, np.full(count, width, np.int32))] if count else []
 
     def state(self):
         order = sorted(self.buffer)
         flat, lengths = ragged([self.with_bos(self.buffer[i][0]) for i in order], self.dtype)
-        origins = [self.buffer[i][1] for i in order] + (self.first or [(0, 0, 0)])
+        origins = [self.buffer[i][1] for i in order] + (self.first_origins or [(0, 0, 0)])
         return {
             "ids": flat,
             "lengths": lengths,
@@ -323,8 +323,7 @@ class BestFitCrop(Packer):
         self.by_length = sorted((len(piece) + 1) << 40 | i for i, piece in enumerate(pieces))
         self.arrivals = len(pieces)
         self.room = self.row_tokens + 1 - len(state["row"])
-        is_begun = len(state["row"]) > 0
-        self.laid, self.first = [state["row"]] * is_begun, [first] * is_begun
+        self.laid, self.first_origins = ([state["row"]], [first]) if len(state["row"]) else ([], [])
 
 
 class Concat(Packer):

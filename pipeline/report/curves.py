@@ -593,6 +593,7 @@ def _point(data: RunData) -> dict[str, Any]:
         "parameters": data.manifest["model"]["parameters"],
         "flops": data.manifest["model"]["flops_per_token"] * tokens,
         "tokens": tokens,
+        "steps": data.series(VAL_BPB)[-1][0],
         "step_share": ((data.manifest.get("inputs") or {}).get("batch_tokens") or 0) / max(1, tokens),
         "tokens_per_param": tokens / scaling if scaling else None,
         "val_bpb": data.last(VAL_BPB),
@@ -643,9 +644,9 @@ def _text(points: list[dict[str, Any]], law: PowerLaw, rule: dict[str, float]) -
         lines.append(
             f"{LEAST} sizes are few: they can hardly tell a law from noise, hence the wide interval. Each further size narrows it."
         )
-    if short := [f"{p['run']} ({1 / p['step_share']:.0f})" for p in points if p["step_share"] > 1 / FEW_STEPS]:
+    if short := [f"{point['run']} ({point['steps']})" for point in points if point["steps"] < FEW_STEPS]:
         lines.append(
             f"warning: fewer than {FEW_STEPS} steps in {', '.join(short)}: such runs are mostly warm-up and the first descent, and longer ones can end far outside the intervals. "
-            "Raise run.tokens_per_param, or leave them out."
+            f"Train these sizes longer, all of the family by the same run.{name}."
         )
     return table(["run", "parameters", "tokens", "FLOPs", VAL_BPB, "fitted"], rows) + "\n" + "\n".join(lines) + "\n"

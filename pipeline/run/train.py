@@ -3,7 +3,6 @@
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transformers import PrinterCallback, TrainerCallback
 
@@ -114,7 +113,7 @@ def add_callbacks(
         Samples(
             run,
             complete=partial(
-                _complete,
+                complete,
                 tokenizer=trainer.processing_class,
                 chat=recipe.stage == "sft",
                 max_new_tokens=samples.max_new_tokens,
@@ -151,7 +150,3 @@ def own_callbacks(recipe: Recipe) -> list[TrainerCallback]:
         with guarded(f"{where}: {name}"):
             made.append(import_attribute(name, recipe.code, where=where)())
     return made
-
-
-def _complete(model: Any, prompts: list[str], *, tokenizer: Any, **settings: Any) -> list[str]:
-    return complete(model, tokenizer, prompts, **settings)

@@ -147,13 +147,20 @@ def write_part(job: Job) -> None:
             fsync_file(temporary / name)  # here: another host's fsync would not reach what this one has cached
         _write_report(report, {"written": written})
     except OSError as error:
-        if report.exists():
-            return  # its name came all the same: rank 0's process may be sealing what it names
-        for name in job.images:
-            remove_file(temporary / name)  # a full disk has room for the report then
-        _write_report(report, json.loads(error_line(error)))
-        if report.exists():  # else rank 0's process has given up, or a next start has cleared all away
-            raise
+        try:
+            if report.name in os.listdir(
+                report.parent
+            ):  # not exists(), whose first answer a network file system may have kept
+                return  # its name came all the same: rank 0's process may be sealing what it names
+            for name in job.images if error.errno in (errno.ENOSPC, errno.EDQUOT) else ():
+                remove_file(temporary / name)  # there is room for the report then
+            _write_report(report, json.loads(error_line(error)))
+            report.stat()
+        except FileNotFoundError:
+            return  # rank 0's process has given up, or a next start has cleared all away
+        except OSError:
+            pass  # a disk that takes no report either: the first error says why
+        raise
 
 
 def _write_report(report: Path, facts: dict[str, Any]) -> None:

@@ -34,8 +34,7 @@ from pipeline.training.muon import alike
 if TYPE_CHECKING:
     from pipeline.training.trainer import TandemTrainer
 
-# Tensors that must hold finite numbers only: what is loaded, what is about to be saved and, by their norm,
-# gradients.
+# Tensors that must hold finite numbers only: what is loaded, what is about to be saved and, by their norm, gradients.
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -55,8 +54,7 @@ def refuse_nonfinite(tensors: Mapping[str, Tensor], *, where: str, instead: str)
         raise error
 
 
-# Where a number that is not finite began: the parameter, the loss or the gradient, and the rows that were read for
-# it.
+# Where a number that is not finite began: the parameter, the loss or the gradient, and the rows that were read for it.
 
 SHOWN = 8  # rows that a message names; failure.json and metrics.jsonl hold all
 

@@ -202,7 +202,8 @@ def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_erro
             checkpoint_writer.write_part(job)
     os.close(descriptor)
     found = read_json(reports(folder) / "1.json")
-    assert ("written" in found) == (folder / file(1)).exists() == (call == "renamed and failed")
+    assert ("written" in found) == (call == "renamed and failed")
+    assert (folder / file(1)).exists()  # rank 0's process may be sealing it, or discards it with the folder
     assert found.get("errno") in (None, errno.EIO)
 
 

@@ -161,3 +161,6 @@ def test_a_document_that_waits_does_not_hold_the_block_that_it_came_in():
     packing.add([(block[:100], (0, 0, 0)), (block[100:103], (0, 0, 1)), (block[103:300], (0, 0, 2))])
     assert len(packing.buffer) == 3
     assert not any(np.shares_memory(ids, block) for ids, _ in packing.buffer.values())
+    packing.add([(block[300 - 7 * n : 305 - 7 * n], (0, 1, n)) for n in range(1, 7)])
+    assert packing.room < 17  # a row is begun
+    assert not any(np.shares_memory(ids, block) for ids in packing.laid)

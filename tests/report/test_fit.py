@@ -53,7 +53,10 @@ def family(tmp_path, monkeypatch):
         )  # fmt: skip
         write_text(run.recipe, "{}")
         bpb = off * 20 * (per_token * tokens) ** -0.1
-        append_row(run.metrics, {"step": 9, "attempt": 1, "time": 1.0, "tokens": tokens, "val/bpb": bpb})
+        append_row(
+            run.metrics,
+            {"step": settled.train["max_steps"], "attempt": 1, "time": 1.0, "tokens": tokens, "val/bpb": bpb},
+        )
         return read_run(str(run.path))
 
     write.recipe = recipe
