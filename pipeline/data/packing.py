@@ -448,6 +448,8 @@ class SequenceWriter:
         self.bad_rows: list[str] = []
         self.wanted, self.skip = from_shard, 0
         self.number = self._first_unsealed() if from_shard is None else from_shard
+        if from_shard is None:
+            self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
         self.blocks = self._packed_blocks(self._restore())
 
     def extend(self) -> bool:
@@ -490,11 +492,14 @@ class SequenceWriter:
         else:
             write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.before.state()))
             write_shard(self.folder, self.number, rows, counts)
-            if self.number and (self.number - 1) % STATES_KEPT_EVERY:
-                remove_file(state_path(self.folder, self.number - 1))
+            self._forget_state(self.number - 1)
             if self.ahead is not None:
                 self.ahead.forget()
         self.number += 1
+
+    def _forget_state(self, number: int) -> None:
+        if number > 0 and number % STATES_KEPT_EVERY:
+            remove_file(state_path(self.folder, number))
 
     def _make_again(self, rows: PackedRows) -> None:
         """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""

@@ -97,6 +97,19 @@ def test_another_tokenizer_is_another_key(bench):
     assert train_folder(make_plan(recipe, other, sources=bench.sources(recipe))) != train_folder(same)
 
 
+def test_the_state_that_a_killed_process_left_behind_a_newer_one_is_removed_by_the_next(bench):
+    recipe = bench.recipe(shard_rows=64)
+    plan = make_plan(recipe, bench.tokenizer, sources=bench.sources(recipe))
+    folder, first = train_folder(plan), writer(bench, recipe, plan)
+    for _ in range(2):
+        first.extend()
+    left = state_path(folder, 1).read_bytes()
+    first.extend()
+    state_path(folder, 1).write_bytes(left)  # it was killed when shard 2 was sealed
+    assert writer(bench, recipe, plan).number == 3
+    assert [path.name for path in sorted(folder.glob("state-*"))] == [state_path(folder, n).name for n in (0, 2)]
+
+
 def _saved(bench):
     bench.tokenizer.save_pretrained(bench.folder / "tokenizer")
     return bench.folder / "tokenizer"
