@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -151,13 +152,21 @@ def test_a_rank_whose_disk_refuses_leaves_the_folder_to_the_process_of_rank_0(ru
     assert names(run) == []
 
 
+@contextmanager
+def part_of_rank_1(run, folder):
+    descriptor = os.memfd_create("part")
+    os.ftruncate(descriptor, 100)
+    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
+    rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
+    yield checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2)
+    os.close(descriptor)
+
+
 @pytest.mark.parametrize("moment", ["before the part is safe", "before the report"])
 def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_second_error(run, monkeypatch, moment):
     """Its disk was full, or it was killed and the next start has cleared the folder away while this rank's process still wrote."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
-    descriptor = os.memfd_create("part")
-    os.ftruncate(descriptor, 100)
     fsync = checkpoint_writer.fsync_file
 
     def late(path):
@@ -168,10 +177,8 @@ def test_a_part_that_comes_after_rank_0_has_given_up_leaves_nothing_and_no_secon
             fsync(path)
 
     monkeypatch.setattr(checkpoint_writer, "fsync_file", late)
-    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
-    rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
-    checkpoint_writer.write_part(checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2))
-    os.close(descriptor)
+    with part_of_rank_1(run, folder) as job:
+        checkpoint_writer.write_part(job)
     assert names(run) == []
 
 
@@ -180,8 +187,6 @@ def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_erro
     """Rank 0's process would wait ten minutes for it."""
     folder = temporary_folder(run.checkpoint(5))
     reports(folder).mkdir()
-    descriptor = os.memfd_create("part")
-    os.ftruncate(descriptor, 100)
     write, failed = checkpoint_writer._write_report, []
 
     def refused(report, facts):
@@ -192,15 +197,12 @@ def test_a_report_that_the_disk_refuses_is_made_again_as_the_report_of_that_erro
             raise OSError(errno.EIO, "Input/output error", str(report))
 
     monkeypatch.setattr(checkpoint_writer, "_write_report", refused)
-    paths = {"temporary": str(folder), "target": str(run.checkpoint(5))}
-    rest = {"images": {file(1): (descriptor, 100)}, "scores": {}, "keep": None, "every": None, "facts": {"step": 5}}
-    job = checkpoint_writer.Job(**paths, **rest, rank=1, ranks=2)
-    if call == "renamed and failed":
-        checkpoint_writer.write_part(job)
-    else:
-        with pytest.raises(OSError, match="Input/output error"):
+    with part_of_rank_1(run, folder) as job:
+        if call == "renamed and failed":
             checkpoint_writer.write_part(job)
-    os.close(descriptor)
+        else:
+            with pytest.raises(OSError, match="Input/output error"):
+                checkpoint_writer.write_part(job)
     found = read_json(reports(folder) / "1.json")
     assert ("written" in found) == (call == "renamed and failed")
     assert (folder / file(1)).exists()  # rank 0's process may be sealing it, or discards it with the folder
