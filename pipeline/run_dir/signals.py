@@ -1,4 +1,4 @@
-"""The name that `pipeline.run.Signals` lay under before 2026-11-26; it goes with the next version."""
+"""Deprecated alias of `pipeline.run.Signals`, to be removed in the next version."""
 
 from pipeline.run_dir.failures import Signals
 

@@ -1,5 +1,5 @@
-"""What several ranks do together: values that they share, votes, failures of one that all must know, and the random state of each;
-and a model that all share, in float8 where the recipe asks for it.
+"""Distributed training: collectives over ranks, errors that all of them raise, random states, and sharding of the model
+(FSDP2, HSDP, tensor parallelism), in float8 where the recipe asks for it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What stops or skips a step, found and explained: numbers that are none, memory that ran out, a rank that was lost.
+"""Checks and diagnoses of a training step: non-finite numbers, out of memory, a lost rank.
 
 Which micro-batch fits is tried on the spot instead of estimated.
 """
