@@ -1,4 +1,4 @@
-"""The life of a run, in the order in which it happens, with its callbacks, in the order in which they act; both stages live it."""
+"""The steps of a run from start to end, for both stages, and its callbacks in the order in which they act."""
 
 import os
 from functools import partial

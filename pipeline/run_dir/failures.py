@@ -1,4 +1,4 @@
-"""The end of an entry: its exit status, its one sentence, and failure.json; and the signals that bring it, heard in any phase."""
+"""Exit statuses and error messages of the entries, failure.json, and handlers of the signals that stop a run."""
 
 import errno
 import os
