@@ -213,7 +213,11 @@ def _listed(blocks_B1NN):
     """How many blocks each row of blocks has, (B, 1, N), and their numbers before all others, (B, 1, N, N); int32."""
     blocks_B1NN = blocks_B1NN.int().contiguous()
     order = blocks_B1NN.argsort(dim=-1, descending=True, stable=True)
-    return blocks_B1NN.sum(-1, dtype=torch.int32), order.to(torch.int32, memory_format=torch.contiguous_format)
+    # The compiler gives a dimension of 1 any stride, and FlexAttention's kernel finds a row's blocks by it: it would read
+    # outside of them. as_strided is the one word for strides that the compiler keeps.
+    rows, blocks = blocks_B1NN.shape[0], blocks_B1NN.shape[-1]
+    counts = blocks_B1NN.sum(-1, dtype=torch.int32).as_strided((rows, 1, blocks), (blocks, blocks, 1))
+    return counts, order.int().as_strided(blocks_B1NN.shape, (blocks**2, blocks**2, blocks, 1))
 
 
 def _with_kernel_for(config, inputs_embeds, *, grows: bool):
@@ -443,17 +447,17 @@ def make_projection(config, width_in: int, width_out: int, role: str) -> nn.Modu
 
 
 @torch.compiler.assume_constant_result
-def rotary_table(config, device):
-    """rotary_angles of positions 0 to n_positions - 1; a compiled graph holds them as constants."""
+def rotary_table(length, head_dim, theta, device):
+    """rotary_angles of positions 0 to length - 1; a compiled graph holds them as constants."""
     # Otherwise the compiler would compute cosine and sine anew inside every kernel that reads them, per head and layer.
-    return rotary_angles(config, torch.arange(config.n_positions, device=device)[None])
+    return rotary_angles(torch.arange(length, device=device)[None], head_dim, theta)  # torch 2.11 takes no config here
 
 
-def rotary_angles(config, position_ids):
+def rotary_angles(position_ids, head_dim, theta):
     """Cosine and sine of RoPE, fp32, (B or 1, 1, T, K / 2)."""
     # Computed at every forward: a buffer outside the checkpoint would hold garbage after from_pretrained.
-    channels = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=position_ids.device)
-    frequencies = 1.0 / (config.rope_theta ** (channels / config.head_dim))
+    channels = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device)
+    frequencies = 1.0 / (theta ** (channels / head_dim))
     angles = position_ids[:, None, :, None].float() * frequencies
     return angles.cos(), angles.sin()
 
@@ -737,11 +741,12 @@ class TandemModel(TandemPreTrainedModel):
             x_BTD = self._smear(x_BTD, position_ids if restarts else None, past_key_values)
         x_BTD = self.drop(x_BTD)
 
-        rotary = None
+        rotary, rope = None, (config.head_dim, config.rope_theta)
         if config.position_embedding == "rope" and not restarts and x_BTD.shape[1] <= config.n_positions:
-            rotary = tuple(table[:, :, : x_BTD.shape[1]] for table in rotary_table(config, x_BTD.device))
+            tables = rotary_table(config.n_positions, *rope, x_BTD.device)
+            rotary = tuple(table[:, :, : x_BTD.shape[1]] for table in tables)
         elif config.position_embedding == "rope":
-            rotary = rotary_angles(config, position_ids)
+            rotary = rotary_angles(position_ids, *rope)
         embedding_BTD = x_BTD if config.residual_lambdas else None
         middle_BTD = bigram_BTD = None
         if config.bigram_embeddings:

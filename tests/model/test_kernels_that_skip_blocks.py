@@ -1,10 +1,13 @@
 """FlexAttention and flash kernels see what eager attention sees: windows, and packed documents in any number of rows."""
 
+import re
+
 import pytest
 import torch
 from tiny_models import loss_and_gradients, random_ids, tiny
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn.attention.flex_attention import create_block_mask
+from torch._inductor.utils import run_and_get_code
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import modeling_flash_attention_utils as flash
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -68,6 +71,23 @@ def test_the_training_step_with_flex_attention_is_one_graph_compiled_once(packed
     assert sum("flex_attention" in name for name in called) == (4 if packed else 3)
     assert sum("scaled_dot_product_attention" in name for name in called) == (0 if packed else 1)
     assert any("argsort" in name for name in called) == packed  # the blocks of a window are constants of the graph
+
+
+def test_the_compiler_leaves_the_lists_of_blocks_contiguous_as_the_kernel_on_gpus_takes_them_to_be():
+    # That kernel multiplies by the stride of the heads' dimension, which is of size 1 here; the CPU's does not.
+    def masked(query, documents):
+        mask = BlockMask((512, 512), *_blocks(9, 512, "cpu", documents), mask_mod=_visible(9, documents))
+        return flex_attention(query, query, query, block_mask=mask)
+
+    torch._dynamo.reset()
+    documents = torch.arange(512).expand(2, -1) // torch.tensor([[70], [200]])
+    with torch.no_grad():
+        compiled = torch.compile(masked, dynamic=False)
+        _, (code, *_) = run_and_get_code(compiled, torch.randn(2, 2, 512, 16), documents)
+    strides = [eval(found) for found in re.findall(r"empty_strided_cpu\(\(2, 1, 4\), (\(.*?\)), torch.int32", code)]
+    assert strides and set(strides) == {(4, 4, 1)}
+    strides = [eval(found) for found in re.findall(r"empty_strided_cpu\(\(2, 1, 4, 4\), (\(.*?\)), torch.int32", code)]
+    assert strides.count((16, 16, 4, 1)) >= 2  # others are only sorted
 
 
 def test_generation_leaves_flex_attention_to_rows(monkeypatch):
