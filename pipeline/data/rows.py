@@ -120,8 +120,7 @@ def rows_of_micro_batch(micro_step: int, *, rank: int, world_size: int, rows: in
     return [i if i < total else None for i in range(first, first + rows)]
 
 
-# What a run has trained on of each source: a pure function of the rows used, so that a resume needs no state for
-# it.
+# What a run has trained on of each source: a pure function of the rows used, so a resume needs no state for it.
 
 
 @dataclass(frozen=True)

@@ -471,8 +471,7 @@ class Mixture:
         return None
 
 
-# Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, which row is
-# which.
+# Sealed shards of several sources and the mixture of their rows: what is there, what is missing next, what row is where.
 
 
 @dataclass(frozen=True)

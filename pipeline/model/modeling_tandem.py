@@ -213,11 +213,10 @@ def _listed(blocks_B1NN):
     """How many blocks each row of blocks has, (B, 1, N), and their numbers before all others, (B, 1, N, N); int32."""
     blocks_B1NN = blocks_B1NN.int().contiguous()
     order = blocks_B1NN.argsort(dim=-1, descending=True, stable=True)
-    # The compiler gives a dimension of 1 any stride, and FlexAttention's kernel finds a row's blocks by it: it would read
-    # outside of them. as_strided is the one word for strides that the compiler keeps.
-    rows, blocks = blocks_B1NN.shape[0], blocks_B1NN.shape[-1]
-    counts = blocks_B1NN.sum(-1, dtype=torch.int32).as_strided((rows, 1, blocks), (blocks, blocks, 1))
-    return counts, order.int().as_strided(blocks_B1NN.shape, (blocks**2, blocks**2, blocks, 1))
+    # FlexAttention's kernel finds a row's blocks by the stride of the dimension of 1, which the compiler would choose freely.
+    N = blocks_B1NN.shape[-1]
+    counts_B1N = blocks_B1NN.sum(-1, dtype=torch.int32)
+    return counts_B1N.as_strided(counts_B1N.shape, (N, N, 1)), order.int().as_strided(order.shape, (N * N, N * N, N, 1))
 
 
 def _with_kernel_for(config, inputs_embeds, *, grows: bool):
@@ -743,8 +742,8 @@ class TandemModel(TandemPreTrainedModel):
 
         rotary, rope = None, (config.head_dim, config.rope_theta)
         if config.position_embedding == "rope" and not restarts and x_BTD.shape[1] <= config.n_positions:
-            tables = rotary_table(config.n_positions, *rope, x_BTD.device)
-            rotary = tuple(table[:, :, : x_BTD.shape[1]] for table in tables)
+            table = rotary_table(config.n_positions, *rope, x_BTD.device)
+            rotary = tuple(angles[:, :, : x_BTD.shape[1]] for angles in table)
         elif config.position_embedding == "rope":
             rotary = rotary_angles(position_ids, *rope)
         embedding_BTD = x_BTD if config.residual_lambdas else None

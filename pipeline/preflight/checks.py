@@ -308,8 +308,7 @@ def _layer(
     return attend
 
 
-# What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the
-# way.
+# What a run will lack for its length: a rate that reaches its peak, checkpoints to go on from, validation on the way.
 
 LONG_WARMUP = 0.5
 

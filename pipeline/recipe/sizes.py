@@ -280,8 +280,7 @@ def model_fields(
     return {**options_of(recipe, vocab_size=vocab_size), **sizes, "vocab_size": vocab_size, **ids}
 
 
-# Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last
-# parameter.
+# Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last parameter.
 
 if TYPE_CHECKING:
     from pipeline.recipe.schema import Recipe
