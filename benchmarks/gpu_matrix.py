@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic
 
 import against_nanochat as nanochat
-from common import ROOT, show
+from common import ROOT, show, write_words
 
 MODES = {"eager": ["train.torch_compile=false"], "compile": ["train.torch_compile=true"]}
 ATTENTION = {
@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--vocab-size", type=int, default=32768)
-    parser.add_argument("--cell-s", type=float, default=150.0)
-    parser.add_argument("--depth-s", type=float, default=540.0)
+    parser.add_argument("--cell-s", type=float, default=240.0)
+    parser.add_argument("--depth-s", type=float, default=900.0)
     parser.add_argument("--set", nargs="*", default=[], metavar="section.key=value", help="more for every cell")
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--text")
@@ -64,15 +64,18 @@ def main() -> None:
     names = [name for name in CELLS if any(fnmatch(name, pattern) for pattern in options.cells)]
     if not names:
         parser.error(f"--cells {' '.join(options.cells)} matches none of {', '.join(CELLS)}.")
-    rows: list[dict] = []
-    for depth in options.depths:
-        prepare(options, depth)
-        of_depth = list(cells(options, depth, names))
-        if options.peer:
-            of_depth.append({"depth": depth, "cell": "nanochat", **peer(options, depth)})
-        first = next((row["tok_per_s"] for row in of_depth if "tok_per_s" in row), None)
-        rows += [row | {"ratio": row["tok_per_s"] / first} if "tok_per_s" in row else row for row in of_depth]
-    show(options, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        options.words = write_words(Path(folder) / "words.jsonl")
+        show(options, [row for depth in options.depths for row in of_depth(options, depth, names)])
+
+
+def of_depth(options: argparse.Namespace, depth: int, names: list[str]) -> list[dict]:
+    prepare(options, depth)
+    rows = list(cells(options, depth, names))
+    if options.peer:
+        rows.append({"depth": depth, "cell": "nanochat", **peer(options, depth)})
+    first = next((row["tok_per_s"] for row in rows if "tok_per_s" in row), None)
+    return [row | {"ratio": row["tok_per_s"] / first} if "tok_per_s" in row else row for row in rows]
 
 
 def cells(options: argparse.Namespace, depth: int, names: list[str]) -> Iterator[dict]:
@@ -98,7 +101,7 @@ def overrides(options: argparse.Namespace, depth: int) -> list[str]:
         f"data.row_tokens={options.row_tokens}",
         f"data.batch_tokens={options.rows * options.row_tokens}",
         f"train.per_device_train_batch_size={options.rows}",
-        "data.sources=[{id: tandem:quickstart_text}]",
+        f"data.sources=[{{files: {options.words}}}]",
         *options.set,
     ]
 

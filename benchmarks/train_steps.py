@@ -2,8 +2,8 @@
 
     python benchmarks/train_steps.py [--depth 12] [--steps 50] [--recipe recipes/fineweb_d24.yaml] [section.key=value ...]
 
-Runs the pretraining entry itself on this machine's first device, on the built-in text (what the text says does not change
-the time), without evaluations and checkpoints. The first fifth of the steps, which compiles and warms up, is left out; of
+Runs the pretraining entry itself on this machine's first device, on random words (what the text says does not change the
+time, its vocabulary does), without evaluations and checkpoints. The first fifth of the steps, which compiles and warms up, is left out; of
 the others the median counts, with the first and last decile of the step's seconds. Two ways are compared by calls in turns,
 A B A B, in one session, or by gpu_matrix.py.
 """
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import DEVICE, ROOT, TRAIN_ONLY, show
+from common import DEVICE, ROOT, TRAIN_ONLY, show, write_words
 
 SHOWN = ("perf/step_s", "perf/tok_per_s", "perf/mfu_pct", "perf/bf16_mfu_pct")
 
@@ -52,7 +52,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict]:
         "run.name=steps",
         f"model.depth={options.depth}",
         f"train.max_steps={options.steps}",
-        "data.sources=[{id: tandem:quickstart_text}]",
+        f"data.sources=[{{files: {write_words(folder / 'words.jsonl')}}}]",
         "train.logging_steps=1",
         *TRAIN_ONLY,
         "monitor.trackers=[]",
