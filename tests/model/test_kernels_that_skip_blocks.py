@@ -76,7 +76,8 @@ def test_the_training_step_with_flex_attention_is_one_graph_compiled_once(packed
 def test_the_compiler_leaves_the_lists_of_blocks_contiguous_as_the_kernel_on_gpus_takes_them_to_be():
     # That kernel multiplies by the stride of the heads' dimension, which is of size 1 here; the CPU's does not.
     def masked(query, documents):
-        mask = BlockMask((512, 512), *_blocks(9, 512, "cpu", documents), mask_mod=_visible(9, documents))
+        how = {"BLOCK_SIZE": (128, 128), "mask_mod": _visible(9, documents)}
+        mask = BlockMask((512, 512), *_blocks(9, 512, "cpu", documents), **how)
         return flex_attention(query, query, query, block_mask=mask)
 
     torch._dynamo.reset()

@@ -124,7 +124,7 @@ def test_samples_are_made_without_float8(tmp_path):
         return prompts
 
     pause = types.SimpleNamespace(pause=contextlib.nullcontext)
-    given = {"every_steps": 1, "chat": False, "attempt": 1, "batch_tokens": 8, "meter": pause, "writers": []}
+    given = {"every_steps": 1, "chat": False, "attempt": 1, "tokens_at": int, "meter": pause, "writers": []}
     samples = Samples(RunDirectory(tmp_path), complete=complete, prompts=["a"], **given)
     samples.sample(types.SimpleNamespace(global_step=1, is_world_process_zero=True), model)
     assert seen == [set()]
