@@ -13,7 +13,7 @@ import numpy as np
 from common import arguments, in_turns, show
 
 from pipeline.data.rows import RowReader
-from pipeline.data.stream import PackedRows, Shard, map_tensors, shard_path, write_shard
+from pipeline.data.stream import PackedRows, Shard, map_tensors, shard_path, write_rows
 
 SHARD_ROWS = 2048
 BATCHES = 8  # of one timed call
@@ -27,7 +27,7 @@ def make_shard(folder: Path, row_tokens: int) -> Shard:
     used = np.full(SHARD_ROWS, row_tokens + 1, np.int32)
     used[::8] = row_tokens // 2  # padded
     origins = np.zeros((SHARD_ROWS, 3), np.int32)
-    write_shard(folder, 0, PackedRows(ids, origins, used), {})
+    write_rows(folder, 0, PackedRows(ids, origins, used))
     return Shard(**map_tensors(shard_path(folder, 0)))
 
 

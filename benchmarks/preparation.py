@@ -7,22 +7,33 @@ timed by the processor's seconds of this process. The tokenizer is trained on th
 the seconds a token; the goal is less than 1 / 0.7 = 1.43.
 
 With --processes N instead: wall seconds of preparing by N processes against one, in turns on a machine at rest, the start of the
-processes included (give it a minute of text). speed_up: the goal for 2 is 1.8. packing_tok_per_s: what the one process that packs
-and seals does a second of its processor, ids given; feeds_processes: how many processes' ids that is.
+processes included (give it a minute of text). speed_up: the goal for 2 is 1.8. The process that packs and seals then gets all
+ids ready made, which takes encoding_s of one process: reading_s, packing_s, writing_s (two threads) and sealing_s are the seconds
+of a processor that its threads take.
+feeds_processes: how many processes' ids the busiest thread takes. share_at_64: of 64 times one process on 64 cores, by these
+figures: what the threads take is not encoded, and no more is encoded than they take.
 """
 
 import os
 
 os.environ["RAYON_NUM_THREADS"] = "1"  # before anything imports tokenizers
 
+import resource
 import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
+from unittest.mock import patch
 
 from common import ROOT, arguments, in_turns, seconds, show
 
+from pipeline.data import packing
+from pipeline.data.packing import SequenceWriter
 from pipeline.data.preparation import sequence_folder
 from pipeline.data.prepare import prepare_now, prepare_part
 from pipeline.process.storage import read_json
@@ -31,6 +42,36 @@ from pipeline.recipe.schema import with_values
 from pipeline.sources.open import open_sources
 from pipeline.tokenizer import load_or_train
 from pipeline.tokenizer.encode import Encoder
+
+
+def timed(work: Callable, cpu_s: list[float]) -> Callable:
+    """Return the function, which notes the processor's seconds of its thread at each call."""
+
+    def work_timed(*arguments):
+        before = time.thread_time()
+        try:
+            return work(*arguments)
+        finally:
+            cpu_s.append(time.thread_time() - before)
+
+    return work_timed
+
+
+class TimedThreads(ThreadPoolExecutor):
+    made: ClassVar[list["TimedThreads"]] = []  # of one sequence, in the order in which its writer makes them
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.cpu_s: list[float] = []
+        self.made.append(self)
+
+    def submit(self, work, *arguments):
+        return super().submit(timed(work, self.cpu_s), *arguments)
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -75,16 +116,23 @@ def main() -> None:
                 prepare_now(with_values(recipe, {"data.num_proc": processes}), tokenizer, sources=sources)
 
             found = in_turns(lambda: train_alone(options.processes), train_alone, pairs=options.pairs, warm_up=0)
-            by_one = seconds(train_alone, time.process_time)
-            shutil.rmtree(sequence_folder(plan, about))
-            prepare_part(recipe, tokenizer, sources=sources, part=(1, 1))
-            own = [
-                seconds(lambda: prepare_now(recipe, tokenizer, sources=sources), time.process_time) for _ in range(2)
-            ]
-            packing = own[0] - own[1]  # the second time all is sealed, and the plan alone is made
-            by_one -= own[1]
+            part = partial(prepare_part, recipe, tokenizer, sources=sources, part=(1, 1))
+            packing.ThreadPoolExecutor = TimedThreads
+            for _ in range(2):  # the second time in memory that the first has touched
+                shutil.rmtree(sequence_folder(plan, about))
+                encoding = seconds(part, cpu_of_children)
+                encoding -= seconds(part, cpu_of_children)  # all is encoded now, and a process is started alone
+                TimedThreads.made.clear()
+                with patch.object(SequenceWriter, "_seal", timed(SequenceWriter._seal, sealed := [])):
+                    prepare_now(recipe, tokenizer, sources=sources)
+            reading, packing_s, writing = (sum(threads.cpu_s) for threads in TimedThreads.made)
+            sealing = sum(sealed)
+            busiest = max(reading, packing_s, writing / packing.AHEAD, sealing)
+            cores = 64 / (1 + (reading + packing_s + writing + sealing) / encoding)
             row = {"processes": options.processes, "one_s": found["other_s"], "speed_up": 1 / found["ratio"]}
-            show(options, [row | {"packing_tok_per_s": tokens / packing, "feeds_processes": by_one / packing}])
+            row |= {"reading_s": reading, "packing_s": packing_s, "writing_s": writing, "sealing_s": sealing}
+            row |= {"encoding_s": encoding, "feeds_processes": encoding / busiest}
+            show(options, [row | {"share_at_64": min(cores, encoding / busiest) / 64}])
             return
 
         found = in_turns(

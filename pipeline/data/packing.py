@@ -1,13 +1,14 @@
 """Documents and conversations packed into rows, and the shards that are written of them one after the other."""
 
 import copy
-import hashlib
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -20,16 +21,19 @@ from pipeline.data.stream import (
     end_path,
     map_tensors,
     read_seal,
-    safetensors_bytes,
+    safetensors_parts,
     seal_path,
+    sha256_of,
     shard_path,
     shard_tensors,
     state_path,
-    write_shard,
+    write_rows,
 )
 from pipeline.data.workers import OUTCOMES, EncodedBlock, encode_block
 from pipeline.process.errors import DataError
 from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
+
+Item = TypeVar("Item")
 
 # Rows under construction: pieces fitted into bins, bins laid out as arrays. T = row_tokens.
 
@@ -408,12 +412,38 @@ def _together(ids: list[PackedRows], lengths: list[PackedRows]) -> list[PackedRo
     return [replace(rows, target_bytes=counts.input_ids) for rows, counts in zip(ids, lengths, strict=True)]
 
 
+def made_ahead(items: Iterator[Item], thread: ThreadPoolExecutor, count: int) -> Iterator[Item]:
+    """Yield the items while a thread makes up to `count` more. Raises what making an item raises, in its turn."""
+    coming: deque[Future[Item | None]] = deque()
+    while True:
+        while len(coming) <= count:
+            coming.append(thread.submit(next, items, None))
+        item = coming.popleft().result()
+        if item is None:
+            return
+        yield item
+
+
 # Makes a source's shards one after the other: the same bytes whether or not it was interrupted in between.
 #
 # Between two shards the whole state is: the packer before the block of documents that is being worked on, that block's
 # place in the source, and how many of the rows it gives are already sealed. Going on reads and packs that block again.
 
 STATES_KEPT_EVERY = 16  # a shard that was deleted is made again from the nearest earlier state
+AHEAD = 2  # shards behind the one that is sealed next, in memory
+
+
+@dataclass
+class PackedShard:
+    """A shard that is not sealed yet, and what of the source went into it. rows: None for what came behind the last shard."""
+
+    rows: PackedRows | None
+    before: Any  # packer before the block that is being worked on
+    about: dict[str, Any]  # in the seal
+    is_last: bool
+    seen: list[Future]  # of the scanner
+    used: list[Path]  # encoded blocks that are not needed once it is sealed
+    written: Future[dict] | None = None  # its counts, where threads write it
 
 
 class SequenceWriter:
@@ -433,7 +463,8 @@ class SequenceWriter:
     ):
         """Stands after the last sealed shard, or at or before `from_shard` to make that one again.
 
-        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader); None: they are encoded here.
+        ahead: gives the source's blocks as other processes encode them (workers.EncodedReader), which threads pack and write
+        while the shard before is sealed; None: all is done here, one after the other.
         """
         self.folder, self.source, self.tokenizer, self.settings = Path(folder), source, tokenizer, settings
         self.num_proc, self.ahead = num_proc, ahead
@@ -444,57 +475,91 @@ class SequenceWriter:
                 remove_file(torn)  # left by a process that was killed while it wrote
         self.packer = self._new_packer()
         self.read = new_counts(settings["kind"])
-        self.pending: list[PackedRows] = []
         self.bad_rows: list[str] = []
         self.wanted, self.skip = from_shard, 0
         self.number = self._first_unsealed() if from_shard is None else from_shard
         if from_shard is None:
             self._forget_state(self.number - 2)  # of a process that was killed when it had sealed the next shard
-        self.blocks = self._packed_blocks(self._restore())
+        cursor = self._restore()
+        self.num_packed = self.number
+        self.shards = self._packed_shards(cursor)
+        if ahead is not None:
+            self.reading, self.packing, self.writing = (ThreadPoolExecutor(n) for n in (1, 1, AHEAD))
+        self.coming: deque[Future[PackedShard | None]] = deque()
 
-    def extend(self) -> bool:
-        """Seal one more shard; False when the source is used up, which is then sealed too."""
-        shard_rows = self.settings["shard_rows"]
-        while sum(map(len, self.pending)) < shard_rows:
-            packed = next(self.blocks, None)
-            if packed is None:
-                break
-            self.cursor, self.before, rows = packed
-            self.block_rows = self.skip + sum(map(len, rows))
-            self.skip = 0
-            self.pending += rows
-        if not sum(map(len, self.pending)):
-            self._write_end()
-            return False
-        ready = PackedRows.joined(self.pending)
-        self.pending = [ready[shard_rows:]] if len(ready) > shard_rows else []
-        self._seal(ready[:shard_rows])
-        if not self.pending and self.cursor["finishing"]:
-            self._write_end()
-        return True
+    def extend(self, *, ahead: int = 0) -> bool:
+        """Seal one more shard; False when the source is used up, which is then sealed too.
 
-    def _seal(self, rows: PackedRows) -> None:
-        # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
-        cursor = {**self.cursor, "skip": self.block_rows - sum(map(len, self.pending))}
-        documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
-        counts = {
-            "documents": int(documents.sum()),
-            "bad_rows": self.bad_rows,
-            "read": self._counts(),
-            "cursor": cursor,
-        }
+        ahead: shards behind it that are needed too, of which up to AHEAD are packed meanwhile.
+        """
+        if self.ahead is None:
+            shard = next(self.shards, None)
+        else:
+            while len(self.coming) <= min(ahead, AHEAD):
+                self.coming.append(self.packing.submit(next, self.shards, None))
+            shard = self.coming.popleft().result()
+        if shard is not None and shard.rows is not None:
+            self._seal(shard, shard.rows)
+        if shard is not None and shard.is_last:
+            read, bad_rows = shard.about["read"], [] if shard.rows is not None else shard.about["bad_rows"]
+            write_sealed_json(end_path(self.folder), {"shards": self.number, "read": read, "bad_rows": bad_rows})
+        return shard is not None and shard.rows is not None
+
+    def close(self) -> None:
+        """End the threads, and delete what they wrote that was not to be sealed."""
+        if self.ahead is not None:
+            self.ahead.closed = True
+            for threads in (self.reading, self.packing, self.writing):
+                threads.shutdown(cancel_futures=True)
+            for number in range(self.number, self.num_packed):
+                if not seal_path(self.folder, number).exists():
+                    remove_file(shard_path(self.folder, number))
+
+    def _packed_shards(self, start: dict) -> Iterator[PackedShard]:
+        """Yield the shards from a cursor on; where the source goes on behind the last one, that without rows."""
+        pending: list[PackedRows] = []
+        for cursor, before, rows in self._packed_blocks(start):
+            block_rows, self.skip = self.skip + sum(map(len, rows)), 0
+            pending += rows
+            if cursor["finishing"] and not sum(map(len, pending)):
+                yield self._shard(None, before, cursor, is_last=True)
+            while (left := sum(map(len, pending))) >= self.settings["shard_rows"] or (left and cursor["finishing"]):
+                ready = PackedRows.joined(pending)
+                ready, rest = ready[: self.settings["shard_rows"]], ready[self.settings["shard_rows"] :]
+                pending = [rest] if len(rest) else []
+                # Rows that are left over all come from the block that is being worked on: those before it went into this shard.
+                place = {**cursor, "skip": block_rows - len(rest)}
+                yield self._shard(ready, before, place, is_last=cursor["finishing"] and not pending)
+
+    def _shard(self, rows: PackedRows | None, before: Any, cursor: dict, *, is_last: bool) -> PackedShard:
+        about = {"bad_rows": self.bad_rows, "read": self._counts(), "cursor": cursor}
         self.bad_rows = []
+        seen = self.scanner.take() if self.scanner else []
+        used = self.ahead.take_used(cursor["file"], cursor["block"]) if self.ahead is not None else []
+        shard = PackedShard(rows, before, about, is_last, seen, used)
+        if self.ahead is not None and rows is not None and not seal_path(self.folder, self.num_packed).exists():
+            shard.written = self.writing.submit(self._write, self.num_packed, rows)
+        self.num_packed += rows is not None
+        return shard
+
+    def _write(self, number: int, rows: PackedRows) -> dict:
+        """Write a shard's file; return the counts for its seal."""
+        documents = documents_begun(rows.input_ids, rows.used, rows.starts, bos=self.settings["bos"])
+        return {**write_rows(self.folder, number, rows), "documents": int(documents.sum())}
+
+    def _seal(self, shard: PackedShard, rows: PackedRows) -> None:
         if self.scanner:
-            self.scanner.seal(self.number)
+            self.scanner.seal(self.number, shard.seen)
         if seal_path(self.folder, self.number).exists():
             if self.number == self.wanted:  # The shards before it are only passed through.
                 self._make_again(rows)
         else:
-            write_bytes(state_path(self.folder, self.number), safetensors_bytes(self.before.state()))
-            write_shard(self.folder, self.number, rows, counts)
+            write_bytes(state_path(self.folder, self.number), *safetensors_parts(shard.before.state()))
+            counts = shard.written.result() if shard.written else self._write(self.number, rows)
+            write_sealed_json(seal_path(self.folder, self.number), {**counts, **shard.about})
             self._forget_state(self.number - 1)
-            if self.ahead is not None:
-                self.ahead.forget()
+        for path in shard.used:
+            remove_file(path)
         self.number += 1
 
     def _forget_state(self, number: int) -> None:
@@ -504,21 +569,13 @@ class SequenceWriter:
     def _make_again(self, rows: PackedRows) -> None:
         """Restore the file of a shard whose seal is there; its bytes are those of the seal or the source has changed."""
         path = shard_path(self.folder, self.number)
-        content = safetensors_bytes(shard_tensors(rows))
-        if hashlib.sha256(content).hexdigest() != read_seal(self.folder, self.number)["sha256"]:
+        parts = safetensors_parts(shard_tensors(rows))
+        if sha256_of(parts) != read_seal(self.folder, self.number)["sha256"]:
             raise DataError(
                 f"{path}: made again, this shard differs from its seal, so source {self.source.name!r} no longer gives what it "
                 f"gave before. Delete {self.folder} to prepare it anew; runs that used it cannot be continued exactly."
             )
-        write_bytes(path, content)
-
-    def _write_end(self) -> None:
-        # The last seal counts what was read up to it; blocks after it gave no row.
-        write_sealed_json(
-            end_path(self.folder),
-            {"shards": self.number, "read": self._counts(), "bad_rows": self.bad_rows},
-        )
-        self.bad_rows = []
+        write_bytes(path, *parts)
 
     def _counts(self) -> dict[str, Any]:
         return copy.deepcopy({**self.read, **self.packer.counts})
@@ -578,7 +635,7 @@ class SequenceWriter:
     def _encoded_blocks(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the source's blocks from that cursor on: those of other processes, or else made here as they are asked for."""
         if self.ahead is not None:
-            for encoded in self.ahead.read(file=file, block=block):
+            for encoded in made_ahead(self.ahead.read(file=file, block=block), self.reading, AHEAD):
                 if self.scanner:
                     self.scanner.add(encoded.seen)
                 yield encoded

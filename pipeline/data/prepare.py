@@ -16,7 +16,7 @@ from itertools import chain, count, takewhile
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.packing import SequenceWriter
+from pipeline.data.packing import AHEAD, SequenceWriter
 from pipeline.data.preparation import (
     RETRIES,
     ROLES,
@@ -346,6 +346,8 @@ class Workshop:
         """End the processes, and delete what they made when nothing more is needed of it; say what was taken."""
         if (published := self.published) and published.taken:
             print(f"data: {published.taken} shards and ends of sources were taken from {published.address}", flush=True)
+        for writer in self.writers.values():
+            writer.close()
         if self.engine is not None:
             self.engine.close()
         if self.plan["train"] and next_shard(self.streams) is None:
@@ -366,7 +368,11 @@ class Workshop:
         if not (self.published and self.published.take(folder, len(sequence.seals), settings=settings)):
             if folder not in self.writers:
                 self.writers[folder] = self.writer(role, source)
-            self.writers[folder].extend()
+            # Shards that come and go with the reader are made as they are asked for.
+            ahead = (
+                0 if self.plan["keep_shards"] else missing_rows(self.streams[role], source) / sequence.shard_rows - 2
+            )
+            self.writers[folder].extend(ahead=math.ceil(min(max(ahead, 0), AHEAD)))
         for stream in self.streams.values():
             stream.refresh()
 

@@ -17,7 +17,7 @@ import traceback
 import zlib
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -27,12 +27,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.data.losses import fit_conversation
-from pipeline.data.stream import safetensors_bytes
+from pipeline.data.stream import safetensors_parts, tensors_in
 from pipeline.hardware import available_bytes, usable_cores
 from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.network import keep_retries_in
-from pipeline.process.storage import remove_file, write_bytes
+from pipeline.process.storage import write_bytes
 from pipeline.sources.raw_rows import seekable_blocks
 from pipeline.tokenizer.chat import render, rendered_talks
 from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
@@ -84,7 +84,7 @@ class EncodedBlock:
             else:
                 about[field.name] = value
         head = json.dumps(about).encode()
-        rest = len(head).to_bytes(8, "little") + head + safetensors_bytes(arrays)
+        rest = b"".join([len(head).to_bytes(8, "little"), head, *safetensors_parts(arrays)])
         return zlib.crc32(rest).to_bytes(4, "little") + rest
 
 
@@ -95,8 +95,6 @@ def encoded_path(folder: Path, file: int, block: int, watchlist_id: str | None) 
 
 def read_encoded(path: Path) -> EncodedBlock | None:
     """Return the block that a file holds; None where there is none, or not as it was written."""
-    from safetensors.numpy import load
-
     try:
         with open(path, "rb") as file:
             sum_and_length = file.read(12)
@@ -105,7 +103,7 @@ def read_encoded(path: Path) -> EncodedBlock | None:
         return None
     if zlib.crc32(tensors, zlib.crc32(sum_and_length[4:] + about)).to_bytes(4, "little") != sum_and_length[:4]:
         return None
-    arrays: dict[str, Any] = load(tensors)
+    arrays: dict[str, Any] = tensors_in(np.frombuffer(tensors, np.uint8))
     if "trained" in arrays:
         arrays["trained"] = arrays["trained"].astype(bool)
     return EncodedBlock(**json.loads(about), **arrays)
@@ -215,6 +213,7 @@ WORTH_A_PROCESS = 16_000_000  # bytes of files: seconds of encoding, against the
 PROCESS_BYTES = 1 << 30  # of memory; as much again is left for the training
 RUN_BLOCKS = 16  # where reading has to begin at the start of a file or a large row group
 PARTS = "parts"  # a file beside encoded blocks
+POLL_S = 0.5  # between two looks whether what is waited for is still wanted
 ATTEMPTS = 3  # of a run of blocks whose process is killed: then it is the blocks that kill
 
 
@@ -474,7 +473,8 @@ class EncodedReader:
         self.engine, self.work, self.folder = engine, work, folder
         self.source = work.sequences[folder][0]
         self.fetched: dict[int, Future] = {}
-        self.used: list[Path] = []  # blocks that were read and whose rows may not all be sealed
+        self.used: deque[tuple[int, int, Path]] = deque()  # blocks that were read and whose rows may not all be sealed
+        self.closed = False  # nothing more is read
 
     def read(self, *, file: int, block: int) -> Iterator[EncodedBlock]:
         """Yield the blocks from that cursor to the end of the last file. Raises what reading and encoding raise."""
@@ -492,7 +492,7 @@ class EncodedReader:
                     self.work.encode(self.folder, number, index, 1)
                     encoded = read_encoded(path)
                 assert encoded is not None
-                self.used.append(path)
+                self.used.append((number, index, path))
                 yield encoded
             if error:
                 raise error
@@ -522,12 +522,15 @@ class EncodedReader:
                 pending.append((*run, _answered([0] * run[2]) if there else self.engine.submit(self.folder, *run)))
             if not pending and runs.is_over:
                 return
-            if not pending:
-                self.fetched[runs.file].result()
-            elif not pending[0][3].done():
-                wait([answer for *_, answer in pending if not answer.done()], return_when=FIRST_COMPLETED)
-            else:
+            if pending and pending[0][3].done():
                 yield pending.popleft()
+                continue
+            awaited = [answer for *_, answer in pending if not answer.done()] or [self.fetched[runs.file]]
+            wait(awaited, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            if self.closed:
+                raise CancelledError
+            if not pending and awaited[0].done():
+                awaited[0].result()
 
     def _is_here(self, files: list[int]) -> bool:
         """Return whether the first of these files is there, as it was verified; all are fetched meanwhile."""
@@ -546,11 +549,12 @@ class EncodedReader:
         except BaseException as error:
             future.set_exception(error)
 
-    def forget(self) -> None:
-        """Delete the blocks before the current one: a shard was sealed, so preparation goes on at the current one or later."""
-        for path in self.used[:-1]:
-            remove_file(path)
-        self.used = self.used[-1:]
+    def take_used(self, file: int, block: int) -> list[Path]:
+        """Return the blocks before one, at which or later preparation goes on from the shard that is full now."""
+        used = []
+        while self.used and self.used[0][:2] < (file, block):
+            used.append(self.used.popleft()[2])
+        return used
 
 
 def _answered(answer: list[int]) -> "Future[list[int]]":

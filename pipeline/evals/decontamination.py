@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.preparation import open_stream
-from pipeline.data.stream import read_seal, safetensors_bytes, seen_path
+from pipeline.data.stream import read_seal, safetensors_parts, seen_path
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 
@@ -325,7 +325,7 @@ def read_seen(folder: Path, number: int, watchlist_id: str) -> np.ndarray | None
 def write_seen(folder: Path, number: int, watchlist_id: str, ngrams: list[np.ndarray]) -> None:
     path = seen_path(folder, number, watchlist_id)
     if not path.exists():
-        write_bytes(path, safetensors_bytes({"ngrams": sorted_once(ngrams)}))
+        write_bytes(path, *safetensors_parts({"ngrams": sorted_once(ngrams)}))
 
 
 def texts_of(items: list) -> list[str]:
@@ -353,10 +353,14 @@ class Scanner:
         self.found.append(Future())
         self.found[-1].set_result(found)
 
-    def seal(self, number: int) -> None:
+    def take(self) -> list[Future]:
+        """Return what was found up to the block that is being packed, which counts for the next shard too."""
+        found, self.found = self.found, self.found[-1:]
+        return found
+
+    def seal(self, number: int, found: list[Future]) -> None:
         """Keep what was found for a shard, before its seal is written: a sealed shard was looked at whole or not at all."""
-        write_seen(self.folder, number, self.watchlist.id, [found.result() for found in self.found])
-        self.found = self.found[-1:]
+        write_seen(self.folder, number, self.watchlist.id, [each.result() for each in found])
 
 
 # Which evaluation items are in the text that a run trains on, and the score without them.

@@ -110,14 +110,15 @@ def make_parent(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def write_bytes(path: str | Path, data: bytes) -> None:
-    """Replace a file by new content: readers see the old bytes or the new ones, also after a power cut."""
+def write_bytes(path: str | Path, *parts: Any) -> None:
+    """Replace a file by new content, one or more buffers: readers see the old bytes or the new ones, also after a power cut."""
     path = Path(path)
     make_parent(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             _fsync(file.fileno(), path.parent)
         os.replace(temporary, path)

@@ -3,12 +3,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from pipeline.data.losses import shares_lost
 from pipeline.data.packing import SequenceWriter
 from pipeline.data.preparation import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now
-from pipeline.data.stream import open_shard, shard_path, state_path
+from pipeline.data.stream import NUMPY_TYPES, open_shard, safetensors_parts, shard_path, state_path, tensors_in
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 
@@ -30,6 +31,21 @@ def writer(bench, recipe, plan, role="train"):
         tokenizer=bench.tokenizer,
         settings=about["settings"],
     )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_of_tensors_are_those_of_safetensors(seed):
+    draw = np.random.default_rng(seed)
+    tensors = {
+        f"{draw.integers(1000)}": draw.integers(0, 200, draw.integers(0, 4, draw.integers(1, 4))).astype(kind)
+        for kind in draw.choice([*NUMPY_TYPES.values()], draw.integers(0, 9))
+    }
+    content = b"".join(safetensors_parts(tensors))
+    assert content == save(tensors)
+    read = tensors_in(np.frombuffer(content, np.uint8))
+    assert {name: (a.dtype, a.tolist()) for name, a in read.items()} == {
+        n: (a.dtype, a.tolist()) for n, a in tensors.items()
+    }
 
 
 @pytest.mark.parametrize("packing", ["cut_and_fit", "best_fit_crop", "concat"])

@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +26,10 @@ import pytest
 import yaml
 
 from pipeline.data import workers
+from pipeline.data.packing import AHEAD
 from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
+from pipeline.data.stream import shard_path
 from pipeline.data.workers import (
     EncodedBlock,
     EncodedReader,
@@ -190,6 +192,41 @@ def test_a_file_that_breaks_off_stops_any_number_of_processes_at_the_same_shard(
         found[processes] = str(raised.value), {k: v for k, v in content.items() if "encoded" not in k}
     assert found[1] == found[2]
     assert len(found[1][1]) > 100
+
+
+def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_leave_nothing(bench, files):
+    how = {"sources": [Source(files=[str(path) for path in files])], "train": {"num_train_epochs": 1}, "shard_rows": 64}
+    recipe = bench.recipe(**how, max_bad_rows=5, num_proc=2)
+    sources = bench.sources(recipe)
+    plan = make_plan(recipe, bench.tokenizer, sources=sources)
+    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
+        workshop.extend("train", 0)
+        (writer,) = workshop.writers.values()
+        until = time.monotonic() + 60
+        while writer.num_packed < 1 + AHEAD or not shard_path(writer.folder, AHEAD).exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert writer.number == 1
+        assert writer.num_packed == 1 + AHEAD
+    left = [path.name for path in writer.folder.iterdir() if path.suffix == ".safetensors"]
+    assert sorted(left) == ["shard-00000.safetensors", "state-00000.safetensors"]
+    content = prepared(bench, **how, num_proc=2)
+    assert content == prepared(bench, **how, cache="alone", num_proc=1)
+
+
+def test_what_packs_ahead_ends_with_the_preparation_whatever_it_waits_for(bench, files, monkeypatch):
+    recipe = bench.recipe(sources=[Source(files=str(files[0]))], max_bad_rows=5, shard_rows=64, num_proc=2)
+    sources = bench.sources(recipe)
+    plan = make_plan(recipe, bench.tokenizer, sources=sources)
+    monkeypatch.setattr(WorkerPool, "submit", lambda *_: Future())  # no process ever answers
+    before = set(threading.enumerate())
+    with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
+        writer = workshop.writers[Path("waits")] = workshop.writer("train", 0)
+        asked = writer.packing.submit(next, writer.shards, None)
+        time.sleep(0.2)
+        assert not asked.done()
+    assert isinstance(asked.exception(), CancelledError)
+    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
 
 
 def test_ray_is_asked_for_in_a_sentence_where_it_is_missing(bench, files, monkeypatch):
