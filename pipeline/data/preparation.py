@@ -138,7 +138,8 @@ def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
     settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
     key = digest(settings)
-    return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}}
+    passes = {"passes": source.spec.passes} if (source.spec.passes or 1) > 1 else {}
+    return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
 
 
 def part_of(spec: Any, *, counted: bool) -> dict:

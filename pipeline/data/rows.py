@@ -340,7 +340,7 @@ class TrainingRows:
         if step > 0:
             last = self.places(step - 1)[-1]
             source, pq, rg, _ = self._origin(last)
-            position |= {"epoch": last.epoch + 1, "source": source, "pq": pq, "rg": rg}
+            position |= {"epoch": self._epoch(last.source, last.k) + 1, "source": source, "pq": pq, "rg": rg}
         return position
 
     def consumed(self, step: int) -> dict[str, Consumed | None]:
@@ -354,7 +354,8 @@ class TrainingRows:
 
     def _epoch(self, source: int, k: int) -> int:
         sequence = self.stream.sequences[source]
-        return 0 if sequence.end is None else k // max(1, sequence.rows)
+        passes = self.plan["train"]["sequences"][source].get("passes", 1)
+        return 0 if sequence.end is None else k * passes // max(1, sequence.rows)
 
     def losses(self) -> list[Loss]:
         """Return what packing has left out of each source (losses.py)."""

@@ -261,6 +261,8 @@ def check_source(recipe: Recipe, name: str, source: Source, problems: Problems) 
         problems.add(place, "names nothing to read. Give id (a data set of the Hub) or files (paths on this machine).")
     if source.weight is not None and source.epochs is not None:
         problems.add(place, "has a weight and epochs. Keep one.")
+    if source.passes and name.startswith("data.validation"):
+        problems.add(recipe.where(f"{name}.passes"), "counts in data.sources; validation is read once. Remove it.")
     if source.id and source.id.startswith("tandem:") and source.id not in BUILT_IN:
         problems.add(recipe.where(f"{name}.id"), f"there is no built-in {source.id}. There are {', '.join(BUILT_IN)}.")
     if source.format and ":" not in source.format and source.format not in FORMATS:

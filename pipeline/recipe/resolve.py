@@ -259,7 +259,7 @@ LATER: dict[str, Any] = {
     "optimizer.schedule.batch_warmup_steps": 0, "optimizer.schedule.batch_halvings": 2,
 }  # fmt: skip
 LATER |= {f"optimizer.groups.{g.name}.{key}": None for g in fields(Groups) for key in ("decay_fraction", "update_floor", "row_floor")}  # fmt: skip
-LATER_OF_A_SOURCE = ("columns",)
+LATER_OF_A_SOURCE = ("columns", "passes")
 
 
 def must_match(recipe: Recipe) -> dict[str, Any]:

@@ -248,7 +248,7 @@ class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
     path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
-    bytes. part, period: of a source's only file, which of its rows are meant.
+    bytes. part, period: of a source's only file, which of its rows are meant. order: a key that permutes the rows of each block.
     """
 
     label: str
@@ -261,6 +261,7 @@ class SourceFile:
     peek: Callable[[], Ends | None] | None = None
     part: Part = "all"
     period: int = 0
+    order: str = ""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "peek": None}  # a function of this process; another one has no beginning to look at

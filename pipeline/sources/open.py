@@ -446,15 +446,20 @@ class OpenSource:
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.kind} {self.format.identity()}".encode())
         for file in self.files:
-            digest.update(f"\n{file.sha256} {file.part} {file.period}".encode())
+            digest.update(f"\n{file.sha256} {file.part} {file.period}{file.order and f' {file.order}'}".encode())
         return digest.hexdigest()
+
+    @property
+    def once(self) -> "OpenSource":
+        """Return the source without the further passes over its files."""
+        return replace(self, files=[file for file in self.files if not file.order])
 
     def describe(self) -> dict[str, Any]:
         """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
         files = [
             {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
             | ({"part": file.part} if file.part != "all" else {})
-            for file in self.files
+            for file in self.once.files
         ]
         return {
             "name": self.name,
@@ -467,14 +472,16 @@ class OpenSource:
 
     def headline(self) -> str:
         """Return one line for the console: what is read, and how much of it is here. The hashes are in the manifest."""
-        have, files = sum(file.path is not None for file in self.files), len(self.files)
-        size = sum(file.bytes for file in self.files)
+        have, files = sum(file.path is not None for file in self.once.files), len(self.once.files)
+        size = sum(file.bytes for file in self.once.files)
         what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
         line = (
             f"{self.name}: {what}, {size / 1e6:,.1f} MB"
             if size >= 1e5
             else f"{self.name}: {what}, {size / 1e3:,.1f} kB"
         )
+        if len(self.files) > files:
+            line += f", read {len(self.files) // files} times"
         if self.recognised:
             line += f", {self.recognised}"
         if self.revision:
@@ -497,6 +504,8 @@ class OpenSource:
         path = self.path_of(number)
         read_row = self.format.reader()
         for index, rows in _blocks(path, block, self.format.read_columns):
+            if order := self.files[number].order:
+                rows = permuted(rows, key=f"{order} {index}")
             yield self._block(rows, read_row, path, number, index)
 
     def path_of(self, number: int) -> Path:
@@ -599,7 +608,7 @@ FILES_OF_A_SOURCE = 64
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
     """Return the training and the validation sources of the recipe, every file that is here verified by its content.
 
-    Training files stand in an order permuted by train.seed, validation files in sorted order. Raises all that is wrong as
+    Training files stand in an order permuted by train.seed, for each of a source's passes anew; validation files in sorted order. Raises all that is wrong as
     one RecipeError, InputMissingError, DataError or ServiceError, whichever of them comes first.
     """
     opening = _Opening(recipe, kind)
@@ -621,6 +630,10 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
     if recipe.data.validation is None:
         opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
+    for place, source in enumerate(train):
+        for n in range(1, source.spec.passes or 1):
+            again = permuted(source.once.files, key=f"{seed} {place} {n}")
+            source.files += [replace(file, order=f"{seed} {place} {n} {at}") for at, file in enumerate(again)]
     return train, validation
 
 
@@ -632,10 +645,10 @@ def planned_sources(recipe, *, kind: Literal["text", "chat"]) -> list[OpenSource
     return planned
 
 
-def permuted(files: list[SourceFile], *, key: str) -> list[SourceFile]:
-    """Return the sorted files in the order of a hash: the same on every machine and under every version of every library."""
-    order = sorted(range(len(files)), key=lambda index: hashlib.sha256(f"{key} {index}".encode()).digest())
-    return [files[index] for index in order]
+def permuted(items: list, *, key: str) -> list:
+    """Return the items in the order of a hash: the same on every machine and under every version of every library."""
+    order = sorted(range(len(items)), key=lambda index: hashlib.sha256(f"{key} {index}".encode()).digest())
+    return [items[index] for index in order]
 
 
 class _Opening:

@@ -248,6 +248,7 @@ TRAINING_VERSION = 1
 
 def trained_tokenizer(recipe, sources: list, *, validation: list | None = None, beside: str | None = None) -> Any:
     """Return the tokenizer of the recipe's sources, from the cache or trained now. Arguments as load_or_train has them."""
+    sources = [source.once for source in sources]
     folder = cached_folder(recipe, sources)
     with file_lock(folder.with_name(folder.name + ".lock")):
         if found := _damage(folder):
@@ -263,7 +264,7 @@ def cached_folder(recipe, sources: list) -> Path:
     settings = recipe.tokenizer
     key = {
         "version": TRAINING_VERSION,
-        "sources": [[source.fingerprint, source.spec.weight or 1.0] for source in sources],
+        "sources": [[source.once.fingerprint, source.spec.weight or 1.0] for source in sources],
         "vocab_size": settings.vocab_size,
         "split_pattern": settings.split_pattern,
         "train_chars": int(settings.train_chars),

@@ -1,5 +1,6 @@
 """Preparation by several processes: the same bytes for any number of them, whoever is killed."""
 
+import itertools
 import json
 import os
 import pickle
@@ -29,6 +30,7 @@ from pipeline.data import workers
 from pipeline.data.packing import AHEAD
 from pipeline.data.preparation import locks, make_plan, start_preparation, streams_of
 from pipeline.data.prepare import Workshop, prepare_now, prepare_part
+from pipeline.data.rows import TrainingRows
 from pipeline.data.stream import shard_path
 from pipeline.data.workers import (
     EncodedBlock,
@@ -41,8 +43,10 @@ from pipeline.data.workers import (
 )
 from pipeline.evals.decontamination import Watchlist
 from pipeline.process.errors import DataError, RecipeError
+from pipeline.recipe.resolve import must_match
 from pipeline.recipe.schema import Source
 from pipeline.sources.raw_rows import BLOCK_ROWS
+from pipeline.tokenizer.train import cached_folder
 from tests.engines.environments import folder_with, slow_unless_installed
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +91,34 @@ def test_any_number_of_processes_makes_the_same_bytes(bench, files, packing, pro
     expected = prepared(bench, **how, cache="one", num_proc=1)
     assert len(expected) > 12
     assert prepared(bench, **how, cache="many", num_proc=processes) == expected
+
+
+def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of_processes(bench, files):
+    once = [Source(files=[str(path) for path in files[:2]])]
+    thrice = [Source(files=[str(path) for path in files[:2]], passes=3)]
+    content = prepared(bench, sources=thrice, cache="one", num_proc=1)
+    assert prepared(bench, sources=thrice, cache="many", num_proc=2) == content
+    recipes = [
+        bench.recipe(sources=s, max_bad_rows=9, train={"num_train_epochs": 1}, shard_rows=128) for s in (once, thrice)
+    ]
+    sources = [bench.sources(recipe)[0] for recipe in recipes]
+    read = [[item.text for block in source.read() for item in block.items] for (source,) in sources]
+    passes = [read[1][at : at + len(read[0])] for at in range(0, len(read[1]), len(read[0]))]
+    assert passes[0] == read[0]
+    assert len(passes) == 3
+    assert all(sorted(each) == sorted(read[0]) for each in passes)
+    moved = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in itertools.combinations(passes, 2)]
+    assert all(count > 0.9 * len(read[0]) for count in moved)
+    assert [source.describe()["files"] for (source,) in sources][1] == sources[0][0].describe()["files"]
+    assert cached_folder(recipes[0], sources[0]) == cached_folder(recipes[1], sources[1])
+    assert "read 3 times" in sources[1][0].headline()
+    assert not any("passes" in each for each in must_match(recipes[0])["data.sources"])
+
+    rows = [TrainingRows.open(preparation=bench.prepared(recipe)) for recipe in recipes]
+    assert rows[1].total_rows() == pytest.approx(3 * rows[0].total_rows(), rel=0.02)
+    steps = rows[1].total_steps()
+    epochs = [rows[1].position(step)["epoch"] for step in (1, steps // 2, steps)]
+    assert epochs == [1, 2, 3]
 
 
 def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):

@@ -157,6 +157,10 @@ WRONG = {
     "a start from a store": (in_model("start_from: s3://bucket/runs/small/model"), ["14: model.start_from: is 's3://bucket/runs/small/model', an address"]),
     "a split of a glob": (changed("texts/*.parquet", "texts/*.parquet\n      split: test"), ["8: data.sources.0.split: is 'test', and files named one by one have no splits"]),
     "a revision of local files": (in_source("revision: main"), ["7: data.sources.0: config and revision belong to a data set of the Hub."]),
+    "passes over validation": (
+        changed("  row_tokens", "  validation:\n    - files: held.jsonl\n      passes: 4\n  row_tokens"),
+        ["10: data.validation.0.passes: counts in data.sources; validation is read once"],
+    ),
     "no validation": (changed("  row_tokens", "  validation: []\n  row_tokens"), ["8: data.validation: is an empty list"]),
     "a dropout of more than all": (in_model("options: {resid_pdrop: 2}"), ["14: model.options.resid_pdrop: is 2.0; it is the share that is dropped"]),
     "a dropout of less than nothing": (in_model("options: {attn_pdrop: -0.1}"), ["14: model.options.attn_pdrop: is -0.1"]),
