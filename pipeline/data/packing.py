@@ -1,6 +1,7 @@
 """Documents and conversations packed into rows, and the shards that are written of them one after the other."""
 
 import copy
+import hashlib
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
@@ -15,21 +16,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from pipeline.data.losses import count_conversation, new_counts
 from pipeline.data.stream import (
+    FORMAT,
     Origin,
     PackedRows,
     documents_begun,
     end_path,
     map_tensors,
     read_seal,
-    safetensors_parts,
     seal_path,
-    sha256_of,
     shard_path,
-    shard_tensors,
     state_path,
-    write_rows,
 )
-from pipeline.data.workers import OUTCOMES, EncodedBlock, encode_block
+from pipeline.data.workers import OUTCOMES, EncodedBlock, encode_block, safetensors_parts
 from pipeline.process.errors import DataError
 from pipeline.process.storage import remove_file, write_bytes, write_sealed_json
 
@@ -422,6 +420,38 @@ def made_ahead(items: Iterator[Item], thread: ThreadPoolExecutor, count: int) ->
         if item is None:
             return
         yield item
+
+
+def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
+    tensors = {"input_ids": rows.input_ids, "origins": rows.origins, "used": rows.used, "targets": rows.targets}
+    if rows.trained is not None and rows.starts is not None:
+        tensors |= {"trained": np.packbits(rows.trained, axis=1), "starts": np.packbits(rows.starts, axis=1)}
+    if rows.target_bytes is not None:
+        tensors["target_bytes"] = rows.target_bytes
+    return tensors
+
+
+def sha256_of(parts: list[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def write_rows(folder: Path, number: int, rows: PackedRows) -> dict[str, Any]:
+    """Write the file of a shard; return what its seal says of it."""
+    parts = safetensors_parts(shard_tensors(rows))
+    write_bytes(shard_path(folder, number), *parts)
+    return {
+        "format": FORMAT,
+        "shard": number,
+        "rows": len(rows),
+        "positions": len(rows) * (rows.input_ids.shape[1] - 1),
+        "targets": int(rows.targets.sum()),
+        "padded": int(rows.input_ids.size - rows.used.sum()),
+        "bytes": sum(map(len, parts)),
+        "sha256": sha256_of(parts),
+    }
 
 
 # Makes a source's shards one after the other: the same bytes whether or not it was interrupted in between.

@@ -1,6 +1,5 @@
 """Sealed shards and the order of their rows: shards of a source, a mixture of sources, and the position in it."""
 
-import hashlib
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from pipeline.process.commands import program
 from pipeline.process.errors import DamagedFileError, DataError
 from pipeline.process.network import read_again
-from pipeline.process.storage import read_sealed_json, sha256_file, write_bytes
+from pipeline.process.storage import read_sealed_json, sha256_file
 
 Origin = tuple[int, int, int]  # file, row group, row of a source
 
@@ -95,57 +94,6 @@ def state_path(folder: Path, number: int) -> Path:
     return folder / f"state-{number:05d}.safetensors"
 
 
-def shard_tensors(rows: PackedRows) -> dict[str, np.ndarray]:
-    tensors = {"input_ids": rows.input_ids, "origins": rows.origins, "used": rows.used, "targets": rows.targets}
-    if rows.trained is not None and rows.starts is not None:
-        tensors |= {"trained": np.packbits(rows.trained, axis=1), "starts": np.packbits(rows.starts, axis=1)}
-    if rows.target_bytes is not None:
-        tensors["target_bytes"] = rows.target_bytes
-    return tensors
-
-
-# Of safetensors, in the order in which its files hold them, last first.
-NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
-
-
-def safetensors_parts(tensors: dict[str, np.ndarray]) -> list[bytes | memoryview]:
-    """Return the bytes that safetensors.numpy.save gives, as a header and the tensors themselves: three copies fewer."""
-    names, types = list(NUMPY_TYPES), [np.dtype(kind) for kind in NUMPY_TYPES.values()]
-    kinds = {name: types.index(array.dtype) for name, array in tensors.items()}
-    header, parts, end = {}, list[bytes | memoryview](), 0
-    for name in sorted(tensors, key=lambda name: (-kinds[name], name)):
-        parts.append(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
-        begin, end = end, end + tensors[name].nbytes
-        about = {"dtype": names[kinds[name]], "shape": tensors[name].shape, "data_offsets": [begin, end]}
-        header[name] = about
-    content = json.dumps(header, separators=(",", ":")).encode()
-    content += b" " * (-len(content) % 8)
-    return [len(content).to_bytes(8, "little") + content, *parts]
-
-
-def sha256_of(parts: list[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def write_rows(folder: Path, number: int, rows: PackedRows) -> dict[str, Any]:
-    """Write the file of a shard; return what its seal says of it."""
-    parts = safetensors_parts(shard_tensors(rows))
-    write_bytes(shard_path(folder, number), *parts)
-    return {
-        "format": FORMAT,
-        "shard": number,
-        "rows": len(rows),
-        "positions": len(rows) * (rows.input_ids.shape[1] - 1),
-        "targets": int(rows.targets.sum()),
-        "padded": int(rows.input_ids.size - rows.used.sum()),
-        "bytes": sum(map(len, parts)),
-        "sha256": sha256_of(parts),
-    }
-
-
 # What every seal holds, those of earlier versions too, which have no checksum of their own.
 COUNTS = ("rows", "positions", "targets", "padded", "bytes")
 
@@ -201,6 +149,10 @@ class Shard:
     trained: np.ndarray | None = None
     starts: np.ndarray | None = None
     target_bytes: np.ndarray | None = None
+
+
+# Of safetensors, in the order in which its files hold them, last first.
+NUMPY_TYPES = {"U8": "u1", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 
 
 def is_damaged(folder: Path, number: int, *, verify: bool) -> bool:

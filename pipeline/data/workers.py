@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.data.losses import fit_conversation
-from pipeline.data.stream import safetensors_parts, tensors_in
+from pipeline.data.stream import NUMPY_TYPES, tensors_in
 from pipeline.hardware import available_bytes, usable_cores
 from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
@@ -86,6 +86,21 @@ class EncodedBlock:
         head = json.dumps(about).encode()
         rest = b"".join([len(head).to_bytes(8, "little"), head, *safetensors_parts(arrays)])
         return zlib.crc32(rest).to_bytes(4, "little") + rest
+
+
+def safetensors_parts(tensors: dict[str, np.ndarray]) -> list[bytes | memoryview]:
+    """Return the bytes that safetensors.numpy.save gives, as a header and the tensors themselves: three copies fewer."""
+    names, types = list(NUMPY_TYPES), [np.dtype(kind) for kind in NUMPY_TYPES.values()]
+    kinds = {name: types.index(array.dtype) for name, array in tensors.items()}
+    header, parts, end = {}, list[bytes | memoryview](), 0
+    for name in sorted(tensors, key=lambda name: (-kinds[name], name)):
+        parts.append(np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data)
+        begin, end = end, end + tensors[name].nbytes
+        about = {"dtype": names[kinds[name]], "shape": tensors[name].shape, "data_offsets": [begin, end]}
+        header[name] = about
+    content = json.dumps(header, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    return [len(content).to_bytes(8, "little") + content, *parts]
 
 
 def encoded_path(folder: Path, file: int, block: int, watchlist_id: str | None) -> Path:

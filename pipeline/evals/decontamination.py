@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.data.preparation import open_stream
-from pipeline.data.stream import read_seal, safetensors_parts, seen_path
+from pipeline.data.stream import read_seal, seen_path
+from pipeline.data.workers import safetensors_parts
 from pipeline.process.errors import DataError
 from pipeline.process.storage import write_bytes
 

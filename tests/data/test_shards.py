@@ -9,7 +9,8 @@ from pipeline.data.losses import shares_lost
 from pipeline.data.packing import SequenceWriter
 from pipeline.data.preparation import make_plan, open_stream, sequence_folder
 from pipeline.data.prepare import prepare_now
-from pipeline.data.stream import NUMPY_TYPES, open_shard, safetensors_parts, shard_path, state_path, tensors_in
+from pipeline.data.stream import NUMPY_TYPES, open_shard, shard_path, state_path, tensors_in
+from pipeline.data.workers import safetensors_parts
 from pipeline.process.errors import DataError
 from pipeline.recipe.schema import Source
 
