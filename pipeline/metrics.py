@@ -158,7 +158,7 @@ SECTIONS: dict[str, Sequence[Metric]] = {
         Metric("data/source/<source>/tokens", "targets", "of a mixture: data/tokens of this source alone"),
         Metric("data/source/<source>/samples", "rows", "data/samples of this source"),
         Metric("data/source/<source>/documents", "documents", "data/documents of this source"),
-        Metric("data/bad_rows", "rows", "unreadable rows of the sources (`data.max_bad_rows`) that were left out, in what was read for the rows trained on so far; each once, however many epochs",
+        Metric("data/bad_rows", "rows", "unreadable rows of the sources (`data.max_bad_rows`) that were left out, in what was read for the rows trained on so far; each once, however many epochs (with `passes`, once in each pass)",
                better="lower"),
         Metric("data/retries", "-", "times since this start, over all ranks and the process that prepares, that something was read again after an error that may pass: a source's file or a prepared shard (EIO, ESTALE, ETIMEDOUT, at most 3 times), a file or list of the Hub (at most 4 times). Not counted: huggingface_hub's own retries, and rows in a memory map, where such an error ends the process (SIGBUS)",
                better="lower"),

@@ -199,12 +199,12 @@ def sampled_counts(source: Any, tokenizer: Any, *, row_tokens: int, overflow: st
 
 def _spread_blocks(source: Any) -> Iterator[list[Any]]:
     """Conversations of each file that lies here, from all over the list first, at most its part of the sample at once."""
-    here = [number for number, file in enumerate(source.files) if file.path is not None]
+    here = [n for n, file in enumerate(source.files) if file.path is not None and not file.order]
     first = [here[len(here) * n // SAMPLED_FILES] for n in range(SAMPLED_FILES)] if len(here) > SAMPLED_FILES else here
     part = -(-SAMPLE // max(1, len(first)))
     later: list[Iterator[list[Any]]] = []
     for number in [*first, *(number for number in here if number not in set(first))]:
-        blocks = (block.items for block in _blocks_of_file(source, number))
+        blocks = (block.items for block in source.read_file(number))
         taken: list[Any] = []
         for items in blocks:
             taken += items
@@ -215,13 +215,6 @@ def _spread_blocks(source: Any) -> Iterator[list[Any]]:
         later.append(blocks)
     for rest in later:  # Few files: what is left of each, in order.
         yield from rest
-
-
-def _blocks_of_file(source: Any, number: int) -> Iterator[Any]:
-    for block in source.read(file=number):
-        if block.file != number:
-            return
-        yield block
 
 
 def loss_warnings(loss: Loss, *, longest_row: int | None = None) -> list[str]:

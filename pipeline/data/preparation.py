@@ -138,7 +138,7 @@ def sequence_plan(source: Any, settings: dict) -> dict:
     """Return a sequence's cache key and everything that the key stands for, but for the files themselves."""
     settings = {**settings, "source": source.fingerprint, "files": [file.sha256 or file.label for file in source.files]}
     key = digest(settings)
-    passes = {"passes": source.spec.passes} if (source.spec.passes or 1) > 1 else {}
+    passes = {"passes": source.passes, "files_in_a_pass": len(source.once.files)} if source.passes > 1 else {}
     return {"name": source.name, "key": key, "settings": {k: v for k, v in settings.items() if k != "files"}, **passes}
 
 

@@ -346,10 +346,12 @@ class Workshop:
         """End the processes, and delete what they made when nothing more is needed of it; say what was taken."""
         if (published := self.published) and published.taken:
             print(f"data: {published.taken} shards and ends of sources were taken from {published.address}", flush=True)
-        for writer in self.writers.values():
-            writer.close()
-        if self.engine is not None:
-            self.engine.close()
+        try:
+            for writer in self.writers.values():
+                writer.close()
+        finally:
+            if self.engine is not None:
+                self.engine.close()
         if self.plan["train"] and next_shard(self.streams) is None:
             for sequence in self.streams["train"].sequences:
                 remove_encoded(sequence.folder, of_parts=self.ends_parts or sequence.end is not None)
@@ -585,7 +587,7 @@ def prepare_sliding(workshop: Workshop, folder: Path, *, from_row: int) -> None:
 def run_ahead(folder: Path) -> int:
     """Carry out the task {plan, recipe, tokenizer, from_step} that comes on stdin; returns the exit status."""
     content = sys.stdin.buffer.read()
-    end_with(os.getppid())  # shards are whole or absent, so any moment will do
+    end_with(os.getppid())  # sealed shards are whole, so any moment will do
     signal.signal(signal.SIGTERM, _stop)
     yield_to_training()
     own = None if locks_are_inherited() else lock(folder / ".lock", wait_s=START_GRACE_S)  # noqa: F841 - held to the end

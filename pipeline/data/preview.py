@@ -186,7 +186,7 @@ def preview(
         raise DataError(f"{planned.files[0].path or planned.files[0].label} {_refusal(found)}")
 
     kind = usable[0] if usable else kinds[0]
-    source = open_sources(whole, kind=kind)[0][0]
+    source = open_sources(whole, kind=kind)[0][0].once
     source.files.sort(key=lambda file: file.label)
     items = list(islice((item for block in source.read() for item in block.items), COUNTED))
     if not items:

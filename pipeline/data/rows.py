@@ -353,9 +353,17 @@ class TrainingRows:
         return self.preparation.num_retries()
 
     def _epoch(self, source: int, k: int) -> int:
-        sequence = self.stream.sequences[source]
-        passes = self.plan["train"]["sequences"][source].get("passes", 1)
-        return 0 if sequence.end is None else k * passes // max(1, sequence.rows)
+        """Return the pass over its files, from 0, that row k of a source is of: in a shard, whose rows are mixed, in proportion."""
+        sequence, about = self.stream.sequences[source], self.plan["train"]["sequences"][source]
+        epoch, row = (0, k) if sequence.end is None else divmod(k, max(1, sequence.rows))
+        if "passes" not in about or not row:
+            return epoch * about.get("passes", 1)
+        # By the files that were read up to the shards' ends: a source's length may not be known yet.
+        number, row = divmod(row, sequence.shard_rows)
+        cursors = [{"file": 0, "finishing": False}, *(seal["cursor"] for seal in sequence.seals[: number + 1])][-2:]
+        begin, end = (cursor["file"] + cursor["finishing"] for cursor in cursors)
+        done = begin + (end - begin) * row / sequence.seals[number]["rows"]
+        return epoch * about["passes"] + min(int(done / about["files_in_a_pass"]), about["passes"] - 1)
 
     def losses(self) -> list[Loss]:
         """Return what packing has left out of each source (losses.py)."""
@@ -388,7 +396,11 @@ class TrainingRows:
                 "targets_per_row": per_row,
                 "lost": shares_lost(totals, chat=self.plan["kind"] == "chat"),
                 **({"conversations": fit.facts()} if fit is not None else {}),
-                **({"epochs": rows / sequence.rows} if sequence.end is not None and sequence.rows else {}),
+                **(
+                    {"epochs": rows * about.get("passes", 1) / sequence.rows}
+                    if sequence.end is not None and sequence.rows
+                    else {}
+                ),
             }
         return out
 
@@ -701,7 +713,8 @@ def table(plan: dict) -> str:
             text = f"{read:,} conversations" if chat else f"{read:,} documents"
             if not chat:
                 text += f", {sums.get('text_bytes', 0) / max(1, sums.get('text_tokens', 0)):.2f} bytes/token"
-            epochs = f"{rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
+            read_rows = rows * about.get("passes", 1)
+            epochs = f"{read_rows / sequence.rows:.2f}" if sequence.end is not None and sequence.rows else "< 1"
             lines.append(
                 (
                     role,

@@ -441,8 +441,8 @@ class Runs:
 
     def __init__(self, source: Any, *, file: int, block: int, ramp: int = 0, part: tuple[int, int] = (0, 1)):
         self.source, self.ramp, (self.part, self.parts) = source, ramp, part
-        # Whole files, where there are enough of them: then a part reads, and fetches, no other.
-        self.whole_files = len(source.files) >= 2 * self.parts
+        # Whole files, where there are enough of them: then a part reads, and fetches, no other. One part begins at the very block.
+        self.whole_files = self.parts == 1 or len(source.files) >= 2 * self.parts
         self.known: int | None = None  # blocks of the file, where reading can begin at any of them
         self._begin(file, block)
 
@@ -540,7 +540,8 @@ class EncodedReader:
             if pending and pending[0][3].done():
                 yield pending.popleft()
                 continue
-            awaited = [answer for *_, answer in pending if not answer.done()] or [self.fetched[runs.file]]
+            # Of none, where all came in a moment ago, nothing is waited for.
+            awaited = [each[3] for each in pending if not each[3].done()] if pending else [self.fetched[runs.file]]
             wait(awaited, timeout=POLL_S, return_when=FIRST_COMPLETED)
             if self.closed:
                 raise CancelledError

@@ -319,7 +319,7 @@ def _json(value: Any) -> Any:
     if is_dataclass(value):
         # A source's name is for tables only.
         given = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "name"}
-        return {name: _json(v) for name, v in given.items() if v is not None or name not in LATER_OF_A_SOURCE}
+        return {name: _json(v) for name, v in given.items() if v not in (None, 1) or name not in LATER_OF_A_SOURCE}
     if isinstance(value, list):
         return [_json(v) for v in value]
     return value

@@ -112,7 +112,7 @@ class Source(Section):
     format: str | None = key(None, f"How a row becomes a document or conversation: {' | '.join(FORMATS)} | module:attr. Default: what is recognised by looking at the rows.")
     weight: float | None = key(None, "Share of the rows of a step, relative to the other sources' weights. Default 1.", above=0, maximum=1e9)
     epochs: float | None = key(None, "How many times the source is seen over the run, instead of a weight.", above=0, maximum=1e9)
-    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, no row is seen twice. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
+    passes: int | None = key(None, "How many times an epoch reads the files, from the second time on in another order of files and of rows (within blocks of 1,024), packed anew: where a small corpus is seen many times, what stands beside what in a row changes. It is tokenized and stored so many times; data/epoch counts them. Default 1.", minimum=1, maximum=1000)
     at_end: Literal["repeat", "drop", "stop"] = key("repeat", "What happens when a weighted source is used up: repeat it in a new order, drop it from the mixture, or stop the run there.")
     name: str | None = key(None, "Name in tables and metrics; default the last part of id or files.")
 

@@ -60,7 +60,7 @@ def horizon_lines(recipe: Recipe, rows: Any, sources: list) -> list[str]:
     for (source, share), opened, sequence in zip(rows.shares().items(), sources, rows.stream.sequences, strict=True):
         epochs, about = share.get("epochs"), ""
         if epochs is None:
-            epochs, about = _estimate(share["rows"], opened, sequence), "about "
+            epochs, about = _estimate(share["rows"] * opened.passes, opened, sequence), "about "
         if epochs is None:
             lines.append(f"  {source}: how often it is read (epochs) is not known before all of it is prepared")
             continue

@@ -248,7 +248,8 @@ class SourceFile:
     """One planned file. label: its name in messages, origins and the manifest, the same on every machine.
 
     path: where it is here; a file of the Hub gets it when it is fetched, and before that `peek` gives its first and last
-    bytes. part, period: of a source's only file, which of its rows are meant. order: a key that permutes the rows of each block.
+    bytes. part, period: of a source's only file, which of its rows are meant. order: of a pass
+    after the first, what the rows of each block are permuted by.
     """
 
     label: str

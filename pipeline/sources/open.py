@@ -454,12 +454,16 @@ class OpenSource:
         """Return the source without the further passes over its files."""
         return replace(self, files=[file for file in self.files if not file.order])
 
+    @property
+    def passes(self) -> int:
+        return len(self.files) // max(1, len(self.once.files))
+
     def describe(self) -> dict[str, Any]:
         """Return, for the manifest, what was read, so that a later start can say which file is another one now."""
         files = [
             {"label": file.label, "sha256": file.sha256, "bytes": file.bytes}
             | ({"part": file.part} if file.part != "all" else {})
-            for file in self.once.files
+            for file in self.files  # of each pass: an origin's number counts them all
         ]
         return {
             "name": self.name,
@@ -472,16 +476,13 @@ class OpenSource:
 
     def headline(self) -> str:
         """Return one line for the console: what is read, and how much of it is here. The hashes are in the manifest."""
-        have, files = sum(file.path is not None for file in self.once.files), len(self.once.files)
+        have, files = len({file.label for file in self.files if file.path is not None}), len(self.once.files)
         size = sum(file.bytes for file in self.once.files)
         what = f"have {have} of {files} files" if have < files else "1 file" if files == 1 else f"{files:,} files"
-        line = (
-            f"{self.name}: {what}, {size / 1e6:,.1f} MB"
-            if size >= 1e5
-            else f"{self.name}: {what}, {size / 1e3:,.1f} kB"
-        )
-        if len(self.files) > files:
-            line += f", read {len(self.files) // files} times"
+        amount = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
+        line = f"{self.name}: {what}, {amount}"
+        if self.passes > 1:
+            line += f", read {self.passes} times"
         if self.recognised:
             line += f", {self.recognised}"
         if self.revision:
@@ -519,8 +520,8 @@ class OpenSource:
         findings = verified(file, self.format, self.facts, column_key=self.column_key)
         if findings.problems:
             raise DataError("\n".join(findings.problems))
-        have = sum(f.path is not None for f in self.files)
-        LOG.info("%s: have %d of %d files, fetched %s", self.name, have, len(self.files), file.label)
+        have = len({f.label for f in self.files if f.path is not None})
+        LOG.info("%s: have %d of %d files, fetched %s", self.name, have, len(self.once.files), file.label)
         return path
 
     def _block(self, rows: list[RawRow], read_row: Callable, path: Path, number: int, index: int) -> Block:
@@ -608,8 +609,8 @@ FILES_OF_A_SOURCE = 64
 def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSource], list[OpenSource]]:
     """Return the training and the validation sources of the recipe, every file that is here verified by its content.
 
-    Training files stand in an order permuted by train.seed, for each of a source's passes anew; validation files in sorted order. Raises all that is wrong as
-    one RecipeError, InputMissingError, DataError or ServiceError, whichever of them comes first.
+    Training files stand in an order permuted by train.seed, for each of a source's passes anew, validation files in sorted
+    order. Raises all that is wrong as one RecipeError, InputMissingError, DataError or ServiceError, whichever comes first.
     """
     opening = _Opening(recipe, kind)
     if not recipe.data.sources:
@@ -631,8 +632,9 @@ def open_sources(recipe, *, kind: Literal["text", "chat"]) -> tuple[list[OpenSou
         opening.split_held_out(train, validation)
     opening.refuse_overlap(train, validation)
     for place, source in enumerate(train):
+        first = list(source.files)
         for n in range(1, source.spec.passes or 1):
-            again = permuted(source.once.files, key=f"{seed} {place} {n}")
+            again = permuted(first, key=f"{seed} {place} {n}")
             source.files += [replace(file, order=f"{seed} {place} {n} {at}") for at, file in enumerate(again)]
     return train, validation
 

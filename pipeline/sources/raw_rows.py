@@ -671,6 +671,7 @@ SAMPLED_FOOTERS = 8  # Parquet files whose footers are read; a footer of 1,000 r
 def text_bytes(source: Any) -> int | None:
     """Return bytes of the source's text, to a few per cent: of jsonl also its keys and quotes, of many parquet files as some of
     them have it. None where only reading would tell: compressed files, arrow, and parquet that is not fetched yet."""
+    source, passes = source.once, source.passes
     parquet = [file for file in source.files if kind_of(file.label) == "parquet"]
     if any(file.path is None for file in parquet) or any(
         file.label.lower().endswith(COMPRESSIONS) or kind_of(file.label) == "arrow" for file in source.files
@@ -687,7 +688,7 @@ def text_bytes(source: Any) -> int | None:
         if file.period:
             size = size * (1 if file.part == "validation" else file.period - 1) // file.period
         total += size
-    return total
+    return total * passes
 
 
 def _parquet_bytes(path: Any, column: str | None) -> int:

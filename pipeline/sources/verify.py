@@ -627,6 +627,7 @@ def overlap_of(train: list[Any], validation: list[Any]) -> Overlap:
 
 def _look(train: list[Any], validation: list[Any]) -> Overlap:
     # Built-in data is left out: its makers hold apart what is asked, and nobody else can take duplicates out.
+    train = [source.once for source in train]
     held = {digest for source in validation if not source.is_built_in for digest in _held_out(source)}
     found: dict[bytes, str] = {}
     whole = all(file.path is not None for source in train for file in source.files)
@@ -658,9 +659,7 @@ def _documents(source: Any) -> Iterator[tuple[bytes, str, int]]:
         if file.path is None:
             return
         rows = file.period if file.part == "validation" else 1
-        for block in source.read(file=number):
-            if block.file != number:
-                break
+        for block in source.read_file(number):
             for item in block.items:
                 text = item.text if source.kind == "text" else json.dumps(item.messages, sort_keys=True)
                 digest = hashlib.blake2b(text.strip().encode(), digest_size=16).digest()

@@ -109,7 +109,9 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
     assert all(sorted(each) == sorted(read[0]) for each in passes)
     moved = [sum(a != b for a, b in zip(*pair, strict=True)) for pair in itertools.combinations(passes, 2)]
     assert all(count > 0.9 * len(read[0]) for count in moved)
-    assert [source.describe()["files"] for (source,) in sources][1] == sources[0][0].describe()["files"]
+    labels = [[file["label"] for file in source.describe()["files"]] for (source,) in sources]
+    assert labels[1][: len(labels[0])] == labels[0]
+    assert sorted(labels[1]) == sorted(3 * labels[0])
     assert cached_folder(recipes[0], sources[0]) == cached_folder(recipes[1], sources[1])
     assert "read 3 times" in sources[1][0].headline()
     assert not any("passes" in each for each in must_match(recipes[0])["data.sources"])
@@ -119,6 +121,13 @@ def test_each_pass_of_a_source_reads_all_of_it_in_another_order_by_any_number_of
     steps = rows[1].total_steps()
     epochs = [rows[1].position(step)["epoch"] for step in (1, steps // 2, steps)]
     assert epochs == [1, 2, 3]
+    assert rows[1].shares()["a"]["epochs"] == 3
+    recipe = bench.recipe(
+        sources=thrice, max_bad_rows=9, train={"max_steps": steps // 2}, shard_rows=128, cache="short"
+    )
+    half = TrainingRows.open(preparation=bench.prepared(recipe))
+    assert half.stream.sequences[0].end is None
+    assert [half.position(step)["epoch"] for step in (1, steps // 2)] == [1, 2]
 
 
 def test_processes_find_the_items_of_a_watchlist_that_one_process_finds(bench, files, tmp_path):
@@ -244,6 +253,53 @@ def test_the_next_shards_are_packed_while_one_is_sealed_and_those_not_asked_for_
     assert sorted(left) == ["shard-00000.safetensors", "state-00000.safetensors"]
     content = prepared(bench, **how, num_proc=2)
     assert content == prepared(bench, **how, cache="alone", num_proc=1)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_with_processes_there(
+    bench, tmp_path, kind
+):
+    path = tmp_path / f"only.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(4500)))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts(4500)}), path, row_group_size=1000)
+    how = {"sources": [Source(files=str(path))], "train": {"num_train_epochs": 1}, "shard_rows": 256}
+    expected = prepared(bench, **how, cache="uncut", num_proc=1)
+    blocks = set()
+    for stop in range(3, 40, 12):
+        recipe = bench.recipe(**how, max_bad_rows=5, cache=f"stopped-{stop}", num_proc=2)
+        sources = bench.sources(recipe)
+        plan = make_plan(recipe, bench.tokenizer, sources=sources)
+        with locks(plan), Workshop(plan, bench.tokenizer, sources=sources) as workshop:
+            for _ in range(stop):
+                workshop.extend("train", 0)
+            blocks.add(workshop.streams["train"].sequences[0].seals[-1]["cursor"]["block"])
+        prepare_now(recipe, bench.tokenizer, sources=sources)
+        assert everything(Path(recipe.data.cache_dir)) == expected
+    assert len(blocks - {0}) > 1
+
+
+def test_an_answer_that_comes_in_between_two_looks_ends_nothing(tmp_path):
+    class Late(Future):
+        def __init__(self, looks: int):
+            super().__init__()
+            self.looks = looks
+
+        def done(self) -> bool:
+            self.looks, was = self.looks - 1, super().done()
+            if self.looks == 0 and not was:
+                self.set_result([5])
+            return was
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts(9)}), tmp_path / "a.parquet")
+    source = SimpleNamespace(
+        files=[SimpleNamespace(path=tmp_path / "a.parquet")], path_of=lambda _: tmp_path / "a.parquet"
+    )
+    work = SimpleNamespace(sequences={tmp_path: (source, {})}, path=lambda *_: tmp_path / "none")
+    for looks in (1, 2, 3):
+        reader = EncodedReader(SimpleNamespace(count=1, submit=lambda *_, looks=looks: Late(looks)), work, tmp_path)
+        assert [run[:3] for run in reader.results(Runs(source, file=0, block=0))] == [(0, 0, 1)]
 
 
 def test_what_packs_ahead_ends_with_the_preparation_whatever_it_waits_for(bench, files, monkeypatch):

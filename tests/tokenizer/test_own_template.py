@@ -347,7 +347,7 @@ def test_a_base_model_without_a_template_gets_the_built_in_one_and_each_added_id
 
 
 def test_only_rows_of_own_templates_have_the_rendering_in_their_key(own, tokenizer):
-    source = SimpleNamespace(name="s", fingerprint="f", files=[], spec=SimpleNamespace(weight=None, epochs=None, passes=None, at_end="repeat"))  # fmt: skip
+    source = SimpleNamespace(name="s", fingerprint="f", files=[], passes=1, spec=SimpleNamespace(weight=None, epochs=None, at_end="repeat"))  # fmt: skip
     recipe = recipe_of("any")
     recipe.data.batch_tokens, recipe.train["max_steps"] = recipe.data.row_tokens, 1
 
