@@ -585,8 +585,16 @@ def kill_and_go_on(recipe_file: Path, cache: Path, draw: random.Random, *, most:
     return kills
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_whoever_is_killed_the_shards_are_those_of_an_undisturbed_process(recipe_file, tmp_path, kills):
+@pytest.mark.parametrize(
+    ("kills", "files_of"),
+    [(2, "many"), *(pytest.param(60, which, marks=pytest.mark.slow) for which in ("many", "one that is read in turn"))],
+)
+def test_whoever_is_killed_the_shards_are_those_of_an_undisturbed_process(recipe_file, tmp_path, kills, files_of):
+    if files_of != "many":
+        (tmp_path / "only.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(12_000)))
+        recipe = yaml.safe_load(recipe_file.read_text())
+        recipe["data"]["sources"] = [{"files": str(tmp_path / "only.jsonl")}]
+        recipe_file.write_text(yaml.safe_dump(recipe))
     assert "in " in Command(recipe_file, tmp_path / "alone", "data.num_proc=1").said()
     expected, made = everything(tmp_path / "alone"), 0
     for trial in range(1000):
