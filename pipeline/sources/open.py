@@ -456,6 +456,7 @@ class OpenSource:
 
     @property
     def passes(self) -> int:
+        """Return how many times the files are read in one epoch."""
         return len(self.files) // max(1, len(self.once.files))
 
     def describe(self) -> dict[str, Any]:

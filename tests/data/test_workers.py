@@ -267,7 +267,7 @@ def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_wit
     how = {"sources": [Source(files=str(path))], "train": {"num_train_epochs": 1}, "shard_rows": 256}
     expected = prepared(bench, **how, cache="uncut", num_proc=1)
     blocks = set()
-    for stop in range(3, 40, 12):
+    for stop in (15, 27):  # behind other blocks than the first of sixteen
         recipe = bench.recipe(**how, max_bad_rows=5, cache=f"stopped-{stop}", num_proc=2)
         sources = bench.sources(recipe)
         plan = make_plan(recipe, bench.tokenizer, sources=sources)
@@ -277,7 +277,7 @@ def test_a_preparation_that_is_stopped_at_any_block_of_its_only_file_goes_on_wit
             blocks.add(workshop.streams["train"].sequences[0].seals[-1]["cursor"]["block"])
         prepare_now(recipe, bench.tokenizer, sources=sources)
         assert everything(Path(recipe.data.cache_dir)) == expected
-    assert len(blocks - {0}) > 1
+    assert len(blocks - {0}) == 2
 
 
 def test_an_answer_that_comes_in_between_two_looks_ends_nothing(tmp_path):
