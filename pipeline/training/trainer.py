@@ -95,6 +95,7 @@ class TandemTrainer(Trainer):
         self.loader: StepLoader | None = None
         self.guard = StepGuard(run, recipe.monitor)
         self.recorded_evaluations: set[int] = set()
+        self.averaged_step = 0
         keep, every = args.save_total_limit, recipe.run.keep_every_steps
         self.saver = CheckpointSaver(run, keep=keep, every=every, best=recipe.run.keep_best)
         self.model_files = files.ModelFiles(tokenizer)
@@ -271,9 +272,11 @@ class TandemTrainer(Trainer):
         always logged and evaluated.
         """
         step, last = self.state.global_step, self.state.global_step >= self.state.max_steps
-        # Before the save: the last checkpoint is the finished model. Without an update so far there is nothing to average.
-        if self.recipe.optimizer.average_steps and self.guard.skipped_steps < step:
+        # Before the save: the last checkpoint is the finished model. Without an update so far there is nothing to average. Once: Trainer
+        # comes here a second time when the epoch ends.
+        if self.recipe.optimizer.average_steps and self.guard.skipped_steps < step != self.averaged_step:
             average_weights(self.optimizer, self.recipe.optimizer, last=last)
+            self.averaged_step = step
         if (self.control.should_log or last) and step > self.loss_sum.since:
             loss = self.loss_sum.read(step, gather=self.accelerator.gather)
             self.log({"loss": loss, "grad_norm": float(grad_norm), "learning_rate": learning_rate})

@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipeline.process.errors import RecipeError
 from pipeline.training.checkpoint import load_optimizer_state, optimizer_tensors
 from pipeline.training.optimizer import MuonAdamW, average_weights
+from tests.runner import Runner
 
 SETTINGS = SimpleNamespace(average_steps=4, average_weight=0.6)
 
@@ -68,3 +70,12 @@ def test_an_optimizer_without_state_is_refused():
     model = Two()
     with pytest.raises(RecipeError, match="keeps no state"):
         average_weights(torch.optim.SGD(model.parameters(), lr=0.1), SETTINGS, last=False)
+
+
+def test_the_finished_model_is_mixed_once_and_is_the_last_checkpoint(tmp_path, text_files, chat_files):
+    runner = Runner(tmp_path, tmp_path / "cache", text_files, chat_files)
+    train = {"max_steps": 4, "save_steps": 4, "per_device_train_batch_size": 4}
+    run = runner.train(runner.recipe("averaged", "gpt2", train=train), "optimizer.average_steps=3")
+    folders = (run.directory / "checkpoints" / "checkpoint-4", run.directory / "model")
+    checkpoint, finished = (load_file(folder / "model.safetensors") for folder in folders)
+    assert all(checkpoint[name].equal(finished[name]) for name in checkpoint)
