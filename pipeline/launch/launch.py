@@ -67,6 +67,7 @@ class End:
 class Hosts:
     """One host's view of all. What each publishes by key, in the order in which a round (a start of the job) sets it:
 
+    nodes: this host's NNODES.
     round: the number of the round that this host waits for or makes.
     port, met: of node 0 alone, once all wait for this round: where the ranks meet, and the lives (processes) that are part of it.
     end: how the round ended on this host; None while its ranks run. A host that leaves before they start sets it, too.
@@ -78,7 +79,12 @@ class Hosts:
     ):
         self.nodes, self.node, self.address, self.port = nodes, node, address, port
         self.limit_s, self.report = limit_s, report
-        self.own: dict[str, Any] = {"host": socket.gethostname(), "life": secrets.token_hex(4), "round": 0}
+        self.own: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "life": secrets.token_hex(4),
+            "nodes": nodes,
+            "round": 0,
+        }
         self.seen: dict[int, dict[str, Any]] = {}
         self.changed: dict[int, float] = {}  # when another host's beat was last a new one
         self.lives: dict[int, str] = {}  # of the hosts that met
@@ -94,7 +100,7 @@ class Hosts:
     def meet(self, signals: list[int]) -> int | None:
         """Return the port on node 0 at which the ranks of this start meet, once all hosts have come; None after a signal.
 
-        Raises HangError when one has not come within limit_s.
+        Raises HangError when one has not come within limit_s, RecipeError when one was started with another NNODES.
         """
         began = time.monotonic()
         line, reason = began + LINE_S, ""
@@ -105,6 +111,11 @@ class Hosts:
             here = {n: seen for n, seen in self._hosts() if seen.get("round") == self.own["round"] and not self.lost(n)}
             if self.node == 0:  # which alone decides; the others follow, and find one that left after that failed
                 here = {n: seen for n, seen in here.items() if not seen.get("end")}
+            if others := [n for n, seen in self._hosts() if seen.get("nodes", self.nodes) != self.nodes]:
+                raise RecipeError(
+                    f"NNODES is {self.nodes} on {self.name(self.node)} and {self.seen[others[0]]['nodes']} on {self.name(others[0])}, so they would "
+                    "wait for each other in vain. Start all with the same number."
+                )
             waited = time.monotonic() - began
             if self.store is not None and (port := self._port(here)):
                 self.lives = {n: seen["life"] for n, seen in here.items()}
@@ -136,6 +147,11 @@ class Hosts:
             if first:
                 for node in range(self.nodes):
                     store.set(str(node), "{}")
+                store.set("nodes", str(self.nodes))  # last: by then every key is there
+            elif (nodes := int(store.get("nodes"))) != self.nodes:
+                store.set(str(self.node), json.dumps(self.own | {"beat": 0}))  # for node 0, which refuses it too
+                self.seen = {0: {"nodes": nodes}}
+                return ""
         except (OSError, RuntimeError):
             return (
                 f"port {self.port}, which another process here holds" if first else f"node 0 at {address}:{self.port}"
@@ -495,7 +511,7 @@ def run(
             if hosts:
                 try:
                     command = at_port(command, meet(hosts, signals))
-                except HangError as error:
+                except (HangError, RecipeError) as error:
                     report(f"error: {error}")
                     return error.status
                 if signals:

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.launch import launch
 from pipeline.launch.launch import ABORTED, End, Hosts
-from pipeline.process.errors import HangError
+from pipeline.process.errors import HangError, RecipeError
 from pipeline.process.storage import read_json, write_json
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.warm_commands import free_port
@@ -27,9 +27,9 @@ def job():
 
     port, made = free_port(), []
 
-    def make(node: int, *, limit_s: float = 60.0) -> Hosts:
+    def make(node: int, *, nodes: int = 2, limit_s: float = 60.0) -> Hosts:
         lines: list[str] = []
-        host = Hosts(nodes=2, node=node, address="127.0.0.1", port=port, limit_s=limit_s, report=lines.append)
+        host = Hosts(nodes=nodes, node=node, address="127.0.0.1", port=port, limit_s=limit_s, report=lines.append)
         host.lines = lines
         host.own["host"] = f"host{node}"
         made.append(host)
@@ -90,6 +90,19 @@ def test_a_host_that_never_comes_is_named_while_it_is_waited_for_and_at_the_end(
     alone.port = free_port()
     with pytest.raises(HangError, match=r"in vain for node 0 at 127.0.0.1:"):
         alone.meet([])
+
+
+def test_hosts_that_were_started_with_different_numbers_of_hosts_say_so_at_once(job):
+    first, second = job(0), job(1, nodes=3)
+
+    def refusal(host):
+        with pytest.raises(RecipeError) as refused:
+            host.meet([])
+        return str(refused.value)
+
+    said = together(lambda: refusal(first), lambda: refusal(second))
+    assert said[0].startswith("NNODES is 2 on host host0 (node 0) and 3 on host host1 (node 1)")
+    assert said[1].startswith("NNODES is 3 on host host1 (node 1) and 2 on node 0")
 
 
 def test_a_signal_ends_the_waiting_and_no_host_that_never_came_holds_node_0_at_its_end(job):
