@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.process.commands import program, whole_number
+from pipeline.process.errors import RecipeError
 from pipeline.process.network import SHARDS_FORMS, takes_shards
 from pipeline.process.progress import Bar, short_count
 from pipeline.recipe.schema import with_values
@@ -109,6 +110,11 @@ def _prepare(arguments: argparse.Namespace) -> None:
     from pipeline.recipe import read_recipe
 
     recipe = read_recipe([arguments.recipe, *arguments.overrides], stage=None)
+    if arguments.publish and recipe.data.keep_shards:
+        raise RecipeError(
+            f"{recipe.where('data.keep_shards')}: is {recipe.data.keep_shards}, so shards that a run has read are gone, and what stands behind the "
+            "first of them would not be published. Give data.keep_shards=null here."
+        )
     from pipeline.recipe.resolve import resolve_start
 
     recipe = resolve_start(recipe)

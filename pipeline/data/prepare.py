@@ -61,6 +61,7 @@ from pipeline.data.workers import (
     WorkerPool,
     has_encoded,
     note_part,
+    parts_noted,
     processes_for,
     remove_encoded,
 )
@@ -430,8 +431,10 @@ def unused_folders(plan: dict, *, runs: Path) -> list[Path]:
 
 
 def _is_used(folder: Path) -> bool:
-    """Return whether a run may read these shards: one that is there, or whose disk may only be away."""
+    """Return whether a run may read these shards: one that is there, or whose disk may only be away; or parts encode for them."""
     try:
+        if time.time() - parts_noted(folder) < KEPT_DAYS * 86400:
+            return True
         lines = (folder / USERS).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
         newest = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)

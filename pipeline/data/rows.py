@@ -407,17 +407,17 @@ class TrainingRows:
     def raise_if_too_bad(self) -> None:
         """Raises DataError when more rows proved unreadable, in the shards this run reads, than data.max_bad_rows."""
         self.stream.refresh()
-        bad = []
-        for s, sequence in enumerate(self.stream.sequences):
-            bad += sequence.bad_rows(self.stream.shards_needed(s))
-        bad = list(dict.fromkeys(bad))
-        if len(bad) > self.plan["max_bad_rows"]:
-            reasons = grouped(bad)
+        bad: dict[str, list[str]] = {}  # by shards: two sources may read the same ones
+        for s, (sequence, about) in enumerate(zip(self.stream.sequences, self.plan["train"]["sequences"], strict=True)):
+            bad[about["key"]] = [f"{about['name']}/{line}" for line in sequence.bad_rows(self.stream.shards_needed(s))]
+        lines = [line for some in bad.values() for line in some]
+        if len(lines) > self.plan["max_bad_rows"]:
+            reasons = grouped(lines)
             shown = "\n".join(f"  {line}" for line in reasons[:20]) + (
                 f"\n  ... and {len(reasons) - 20} more reasons" if len(reasons) > 20 else ""
             )
             raise DataError(
-                f"data.sources: {len(bad)} rows are unreadable and data.max_bad_rows is {self.plan['max_bad_rows']}, so the run stops "
+                f"data.sources: {len(lines)} rows are unreadable and data.max_bad_rows is {self.plan['max_bad_rows']}, so the run stops "
                 f"here:\n{shown}\nThe rows are left out of training. Raise data.max_bad_rows to accept that and run the same command "
                 "again, or correct the files and start a new run."
             )

@@ -33,7 +33,7 @@ from pipeline.process import commands
 from pipeline.process.errors import DataError, RecipeError, ServiceError, TandemError, of_panic
 from pipeline.process.network import keep_retries_in
 from pipeline.process.storage import write_bytes
-from pipeline.sources.raw_rows import seekable_blocks
+from pipeline.sources.raw_rows import BLOCK_ROWS, kind_of
 from pipeline.tokenizer.chat import render, rendered_talks
 from pipeline.tokenizer.encode import encode_documents, span_byte_lengths
 
@@ -227,6 +227,7 @@ def batches_of(documents: list, characters: int) -> Iterator[list]:
 WORTH_A_PROCESS = 16_000_000  # bytes of files: seconds of encoding, against the two that a process takes to start
 PROCESS_BYTES = 1 << 30  # of memory; as much again is left for the training
 RUN_BLOCKS = 16  # where reading has to begin at the start of a file or a large row group
+SEEKABLE_BLOCKS = 4  # of a row group: what is read in vain before a block in it is a small part of its work
 PARTS = "parts"  # a file beside encoded blocks
 POLL_S = 0.5  # between two looks whether what is waited for is still wanted
 ATTEMPTS = 3  # of a run of blocks whose process is killed: then it is the blocks that kill
@@ -433,6 +434,21 @@ def serve_work() -> int:
 # The runs of a source in order, and their blocks as they are made.
 
 
+def seekable_blocks(path: Path) -> int | None:
+    """Return how many blocks the file has, where reading can begin at each at little cost: parquet of small row groups; else None."""
+    if kind_of(path.name) != "parquet":
+        return None
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        metadata = pyarrow.parquet.read_metadata(path)
+    except (OSError, ValueError, pyarrow.ArrowException):
+        return None  # reported where it is read
+    groups = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
+    return -(-metadata.num_rows // BLOCK_ROWS) if max(groups, default=0) <= SEEKABLE_BLOCKS * BLOCK_ROWS else None
+
+
 class Runs:
     """Runs of blocks of a source from a cursor on, in order: (file, first block, blocks). part: (k, n), of which every n-th is given.
 
@@ -588,6 +604,12 @@ def note_part(folder: Path) -> None:
     """Take note that parts encode for a folder of shards, more of it than a short run may need."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     (folder / FOLDER / PARTS).touch()
+
+
+def parts_noted(folder: Path) -> float:
+    """Return when a part last began to encode for a folder of shards, in seconds of the epoch; 0 where none did."""
+    noted = folder / FOLDER / PARTS
+    return noted.stat().st_mtime if noted.exists() else 0.0
 
 
 def remove_encoded(folder: Path, *, of_parts: bool) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import posixpath
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pipeline.process.errors import DataError, InputMissingError, RecipeError, ServiceError, first_line
+from pipeline.process.errors import DataError, DiskFullError, InputMissingError, RecipeError, ServiceError, first_line
 from pipeline.process.network import as_os_error, is_address, is_refused, opened
 from pipeline.process.progress import count_text, waiting
 from pipeline.process.storage import cache_dir, file_lock, fsync_file, read_json
@@ -75,7 +76,7 @@ def _by_split(root: Path, config: str | None, name: str, where: str) -> dict[str
         except (DataFilesNotFoundError, FileNotFoundError) as error:
             refuse_archives(_visible(root), of=f"{name} has ", where=where)
             raise InputMissingError(
-                f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), so there is nothing to read. It has {_shown(root)}. Choose others with `files`."
+                f"{where}: `datasets` finds no data files in {name} ({_first_line(error).replace(str(root), name)}), so there is nothing to read. It has {shown(root)}. Choose others with `files`."
             ) from error
         except Exception as error:  # It raises ValueError, RuntimeError and AttributeError for a card it cannot follow.
             reason = _first_line(error).replace(str(root), name)
@@ -121,33 +122,6 @@ def _unreadable(reason: str, name: str, where: str) -> str:
     if "scripts are no longer supported" in reason:
         return f"{where}: {name} is loaded by a script, which is not run here, as `datasets` does not any more. Many such datasets have a branch of parquet files: revision: refs/convert/parquet."
     return f"{where}: `datasets` cannot tell the files of {name} ({reason}). Choose them with `files`."
-
-
-def named_files(root: Path, patterns: str | list[str], *, name: str, where: str) -> list[Path]:
-    """Return the files below the folder that the patterns name; a folder's name stands for all in it.
-
-    Raises InputMissingError for a pattern without a file, RecipeError for one that leads out of the folder.
-    """
-    from datasets.data_files import resolve_pattern
-
-    root = root.resolve()
-    found: dict[Path, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if leads_outside(pattern):
-            raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
-        inside = f"{pattern.rstrip('/')}/**" if (root / pattern).is_dir() else pattern
-        try:
-            found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
-        except FileNotFoundError as error:
-            raise InputMissingError(
-                f"{where}.files: {pattern!r} matches no file of {name}, so there is nothing to read. It has {_shown(root)}."
-            ) from error
-    return list(found)
-
-
-def leads_outside(pattern: str) -> bool:
-    """Return whether a pattern of a repository would be looked for elsewhere: `datasets` takes addresses and absolute paths too."""
-    return "://" in pattern or "::" in pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
 
 
 def is_saved(folder: Path) -> bool:
@@ -224,7 +198,7 @@ def some(paths: list[str]) -> str:
     return ", ".join(paths[:SHOWN]) + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
 
 
-def _shown(root: Path) -> str:
+def shown(root: Path) -> str:
     return some(_visible(root)) or "no files"
 
 
@@ -319,11 +293,13 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
     for address in addresses:
         with _asked(address, where):
             store, path = opened(address)
-            listed = store.glob(
-                path if glob.has_magic(path) else f"{path}/**" if store.isdir(path) else path, detail=True
-            )
+            is_glob = glob.has_magic(path) and not store.exists(path)  # a name may have brackets
+            pattern = path if is_glob else glob.escape(path) + ("/**" if store.isdir(path) else "")
+            listed = store.glob(pattern, detail=True)
             files = {
-                name: facts for name, facts in listed.items() if facts["type"] == "file" and _is_wanted(name, path)
+                name: facts
+                for name, facts in listed.items()
+                if facts["type"] == "file" and (is_glob or _is_wanted(name, path))
             }
             if not files:  # also what is listed of a store that does not answer
                 store.ls(posixpath.dirname(path.partition("*")[0].partition("?")[0].partition("[")[0]))
@@ -335,19 +311,27 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
         found |= {f"{scheme}/{name}": (store, facts) for name, facts in files.items()}
     refuse_unreadable([name.partition("/")[2] for name in found], of="", where=f"{where}.files")
     root = posixpath.commonpath([posixpath.dirname(name) for name in found])
+    places = {
+        key: _place_of(store, key.partition("/")[2], facts, cache / "stores") for key, (store, facts) in found.items()
+    }
+    needed = sum(facts["size"] for key, (_, facts) in found.items() if not _is_whole(places[key], facts))
+    cache.mkdir(parents=True, exist_ok=True)
+    if needed > (free := shutil.disk_usage(cache).free):
+        raise DiskFullError(
+            f"{where}.files: {count_text(needed)}B are to be fetched, and {cache} has {count_text(free)}B free. Free some space, name fewer "
+            "files, or move data.cache_dir to a larger disk."
+        )
     made = []
     for key, (store, facts) in sorted(found.items()):
         label, (scheme, _, name) = PurePosixPath(key).relative_to(root).as_posix(), key.partition("/")
         with _asked(f"{scheme}://{name}", where):
-            made.append(SourceFile(label=label, path=_fetched(store, name, facts, cache / "stores")))
+            made.append(SourceFile(label=label, path=_fetched(store, name, facts, places[key])))
     return made
 
 
 def _is_wanted(name: str, asked: str) -> bool:
     base = PurePosixPath(name).name
-    return (
-        glob.has_magic(asked) or name == asked or (is_data(base) and not base.startswith(".") and base not in IGNORED)
-    )
+    return name == asked or (is_data(base) and not base.startswith(".") and base not in IGNORED)
 
 
 @contextmanager
@@ -375,15 +359,22 @@ def _asked(address: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def _fetched(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
-    """Return where the file is here; one of another size or time is another file, and a power cut may have shortened it."""
+def _place_of(store: Any, name: str, facts: dict[str, Any], cache: Path) -> Path:
+    """Return where the file is kept here; one of another size or time is another file."""
     version = f"{store.protocol} {name} {facts['size']} {facts.get('mtime') or facts.get('last_commit') or facts.get('blob_id')}"
-    target = cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
-    is_whole = lambda: target.exists() and target.stat().st_size == facts["size"]  # noqa: E731
-    if is_whole():
+    return cache / hashlib.sha256(version.encode()).hexdigest()[:16] / PurePosixPath(name).name
+
+
+def _is_whole(target: Path, facts: dict[str, Any]) -> bool:
+    return target.exists() and target.stat().st_size == facts["size"]  # a power cut may have shortened it
+
+
+def _fetched(store: Any, name: str, facts: dict[str, Any], target: Path) -> Path:
+    """Return the file's place, where it is whole now."""
+    if _is_whole(target, facts):
         return target
     with file_lock(target.parent / ".lock"):  # every rank asks
-        if not is_whole():
+        if not _is_whole(target, facts):
             part = target.with_name(f".{target.name}.part")  # that of a killed start is written over
             with waiting(f"fetching {name} ({count_text(facts['size'])}B)"):
                 store.get_file(name, str(part))

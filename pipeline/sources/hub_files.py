@@ -1,6 +1,7 @@
 """Datasets of the Hub: files listed, checked at both ends, fetched."""
 
 import functools
+import glob
 import hashlib
 import io
 import json
@@ -34,10 +35,9 @@ from pipeline.sources.files import (
     bases_of,
     is_saved,
     labelled,
-    leads_outside,
-    named_files,
     refuse_unreadable,
     saved_files,
+    shown,
     split_files,
 )
 from pipeline.sources.formats import Format
@@ -293,6 +293,36 @@ def _chosen_paths(spec: Any, info: Any, where: str) -> list[str]:
         else:
             files = split_files(root, config=spec.config, split=spec.split, name=spec.id, where=where)
         return [file.relative_to(root).as_posix() for file in files]
+
+
+def named_files(root: Path, patterns: str | list[str], *, name: str, where: str) -> list[Path]:
+    """Return the files below the folder that the patterns name; a folder's name stands for all in it.
+
+    Raises InputMissingError for a pattern without a file, RecipeError for one that leads out of the folder.
+    """
+    from datasets.data_files import resolve_pattern
+
+    root = root.resolve()
+    found: dict[Path, None] = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if leads_outside(pattern):
+            raise RecipeError(f"{where}.files: {pattern!r} leads out of {name}. Write a path or glob below it.")
+        name_itself = glob.escape(pattern.rstrip("/"))  # which may have brackets
+        inside = (
+            f"{name_itself}/**" if (root / pattern).is_dir() else name_itself if (root / pattern).exists() else pattern
+        )
+        try:
+            found.update((Path(path), None) for path in resolve_pattern(inside, str(root)))
+        except FileNotFoundError as error:
+            raise InputMissingError(
+                f"{where}.files: {pattern!r} matches no file of {name}, so there is nothing to read. It has {shown(root)}."
+            ) from error
+    return list(found)
+
+
+def leads_outside(pattern: str) -> bool:
+    """Return whether a pattern of a repository would be looked for elsewhere: `datasets` takes addresses and absolute paths too."""
+    return "://" in pattern or "::" in pattern or os.path.isabs(pattern) or ".." in Path(pattern).parts
 
 
 def _standalone_card(file: Path, spec: Any, where: str) -> dict[str, Any]:

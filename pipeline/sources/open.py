@@ -536,7 +536,10 @@ class OpenSource:
                 made.empty_rows += 1
                 continue
             if reason:
-                made.bad_rows.append(f"{row_name(path, row)}: {readable(reason, most=MOST_OF_REASON)}")
+                place = row_name(path, row).replace(
+                    str(path), this.label, 1
+                )  # shards are published, and the same on any machine
+                made.bad_rows.append(f"{place}: {readable(reason, most=MOST_OF_REASON)}")
             elif item is None or is_blank(item):
                 made.empty_rows += 1
             elif isinstance(item, str):

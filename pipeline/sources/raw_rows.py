@@ -252,24 +252,6 @@ def count_rows(path: Path) -> int:
     return lines + (last != b"\n")
 
 
-SEEKABLE_BLOCKS = 4  # of a row group: what is read in vain before a block in it is a small part of its work
-
-
-def seekable_blocks(path: Path) -> int | None:
-    """Return how many blocks the file has, where reading can begin at each at little cost: parquet of small row groups; else None."""
-    if kind_of(path.name) != "parquet":
-        return None
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        metadata = pyarrow.parquet.read_metadata(path)
-    except (OSError, ValueError, pyarrow.ArrowException):
-        return None  # reported where it is read
-    groups = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
-    return -(-metadata.num_rows // BLOCK_ROWS) if max(groups, default=0) <= SEEKABLE_BLOCKS * BLOCK_ROWS else None
-
-
 def parquet_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
     """Yield rows of a parquet file. A row group that cannot be decoded makes each of its remaining rows a BadRow."""
     import pyarrow

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from pipeline.data.__main__ import main
 from pipeline.data.preparation import folders_of, start_preparation
+from pipeline.process.errors import RecipeError
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +88,19 @@ def test_a_missing_file_is_told_in_one_sentence_with_status_66(recipe_file):
     assert "Traceback" not in done.stderr
 
 
+def test_prune_keeps_what_parts_encoded_lately_for_another_recipe(recipe_file, command, tmp_path):
+    assert command(recipe_file, "data.row_tokens=64", "--part", "1/2")[0] == 0
+    parts = list((tmp_path / "cache" / "shards").glob("*/*/parts"))
+    assert parts
+    assert command(recipe_file, "--prune")[0] == 0
+    assert all(noted.exists() for noted in parts)
+    long_ago = time.time() - 40 * 86400
+    for noted in parts:
+        os.utime(noted, (long_ago, long_ago))
+    assert command(recipe_file, "--prune")[0] == 0
+    assert not any(noted.exists() for noted in parts)
+
+
 def test_prune_keeps_what_runs_of_other_folders_use_and_what_an_earlier_version_prepared_lately(
     recipe_file, command, tmp_path
 ):
@@ -117,3 +132,8 @@ def test_a_training_notes_its_run_directory_beside_the_shards_once(bench, tmp_pa
         preparation.close()
     for folder in folders_of(preparation.plan):
         assert (folder / "users").read_text() == json.dumps(str(tmp_path / "a run")) + "\n"
+
+
+def test_shards_that_come_and_go_with_the_reader_are_not_published(recipe_file, command, tmp_path):
+    with pytest.raises(RecipeError, match=r"data\.keep_shards: is 2, so shards that a run has read are gone"):
+        command(recipe_file, "data.keep_shards=2", "--publish", "s3://bucket/shards")

@@ -195,4 +195,7 @@ def test_bad_rows_are_named_once_in_the_seals_also_over_interruptions(bench, tmp
     sequence = open_stream(plan, "train").sequences[0]
     named = Counter(line for seal in sequence.seals for line in seal["bad_rows"]) + Counter(sequence.end["bad_rows"])
     assert sorted(named.values()) == [1, 1]
+    assert {line.partition(":")[0] for line in named} == {
+        "some_bad.jsonl"
+    }  # no folder of this machine: seals are published
     assert len(sequence.bad_rows(len(sequence.seals))) == 2

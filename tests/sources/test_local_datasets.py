@@ -56,6 +56,15 @@ def test_a_saved_dataset_without_splits_has_none_but_that_it_was_made_of(saved, 
     assert texts(*train, *validation) == sorted(rows("one")["text"])
 
 
+@pytest.mark.parametrize("asked", ["web[2024]", "web[2024]/part[1].jsonl", "web*/part?1?.jsonl"])
+def test_names_with_brackets_are_those_names(tmp_path, asked):
+    (tmp_path / "corpus" / "web[2024]").mkdir(parents=True)
+    (tmp_path / "corpus" / "web[2024]" / "part[1].jsonl").write_text('{"text": "this one is long enough"}\n' * 20)
+    (tmp_path / "corpus" / "part1.jsonl").write_text('{"text": "of somebody else"}\n')
+    train, validation = opened(tmp_path, id="./corpus", files=asked)
+    assert set(texts(*train, *validation)) == {"this one is long enough"}
+
+
 @pytest.mark.parametrize("key", ["id", "files"])
 def test_of_a_saved_dataset_that_was_mapped_only_the_files_of_its_state_are_read(saved, key):
     loaded = datasets.load_from_disk(saved / "one")

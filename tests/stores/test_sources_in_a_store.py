@@ -1,11 +1,13 @@
 """Sources in an object store."""
 
+from types import SimpleNamespace
+
 import httpx
 import pyarrow
 import pytest
 
 from pipeline.process import network
-from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
+from pipeline.process.errors import DiskFullError, InputMissingError, RecipeError, ServiceError
 from pipeline.recipe import read_recipe
 from pipeline.sources.files import local_files
 from pipeline.sources.open import open_sources
@@ -45,6 +47,22 @@ def test_a_file_is_fetched_once_and_again_when_it_has_changed(tmp_path, text_fil
     bucket.pipe_file(f"corpus/text/{text_files[0].name}", b'{"text": "other"}\n')
     (other,) = local_files(address, where="here", folder=None, cache=tmp_path)
     assert other.path.read_text() == '{"text": "other"}\n'
+
+
+@pytest.mark.parametrize("name", ["web[2024]/part.jsonl", "web/part[1].jsonl"])
+def test_a_name_with_brackets_is_that_name_and_no_pattern(tmp_path, bucket, name):
+    bucket.pipe_file(f"corpus/{name}", b'{"text": "this one"}\n')
+    bucket.pipe_file("corpus/web/part1.jsonl", b'{"text": "not this one"}\n')
+    for address in (name, name.partition("/")[0]) if "[" in name.partition("/")[0] else (name,):
+        (file,) = local_files(f"s3://corpus/{address}", where="here", folder=None, cache=tmp_path)
+        assert file.path.read_bytes() == b'{"text": "this one"}\n'
+
+
+def test_files_that_the_disk_cannot_take_are_refused_before_the_first_is_fetched(tmp_path, bucket, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(DiskFullError, match=r"here\.files: .*B are to be fetched, and .* has 1\.0kB free"):
+        local_files("s3://corpus/text", where="here", folder=None, cache=tmp_path)
+    assert not list(tmp_path.glob("stores/*/*"))
 
 
 def test_what_is_not_there_is_told_in_a_sentence(tmp_path, bucket):
