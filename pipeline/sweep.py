@@ -25,7 +25,7 @@ from typing import Any
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware import device_without_torch, leave_accelerators, visible_gpus
-from pipeline.metrics import SFT_BPB, VAL_BPB, metric_of
+from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, metric_of
 from pipeline.preflight.plan import NotMeasured, Plan, make_plan, measure
 from pipeline.process.commands import program, whole_number
 from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError
@@ -33,12 +33,12 @@ from pipeline.process.progress import Bar, seconds_text, write
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
 from pipeline.recipe.layers import EXCLUSIVE
-from pipeline.recipe.resolve import step_rows
+from pipeline.recipe.resolve import resolve_start, step_rows
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
 from pipeline.report.run_data import RunData, filled_table, number, read_run, table
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.rows import last_attempts, open_rows, row_of
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import SWEEP_TAG, RunDirectory
 
 EXAMPLES = """examples:
   {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80
@@ -228,6 +228,8 @@ def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, An
     none = dict.fromkeys(("difference", "interval", "p", "p_holm"))
     values = {one.seed: one for one in baseline if one.value is not None}
     both = [(values[one.seed], one) for one in figures if one.value is not None and one.seed in values]
+    if diverged := sum(map(has_diverged, figures)):  # the seeds that are left would be a choice of the lucky ones
+        return none | {"verdict": f"diverged ({diverged} of {len(figures)})"}
     if not both:
         return none | {"verdict": next((one.status for one in figures if one.status != "finished"), "not run")}
     if any(one.protocol != other.protocol for one, other in both):
@@ -360,7 +362,11 @@ def figure_of(job: Job, metric: str) -> Figure:
 
 def is_final(figure: Figure) -> bool:
     """Return whether another start would change nothing."""
-    return figure.status.startswith(("finished", f"failed (status {DIVERGED},"))
+    return figure.status.startswith("finished") or has_diverged(figure)
+
+
+def has_diverged(figure: Figure) -> bool:
+    return figure.status.startswith(f"failed (status {DIVERGED},")
 
 
 @dataclass
@@ -478,7 +484,7 @@ class Runs:
                 # A session of its own: a Ctrl-C comes once, from here.
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare)  # fmt: skip
             except OSError as error:
-                raise RecipeError(
+                raise InputMissingError(
                     f"--launcher: {command[0]}: {error.strerror}. Name a program that is there."
                 ) from None
         self.started.append(_Started(job, slot, process, time.time()))
@@ -574,7 +580,11 @@ def search(axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, 
         # A trial that was under way when the sweep was stopped goes on under its number.
         trial = optuna.trial.Trial(study, known[n]._trial_id) if n < len(known) else study.ask()
         values = _suggest(trial, axes, options.sampler)
-        value, state = _make_runs(trial, partial(attempt, values), options, optuna.trial.TrialState)
+        try:
+            value, state = _make_runs(trial, partial(attempt, values), options, optuna.trial.TrialState)
+        except RecipeError as error:  # of these values together: the recipe itself has trained
+            write(f"trial {n}, {label(values)}: refused and passed over: {error}")
+            value, state = None, optuna.trial.TrialState.FAIL
         study.tell(trial, value, state=state)
 
 
@@ -641,6 +651,17 @@ def _make_named(module: Any, name: str, option: str, **arguments: Any) -> Any:
 # The sweep: its record, and the command.
 
 PROBE_S = 10.0  # of steps, for each candidate of --equal time
+# What names, places or goes on with a run: one value for all, and no candidate learns by it.
+COMMON = {
+    "run.name",
+    "run.directory",
+    "run.mirror",
+    "run.note",
+    "run.tags",
+    "run.resume",
+    "run.gpu_hour_cost",
+    "data.cache_dir",
+}
 
 
 class Sweep:
@@ -660,8 +681,12 @@ class Sweep:
                 f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
             )
         self.better: str = known.better
-        self.plan = self.plan_of([])
+        if self.metric in {"sft": (VAL_BPB, VAL_BPB_DOCUMENTS)}.get(str(recipe.stage), (SFT_BPB,)):
+            raise RecipeError(
+                f"--metric: {self.metric} is not measured in {recipe.stage}. docs/metrics.md lists what is."
+            )
         self.figures: dict[Path, Figure] = {}
+        self.dumps: dict[str, str] = {}
         digest = _digest([dump_recipe(recipe), options.equal, self.metric])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
         # Runs of another baseline under the same --name, whose record is gone or elsewhere, are not taken for ours.
@@ -670,13 +695,21 @@ class Sweep:
         self._held = lock(self.folder / ".lock")
         if self._held is None:
             raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
-        self.record = self._earlier(digest) or {
+        earlier = self._earlier(digest)
+        if (start := recipe.model.start_from) and start.startswith("latest:"):  # what finishes meanwhile changes no run
+            base = (earlier or {}).get("start_from") or str(Path(str(resolve_start(recipe).model.start_from)).parent)
+            self.fixed = [word for word in fixed if not word.startswith("model.start_from=")] + [
+                f"model.start_from={base}"
+            ]
+        self.plan = self.plan_of([])
+        self.record = earlier or {
             "name": self.folder.name,
             "recipe": options.recipe,
             "fixed": fixed,
             "metric": self.metric,
             "better": self.better,
             "equal": options.equal,
+            "start_from": self._recipe([]).model.start_from,
             "baseline_sha256": digest,
             "complete": False,
             "baseline": self._new({}, [], self.plan.steps, self._step_s([]) if options.equal == "time" else None),
@@ -719,8 +752,9 @@ class Sweep:
             if entry["values"] == values:
                 return entry
         overrides = [f"{key}={value}" for key, value in values.items()]
-        if dump_recipe(self._recipe(overrides)) == dump_recipe(self.recipe):
-            return self.record["baseline"]
+        for entry in (self.record["baseline"], *self.record["candidates"]):  # the same, written in another way
+            if self._dump(entry["values"]) == self._dump(values):
+                return entry
         plan = self.plan_of(overrides)
         step_s = self._step_s(overrides) if self.options.equal == "time" else None
         steps = self._steps(plan, step_s)
@@ -730,6 +764,11 @@ class Sweep:
             overrides.append(f"train.max_steps={steps}")
         self.record["candidates"].append(entry := self._new(values, overrides, steps, step_s))
         return entry
+
+    def _dump(self, values: dict[str, str]) -> str:
+        if (name := label(values)) not in self.dumps:
+            self.dumps[name] = dump_recipe(self._recipe([f"{key}={value}" for key, value in values.items()]))
+        return self.dumps[name]
 
     def _steps(self, plan: Plan, step_s: float | None) -> int | None:
         """Return how many steps a candidate gets."""
@@ -758,9 +797,12 @@ class Sweep:
         budget = overrides and overrides[-1].startswith("train.max_steps=")
         replaced = (
             "train.seed",
+            "run.tags",
             *(EXCLUSIVE[0] if budget else ()),
         )  # by the run's own seed, and in place of the baseline's horizon
         fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
+        # Not published; and no run that `latest:` means.
+        fixed += ["hub.id=null", f"run.tags={json.dumps([*self.recipe.run.tags, SWEEP_TAG + self.folder.name])}"]
         name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
@@ -802,18 +844,26 @@ def main(argv: list[str]) -> int:
     logs = sweep.folder / "logs"
     runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
-    others = [job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline]
+    others = list(
+        dict.fromkeys(job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline)
+    )
     to_make = [job for job in baseline + others if not is_final(sweep.figure(job))]
     searched = options.trials * options.seeds
     runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
     count = len(baseline + others) + searched
     print(f"{sweep.folder}: {count} runs, {len(to_make) + searched} of them to make; the baseline first", flush=True)
     sweep.update()
-    runs.make(baseline, when_ended=sweep.update)
-    if failed := [figure for job in baseline if (figure := sweep.figure(job)).value is None]:
-        raise TandemError(
-            f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {logs} holds what the runs printed."
-        )
+
+    def refuse_without_figure(*, whole: bool = False) -> None:
+        sweep.update()
+        figures = map(sweep.figure, baseline)
+        if failed := [one for one in figures if one.value is None and (whole or is_final(one))]:
+            raise TandemError(
+                f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {logs} holds what the runs printed."
+            )
+
+    runs.make(baseline, when_ended=refuse_without_figure)
+    refuse_without_figure(whole=True)
     print(noise_text(sweep.record), flush=True)
     if options.trials:
 
@@ -835,6 +885,14 @@ def main(argv: list[str]) -> int:
 
 def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis]) -> None:
     given = {word.partition("=")[0] for word in fixed} | axes.keys()
+    if "hub.id" in given:
+        raise RecipeError(
+            "command line: hub.id: runs of a sweep are not published. Publish the one that you choose: python -m pipeline.hub push RUN."
+        )
+    if common := sorted(key for key in axes if key in COMMON - {"run.name"} or key.startswith("hub.")):
+        raise RecipeError(
+            f"command line: {', '.join(common)}: changes nothing that a run learns, so there is nothing to judge. Give one value."
+        )
     if "run.name" in given or "train.seed" in axes:
         raise RecipeError(
             "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give --name and --seeds."

@@ -499,9 +499,12 @@ def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
     return None
 
 
+SWEEP_TAG = "sweep:"  # begins a tag of each run that a sweep makes
+
+
 def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
     """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means. A run whose
-    manifest is damaged is named and passed over."""
+    manifest is damaged is named and passed over; runs of a sweep, trials with other values, are passed over."""
     found = []
     for path in sorted(Path(runs).glob("*/run_manifest.json")):
         run = RunDirectory(path.parent)
@@ -512,7 +515,8 @@ def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
         if wrong:
             note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{name} passes over this run")
             continue
-        if name in (manifest.get("recipe_name"), manifest.get("stage")) and "finished" in manifest:
+        of_sweep = any(tag.startswith(SWEEP_TAG) for tag in manifest.get("tags", []))
+        if name in (manifest.get("recipe_name"), manifest.get("stage")) and "finished" in manifest and not of_sweep:
             found.append((manifest["finished"], run))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from pipeline.hardware import device_without_torch
 from pipeline.preflight.plan import make_plan
@@ -23,7 +25,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import lock, write_json
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
-from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.run_dir.run_directory import RunDirectory, find_run
 from pipeline.sweep import (
     PACKAGE,
     Axis,
@@ -124,13 +126,22 @@ def test_a_verdict_goes_by_pairs_direction_correction_and_protocol():
         [Figure("run", 42, "failed (status 76, DivergedError)")],
     ]
     found = judge_all(baseline, candidates, better="lower")
-    assert [one["verdict"] for one in found] == ["better", "worse", "not shown", "not shown", "not comparable", "failed (status 76, DivergedError)"]  # fmt: skip
+    assert [one["verdict"] for one in found] == ["better", "worse", "not shown", "not shown", "not comparable", "diverged (1 of 1)"]  # fmt: skip
     assert judge_all(baseline, candidates[:1], better="higher")[0]["verdict"] == "worse"
     p = found[0]["p"]
     assert found[0]["p_holm"] == pytest.approx(3 * p)
     many = judge_all(baseline, candidates[:1] * 20, better="lower")
     assert p < 0.05 < 20 * p
     assert {one["verdict"] for one in many} == {"not shown"}
+
+
+def test_a_candidate_of_which_a_seed_diverged_is_not_judged_by_the_others():
+    figures = [[Figure(f"{name}{seed}", seed, "finished", value + seed / 100) for seed in range(3)] for name, value in (("b", 2.0), ("c", 1.0))]  # fmt: skip
+    assert judge_all(figures[0], figures[1:], better="lower")[0]["verdict"] == "better"
+    figures[1][2] = Figure("c2", 2, "failed (status 76, DivergedError)")
+    (verdict,) = judge_all(figures[0], figures[1:], better="lower")
+    assert verdict["verdict"] == "diverged (1 of 3)"
+    assert verdict["difference"] is None
 
 
 def test_a_launcher_gets_the_command_as_words_or_as_one_word(tmp_path):
@@ -229,6 +240,24 @@ def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path
     assert proposals("cut", dies_at=[5, 15]) == uncut
 
 
+def test_a_proposal_that_is_refused_is_a_failed_trial_and_the_search_goes_on(tmp_path, capsys):
+    optuna = pytest.importorskip("optuna")
+
+    def attempt(values, count):
+        if values["a"] == "y":
+            raise RecipeError("recipe.yaml: a: is y, which does not fit.")
+        return [1.0] * count
+
+    options = Namespace(trials=6, seeds=1, sampler="RandomSampler", pruner="NopPruner", parallel=1, storage=None)
+    search({"a": Axis(("x", "y"))}, attempt, options, name="n", folder=tmp_path, better="lower")
+    trials = optuna.load_study(study_name="n", storage=f"sqlite:///{tmp_path / 'optuna.db'}").get_trials()
+    assert [trial.state.name for trial in trials] == [
+        "FAIL" if trial.params["a"] == "y" else "COMPLETE" for trial in trials
+    ]
+    assert {trial.state.name for trial in trials} == {"FAIL", "COMPLETE"}
+    assert "a=y: refused and passed over: recipe.yaml: a: is y, which does not fit." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -289,6 +318,10 @@ def sweep(folder, *arguments):
         (["train.learning_rate=interval(1e-4,1e-1)", "--trials", "2"], "train.learning_rate: is not used"),
         (["model.n_embd=16,64", "--metric", "optim/lr"], "no number of which more or less is better"),
         (["train.num_train_epochs=1", "model.n_embd=16,64", "--equal", "flops"], "in epochs"),
+        (["run.directory=a,b"], "run.directory: changes nothing that a run learns"),
+        (["hub.strategy=end,checkpoint"], "hub.strategy: changes nothing that a run learns"),
+        (["hub.id=me/model", "model.n_embd=16,64"], "hub.id: runs of a sweep are not published"),
+        (["model.n_embd=16,64", "--metric", "sft/assistant_bpb"], "sft/assistant_bpb is not measured in pretrain"),
     ],
 )
 def test_a_sweep_that_cannot_mean_what_it_says_starts_no_run(recipe, words, message, tmp_path, monkeypatch):
@@ -340,6 +373,57 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert done.returncode == 0, again
     assert "0 of them to make" in again
     assert [file.read_bytes() for file in files] == before
+
+
+def test_values_that_are_written_in_two_ways_are_one_candidate(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep(_options([str(recipe)]), [])
+    key = "optimizer.groups.matrices.learning_rate"
+    first, *others = (sweep.entry({key: value}) for value in ("0.5", ".50", "5e-1", "0.25"))
+    assert [other is first for other in others] == [True, True, False]
+    assert len(sweep.record["candidates"]) == 2
+
+
+def test_runs_of_a_sweep_are_not_published_and_are_not_what_latest_means(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = Sweep(_options([str(recipe), "run.tags=[own]", "hub.private=true", "--name", "s"]), ["run.tags=[own]"])
+    (job,) = sweep.jobs(sweep.record["baseline"], 1)
+    made = read_recipe([str(recipe), *job.overrides])
+    assert (made.hub.id, made.run.tags) == (None, ["own", "sweep:s"])
+    for name, tags, finished in (("plain", ["own"], 1.0), ("trial", made.run.tags, 2.0)):
+        RunDirectory(tmp_path / "runs" / name).update_manifest(name=name, recipe_name="tiny", tags=tags, finished=finished)  # fmt: skip
+    assert find_run("latest:tiny", "runs").name == "plain"
+    assert find_run("trial", "runs").name == "trial"
+
+
+def test_all_runs_of_a_sweep_begin_from_the_base_that_was_the_latest_when_it_began(
+    tmp_path, text_files, cache, chat_files, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    runner = Runner(tmp_path, cache, text_files, chat_files)
+    base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 2, "save_steps": 2})).directory
+    recipe = runner.sft_recipe("chat", "gpt2")
+    tree = yaml.safe_load(recipe.read_text()) | {"model": {"start_from": "latest:pretrain"}}
+    del tree["tokenizer"]
+    tree["data"]["row_tokens"] = 64
+    recipe.write_text(yaml.safe_dump(tree))
+
+    def bases(name, *fixed):
+        sweep = Sweep(_options([str(recipe), *fixed, "--name", name]), list(fixed))
+        sweep.update()
+        sweep._held.close()
+        jobs = [*sweep.jobs(sweep.record["baseline"], 2), *sweep.jobs(sweep.entry({"data.row_tokens": "32"}), 2)]
+        return {word for job in jobs for word in job.overrides if word.startswith("model.start_from=")}
+
+    before = bases("s")
+    later = base.with_name("later")
+    shutil.copytree(base, later)
+    RunDirectory(later).update_manifest(name="later", finished=time.time() + 60)
+    assert find_run("latest:pretrain", str(base.parent)).path.name == "later"
+    assert bases("s") == before
+    (named,) = bases("other", "model.start_from=latest:base")
+    assert Path(named).name == "later"
+    assert [Path(word.partition("=")[2]).name for word in before] == [base.name]
 
 
 def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(recipe, tmp_path, monkeypatch):
