@@ -386,7 +386,8 @@ def test_values_that_are_written_in_two_ways_are_one_candidate(recipe, tmp_path,
 
 def test_runs_of_a_sweep_are_not_published_and_are_not_what_latest_means(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sweep = Sweep(_options([str(recipe), "run.tags=[own]", "hub.private=true", "--name", "s"]), ["run.tags=[own]"])
+    recipe.write_text(recipe.read_text() + "hub: {id: me/model}\n")
+    sweep = Sweep(_options([str(recipe), "run.tags=[own]", "--name", "s"]), ["run.tags=[own]"])
     (job,) = sweep.jobs(sweep.record["baseline"], 1)
     made = read_recipe([str(recipe), *job.overrides])
     assert (made.hub.id, made.run.tags) == (None, ["own", "sweep:s"])
