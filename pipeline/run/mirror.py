@@ -32,6 +32,7 @@ from pipeline.process.errors import DamagedFileError, RecipeError, ServiceError,
 from pipeline.process.network import as_os_error, is_refused, opened
 from pipeline.process.storage import file_lock, new_folder, parse_json, remove_folder, sha256_file, write_bytes
 from pipeline.recipe import Recipe
+from pipeline.recipe.resolve import differences
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.hub_queue import link_files
 from pipeline.run_dir.run_directory import RunDirectory, find_run
@@ -52,10 +53,7 @@ class Mirror:
         self.queue = run.path / "mirror_queue"
         self.waiting = self.queue / "training_waits"  # while the end of a run waits for what is left
         self.tokens = self.queue / "owner"  # by which this folder is known in the store, one a start
-        self.takes_over = (
-            self.queue / "takes_over"
-        )  # until this start is the owner there; it has seen what the last one left
-        self.lost = self.queue / "taken_over"  # who has it instead
+        self.takes_over = self.queue / "takes_over"  # from when a start has seen what the store has until it owns it
 
     # ---- whose run it is ----
 
@@ -265,6 +263,13 @@ class Mirror:
             manifest = parse_json(contents.get(self.run.manifest, b"{}"))
         except ValueError:
             manifest = {}  # read_manifest() says it
+        begun = self.run.read_manifest().get("must_match") if self.run.has_trained() else None
+        if begun and (found := differences(begun, manifest.get("must_match", {}))):
+            raise RecipeError(
+                f"{self.address}: holds another run of this name, which goes further and differs from {self.run.path} in keys that cannot change:\n  "
+                + "\n  ".join(found)
+                + "\nGive one of the two another run.name, or another run.mirror."
+            )
         if "finished" in manifest:
             try:
                 self.fetch("model")
@@ -406,7 +411,6 @@ class Mirroring:
         while self.process and not self.ended.wait(LOOK_EVERY_S):
             status = self.process.poll()
             if status == TAKEN_OVER:
-                print(self.mirror.lost.read_text(), flush=True)
                 return
             if status is None or self.ended.wait(pause):
                 continue
@@ -429,7 +433,7 @@ class Mirroring:
             time.sleep(0.1)
         self._stop()
         if self.process.poll() == TAKEN_OVER:
-            print(self.mirror.lost.read_text(), flush=True)
+            print(self.log.read_text().splitlines()[-1], flush=True)
         elif self.mirror.is_behind():
             print(
                 f"{self.mirror.address}: does not have what was saved last; {self.log} says why. The next start sends it.",
@@ -444,8 +448,7 @@ def follow(run: RunDirectory, address: str, *, trainer: int) -> int:
         try:
             _follow(mirror, trainer)
         except TakenOverError as error:
-            print(error, flush=True)
-            mirror.lost.write_text(str(error))
+            print(error, flush=True)  # the last line of its log, for drain
             return TAKEN_OVER
     return 0
 

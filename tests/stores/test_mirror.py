@@ -451,6 +451,20 @@ def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, 
     assert not mirror.is_behind()
 
 
+def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path, run, mirror):
+    run.update_manifest(must_match={"train.learning_rate": 1.0})
+    other = RunDirectory(tmp_path / "other" / "small")
+    saved(other, 50)
+    other.update_manifest(must_match={"train.learning_rate": 2.0})
+    taking_over(other).send()
+    with pytest.raises(
+        RecipeError, match=r"small: holds another run of this name.*\n  train.learning_rate: 1.0 -> 2.0"
+    ):
+        restore_from_mirror(recipe_of(), run)
+    assert run.read_manifest()["must_match"] == {"train.learning_rate": 1.0}
+    assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
+
+
 def test_a_run_that_went_back_in_its_own_folder_goes_on_from_there(run, mirror):
     mirror.takes_over.touch()
     taking_over(run).send()
