@@ -236,14 +236,16 @@ def model_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
 
 
 def queued_bytes(recipe: Recipe, sizes: Sizes | CountedSizes) -> int:
-    """Return what waits for the Hub while its checkpoint is rotated away: one model, with its state where that is published.
+    """Return what waits while its checkpoint is rotated away: for the Hub one model, with its state where that is published, for
+    run.mirror one checkpoint.
 
     all_checkpoints keeps as many as the Hub stays away for, which nobody knows.
     """
+    whole = checkpoint_bytes(recipe, sizes) or weight_bytes(recipe, sizes)
+    mirrored = whole if recipe.run.mirror else 0
     if recipe.hub.id is None or recipe.hub.strategy == "end":
-        return 0
-    whole = checkpoint_bytes(recipe, sizes) if recipe.hub.strategy == "checkpoint" else None
-    return weight_bytes(recipe, sizes) if whole is None else whole
+        return mirrored
+    return mirrored + (whole if recipe.hub.strategy == "checkpoint" else weight_bytes(recipe, sizes))
 
 
 def checkpoints_on_disk(recipe: Recipe, steps: int | None) -> int | None:

@@ -20,13 +20,17 @@ from pipeline.process.errors import DataError
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+]*)://")
 SCHEMES = ("s3", "gs", "hf")
-BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]\S*")
+BUCKET_FOLDER = re.compile(r"(s3|gs)://[^/\s]+(/[^/\s]+)*/?")
 HUB_DATASET = re.compile(
     r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?((?:/[\w.-]+)*)/?"
 )  # repository, revision, folder
 SHARDS_FORMS = "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or hf://datasets/NAMESPACE/NAME"
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-REFUSED = re.compile("NO_SUCH_BUCKET|ACCESS_DENIED|HTTP status 403")  # pyarrow has no class for them
+REFUSED = re.compile(  # pyarrow has no class for them; what it says of a name that it does not know begins with HTTP's status
+    "NO_SUCH_BUCKET|ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION_TOKEN|"
+    "SIGNATURE_DOES_NOT_MATCH|INVALID_SIGNATURE|INCOMPLETE_SIGNATURE|OPT_IN_REQUIRED|REQUEST_EXPIRED|REQUEST_TIME_TOO_SKEWED|"
+    "HTTP status (301|308|401|403)|AuthorizationHeaderMalformed|IllegalLocationConstraint|InvalidRegion|InvalidBucketName|InvalidToken|ExpiredToken"
+)
 
 
 def is_address(text: str) -> bool:

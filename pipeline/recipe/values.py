@@ -455,7 +455,7 @@ def _run(recipe: Recipe, problems: Problems) -> None:
     if run.mirror is not None and not BUCKET_FOLDER.fullmatch(run.mirror):
         problems.add(
             recipe.where("run.mirror"),
-            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER. The Hub takes checkpoints by "
+            f"is {show(run.mirror)}; it must be the address of a store, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER, no part of it empty. The Hub takes checkpoints by "
             "hub.strategy: checkpoint.",
         )
     if isinstance(run.resume, int) and run.resume < 1:

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -21,7 +23,15 @@ from pipeline.process import network
 from pipeline.process.errors import RecipeError, ServiceError
 from pipeline.process.storage import sum_of
 from pipeline.recipe import read_recipe
-from pipeline.run.mirror import Mirror, Mirroring, follow, restore_base_from_mirror, restore_from_mirror
+from pipeline.run.mirror import (
+    TAKEN_OVER,
+    Mirror,
+    Mirroring,
+    TakenOverError,
+    follow,
+    restore_base_from_mirror,
+    restore_from_mirror,
+)
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, whole_folder
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.runner import ROOT, Runner
@@ -54,14 +64,23 @@ def mirror(run, bucket):
     return mirror
 
 
+def recipe_of(address=ADDRESS, resume="auto"):
+    return SimpleNamespace(run=SimpleNamespace(mirror=address, resume=resume), where=lambda key: f"recipe.yaml: {key}")
+
+
 def restored(tmp_path, name="small"):
-    """The run as it comes back to another, empty disk."""
-    recipe = SimpleNamespace(
-        run=SimpleNamespace(mirror=ADDRESS, resume="auto"), where=lambda key: f"recipe.yaml: {key}"
-    )
+    """The run as it comes back to another disk, which is empty at first."""
     other = RunDirectory(tmp_path / "other" / name)
-    restore_from_mirror(recipe, other)
+    restore_from_mirror(recipe_of(), other)
     return other
+
+
+def taking_over(run):
+    """The side of a start's sending process, as it begins."""
+    mirror = Mirror(run, ADDRESS)
+    mirror.queue.mkdir(exist_ok=True)
+    mirror.begin()
+    return mirror
 
 
 def test_the_newest_checkpoints_are_sent_seal_last_and_come_back_with_every_byte(tmp_path, run, mirror, monkeypatch):
@@ -228,6 +247,8 @@ def test_a_checkpoint_appears_only_when_the_records_are_there(tmp_path, run, mir
     other = RunDirectory(tmp_path / "other" / "small")
     assert not by_step(other.checkpoints)
     assert other.read_manifest()["attempts"] == 3
+    Mirror(other, ADDRESS).queue.mkdir()
+    Mirror(other, ADDRESS).take_over()
     other.metrics.write_text('{"step": 7, "loss": 1.0}\n')
     restored(tmp_path)
     assert by_step(other.checkpoints)
@@ -278,7 +299,9 @@ def test_a_bucket_that_is_not_there_is_named_before_the_training(run, s3):
         Mirror(run, "s3://nowhere").refuse_what_cannot_be_written("run.mirror")
 
 
-@pytest.mark.parametrize("address", ["s3://", "s3:///folder", "hf://bucket/runs", "runs"])
+@pytest.mark.parametrize(
+    "address", ["s3://", "s3:///folder", "hf://bucket/runs", "runs", "s3://bucket//runs", "gs://bucket/runs//"]
+)
 def test_a_mirror_is_the_address_of_a_bucket(tmp_path, text_files, chat_files, address):
     recipe = Runner(tmp_path, tmp_path / "cache", text_files, chat_files).recipe("addressed", "gpt2")
     with pytest.raises(RecipeError, match=r"run\.mirror.* must be the address of a store"):
@@ -287,7 +310,8 @@ def test_a_mirror_is_the_address_of_a_bucket(tmp_path, text_files, chat_files, a
 
 def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkeypatch):
     recipe, started = SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), []
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command))
+    alive = SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or alive)
     finish(run)
     Mirroring(recipe, run)
     assert started[0][-1] == str(os.getpid())  # read later, it may be that of another parent
@@ -298,8 +322,6 @@ def test_the_next_start_of_a_finished_run_sends_what_is_left(run, mirror, monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread's own priority")
 def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypatch):
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: SimpleNamespace(poll=lambda: 0))
-    mirroring = Mirroring(SimpleNamespace(run=SimpleNamespace(mirror=ADDRESS)), run)
     niceness, send = [], Mirror.send
 
     def ending(self):
@@ -307,7 +329,7 @@ def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypa
         send(self)
         if len(niceness) == 1:
             saved(run, 10)
-            mirroring.drain()
+            mirror.waiting.touch()
         else:
             monkeypatch.setattr(os, "getppid", lambda: 1)
 
@@ -318,17 +340,288 @@ def test_what_the_end_of_a_run_waits_for_yields_to_nothing(run, mirror, monkeypa
     assert mirror.steps() == [5, 10]
 
 
+@pytest.fixture
+def sender(run, s3, mirror, monkeypatch):
+    """The trainer's side with the process that it has started; its pauses are short."""
+    monkeypatch.setattr("pipeline.run.mirror.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("pipeline.run.mirror.LOOK_EVERY_S", 0.1)
+    mirroring = Mirroring(recipe_of(), run)
+    yield mirroring
+    mirroring._stop()
+    mirroring.process.kill()
+    mirroring.process.wait()
+
+
+def wait_until(condition):
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_a_process_that_sends_and_is_killed_is_started_again(run, mirror, sender):
+    wait_until(lambda: mirror.steps() == [5])
+    first = sender.process
+    first.kill()
+    saved(run, 10)
+    sender.drain()
+    assert mirror.steps() == [5, 10]
+    assert sender.process.pid != first.pid
+    assert "ended with status -9; it is started again" in sender.log.read_text()
+    assert not sender.watch.is_alive()
+
+
+def test_the_end_of_a_run_names_who_has_taken_it_over(tmp_path, run, mirror, sender, capsys):
+    wait_until(lambda: mirror.steps() == [5] and mirror.is_own(mirror.owner()))
+    other = taking_over(restored(tmp_path))
+    saved(run, 10)
+    sender.drain()
+    host, at = other.owner()["host"], other.owner()["time"]
+    for said in (capsys.readouterr().out, sender.log.read_text()):
+        assert (
+            f"s3://runs/mine/small: was taken over by a start on {host} at {at}, so this run sends nothing more" in said
+        )
+    assert mirror.steps() == [5]
+    assert sender.process.poll() == TAKEN_OVER
+
+
+def test_a_machine_that_comes_back_sends_and_drops_nothing_of_the_one_that_took_over(
+    tmp_path, run, mirror, monkeypatch
+):
+    taking_over(run).send()
+    other = restored(tmp_path)
+    new = taking_over(other)
+    for step in (10, 15):
+        saved(other, step)
+        new.send()
+    saved(run, 7)
+    files = mirror.store.find(mirror.root, detail=True)
+    for action in (mirror.send, lambda: mirror._drop_others(7), lambda: mirror._put_folder(run.checkpoint(5), "model")):
+        with pytest.raises(TakenOverError, match="was taken over by a start on"):
+            action()
+    assert mirror.store.find(mirror.root, detail=True) == files
+    saved(other, 20)
+    new.send()
+    assert new.steps() == [15, 20]
+
+
+def test_a_machine_that_stood_still_while_it_sent_seals_nothing(tmp_path, run, mirror, monkeypatch):
+    taking_over(run).send()
+    saved(run, 10)
+    put = Mirror._put
+
+    def _put(self, file, name):
+        put(self, file, name)
+        if self.run.path == run.path and name.endswith("rng-0"):
+            taking_over(restored(tmp_path))
+
+    monkeypatch.setattr(Mirror, "_put", _put)
+    with pytest.raises(TakenOverError):
+        mirror.send()
+    assert mirror.steps() == [5]
+
+
+def test_a_process_that_is_started_again_does_not_take_the_run_back(tmp_path, run, mirror):
+    mirror.takes_over.touch()
+    taking_over(run).send()
+    taking_over(restored(tmp_path))
+    saved(run, 10)
+    with pytest.raises(TakenOverError):
+        taking_over(run).send()
+    restore_from_mirror(recipe_of(), run)  # the next start does
+    taking_over(run).send()
+    assert mirror.steps() == [5, 10]
+
+
+def test_an_old_disk_goes_on_from_what_another_machine_sent_meanwhile(tmp_path, run, mirror, capsys):
+    taking_over(run).send()
+    run.update_manifest(name=run.name, attempts=1)
+    run.metrics.write_text('{"step": 5, "loss": 1.0}\n{"step": 6, "loss": 1.0}\n')
+    other = restored(tmp_path)
+    saved(other, 50)
+    other.update_manifest(name=run.name, attempts=2)
+    other.metrics.write_text('{"step": 5, "loss": 1.0}\n{"step": 50, "loss": 0.5}\n')
+    taking_over(other).send()
+    restore_from_mirror(recipe_of(), run)
+    assert "checkpoint-50 was restored" in capsys.readouterr().out
+    assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5", "checkpoint-50"]
+    assert run.metrics.read_text() == other.metrics.read_text()
+    assert run.read_manifest()["attempts"] == 2
+    assert taking_over(run).steps() == [5, 50]
+    assert not mirror.is_behind()
+
+
+def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path, run, mirror):
+    run.update_manifest(must_match={"train.learning_rate": 1.0})
+    other = RunDirectory(tmp_path / "other" / "small")
+    saved(other, 50)
+    other.update_manifest(must_match={"train.learning_rate": 2.0})
+    taking_over(other).send()
+    with pytest.raises(
+        RecipeError, match=r"small: holds another run of this name.*\n  train.learning_rate: 1.0 -> 2.0"
+    ):
+        restore_from_mirror(recipe_of(), run)
+    assert run.read_manifest()["must_match"] == {"train.learning_rate": 1.0}
+    assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
+
+
+def test_a_run_that_went_back_in_its_own_folder_goes_on_from_there(run, mirror):
+    mirror.takes_over.touch()
+    taking_over(run).send()
+    saved(run, 10)
+    mirror.send()
+    shutil.rmtree(run.checkpoint(10))
+    restore_from_mirror(recipe_of(), run)
+    assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
+
+
+def test_a_start_that_does_not_take_the_run_over_leaves_it_to_its_owner(tmp_path, run, mirror, monkeypatch):
+    taking_over(run).send()
+    other = RunDirectory(tmp_path / "other" / "small")
+    saved(other, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(mirror.store), "cat_file", lambda *_, **__: (_ for _ in ()).throw(OSError("away")))
+        restore_from_mirror(recipe_of(), other)  # goes on from what is here, and has not seen what lies there
+    with pytest.raises(TakenOverError):
+        taking_over(other).send()
+    restore_from_mirror(recipe_of(), other)
+    assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-3", "checkpoint-5"]
+
+
+def test_the_newest_checkpoint_that_is_damaged_here_comes_from_the_store(run, mirror, capsys):
+    saved(run, 10)
+    taking_over(run).send()
+    good = (run.checkpoint(10) / "rng-0").read_text()
+    (run.checkpoint(10) / "rng-0").write_text("0")
+    restore_from_mirror(recipe_of(), run)
+    assert "checkpoint-10 was restored" in capsys.readouterr().out
+    assert problems(run.checkpoint(10)) == []
+    assert (run.checkpoint(10) / "rng-0").read_text() == good
+    assert not run.quarantine.exists()
+
+
+def test_another_address_gets_what_the_last_one_has(run, mirror, bucket):
+    mirror.send()
+    elsewhere = Mirror(run, "s3://runs/elsewhere")
+    assert elsewhere.is_behind()
+    elsewhere.send()
+    assert elsewhere.steps() == [5]
+    bucket.rm("runs/elsewhere", recursive=True)
+
+
+@pytest.mark.parametrize("lost", ["rng-0", SEAL])
+def test_a_mark_is_compared_with_the_store_when_the_sending_begins(run, mirror, lost):
+    mirror.send()
+    mirror.store.rm_file(f"{mirror.root}/checkpoints/checkpoint-5/{lost}")
+    assert not mirror.is_behind()
+    mirror.begin()
+    assert mirror.is_behind()
+    mirror.send()
+    mirror.begin()
+    assert not mirror.is_behind()
+    assert mirror.steps() == [5]
+
+
+def test_a_checkpoint_that_is_damaged_in_the_store_is_replaced_by_the_one_here(tmp_path, run, mirror):
+    mirror.send()
+    mirror.store.pipe_file(f"{mirror.root}/checkpoints/checkpoint-5/model.safetensors", b"half")
+    mirror.begin()
+    mirror.send()
+    assert problems(restored(tmp_path).checkpoint(5)) == []
+
+
+def test_a_finished_run_whose_model_the_store_has_lost_sends_it_again(run, mirror, monkeypatch):
+    started, alive = [], SimpleNamespace(poll=lambda: None)
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or alive)
+    finish(run)
+    mirror.send()
+    mirror.store.rm(f"{mirror.root}/model", recursive=True)
+    Mirroring(recipe_of(), run)._stop()
+    assert started
+
+
+def test_a_checkpoint_that_the_server_has_no_more_is_dropped_without_an_error(run, mirror, monkeypatch):
+    for step in (5, 10):
+        saved(run, step)
+        mirror.send()
+    saved(run, 15)
+    with monkeypatch.context() as patch:
+        for name in ("rm_file", "rm"):
+            gone = lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError("gone"))  # noqa: E731
+            patch.setattr(type(mirror.store), name, gone)
+        mirror.send()
+    assert not mirror.is_behind()
+
+
+def test_a_store_that_gives_back_other_bytes_is_named_before_the_training(run, mirror, monkeypatch):
+    put = type(mirror.store).pipe_file
+    signed = lambda self, path, value, **how: put(self, path, b"22;chunk-signature=0\r\n" + value, **how)  # noqa: E731
+    monkeypatch.setattr(type(mirror.store), "pipe_file", signed)
+    with pytest.raises(
+        RecipeError, match=r"other bytes than it was sent.*AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+    ):
+        mirror.refuse_what_cannot_be_written("run.mirror")
+    assert not mirror.store.exists(mirror.root) or mirror.store.find(mirror.root) == []
+
+
+def test_the_check_before_the_training_leaves_nothing_in_the_store(mirror):
+    mirror.refuse_what_cannot_be_written("run.mirror")
+    assert not mirror.store.exists(mirror.root) or mirror.store.find(mirror.root) == []
+
+
 class Failing(BaseHTTPRequestHandler):
+    status, code = 500, ""
+
     def do_PUT(self):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(500)
-        self.send_header("Content-Length", "0")
+        answer = f"<Error><Code>{self.code}</Code><Message>why</Message></Error>".encode() if self.code else b""
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer)
 
     do_GET = do_POST = do_HEAD = do_PUT
 
     def log_message(self, *args):
         pass
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "refused"),
+    [
+        (403, "InvalidAccessKeyId", True),
+        (403, "SignatureDoesNotMatch", True),
+        (403, "InvalidClientTokenId", True),
+        (403, "RequestTimeTooSkewed", True),  # this machine's clock does not right itself
+        (403, "AccountProblem", True),
+        (403, "", True),
+        (401, "Unauthorized", True),
+        (400, "ExpiredToken", True),
+        (400, "AuthorizationHeaderMalformed", True),  # signed for another region
+        (301, "PermanentRedirect", True),
+        (404, "NoSuchBucket", True),
+        (503, "SlowDown", False),
+        (500, "InternalError", False),
+        (400, "RequestTimeout", False),
+        (307, "TemporaryRedirect", False),
+    ],
+)
+def test_what_a_store_refuses_for_good_ends_the_start(tmp_path, monkeypatch, status, code, refused):
+    answers = type("Answers", (Failing,), {"status": status, "code": code})
+    failing = ThreadingHTTPServer(("127.0.0.1", 0), answers)
+    threading.Thread(target=failing.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{failing.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    network.file_system.cache_clear()
+    try:
+        mirror = Mirror(RunDirectory(tmp_path / "small"), ADDRESS)
+        with pytest.raises(RecipeError, match="cannot be written") if refused else nullcontext():
+            mirror.refuse_what_cannot_be_written("run.mirror")
+    finally:
+        failing.shutdown()
+        network.file_system.cache_clear()
 
 
 @pytest.mark.parametrize("trouble", ["500", "away"])
