@@ -25,20 +25,21 @@ from typing import Any
 
 from pipeline.evals.intervals import student_t, two_sided
 from pipeline.hardware import device_without_torch, leave_accelerators, visible_gpus
-from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS, metric_of
+from pipeline.metrics import BPB_OF_STAGE, SFT_BPB, VAL_BPB_DOCUMENTS, metric_of
 from pipeline.preflight.plan import NotMeasured, Plan, make_plan, measure
-from pipeline.process.commands import program, whole_number
-from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError
+from pipeline.process.commands import command, program, whole_number
+from pipeline.process.errors import CannotWriteError, InputMissingError, RecipeError, TandemError, first_line
 from pipeline.process.progress import Bar, seconds_text, write
 from pipeline.process.storage import lock, read_json, write_json, write_text
 from pipeline.recipe import Recipe, dump_recipe, read_recipe
-from pipeline.recipe.layers import EXCLUSIVE
+from pipeline.recipe.layers import EXCLUSIVE, read_layers
+from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.resolve import resolve_start, step_rows
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
 from pipeline.report.run_data import RunData, filled_table, number, read_run, table
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.rows import last_attempts, open_rows, row_of
-from pipeline.run_dir.run_directory import SWEEP_TAG, RunDirectory
+from pipeline.run_dir.run_directory import SWEEP_TAG, RunDirectory, find_run
 
 EXAMPLES = """examples:
   {0} quickstart_pretrain optimizer.schedule.warmup_steps=20,40,80
@@ -77,9 +78,10 @@ class Axis:
     is_int: bool = False
     is_log: bool = False
 
-    def first(self) -> str:
-        """Return the first value, the lower end of an interval."""
-        return self.values[0] if self.values else str(int(self.low)) if self.is_int else repr(self.low)
+    def ends(self) -> list[str]:
+        """Return the first and the last value, of an interval its ends."""
+        texts = self.values or [str(int(end)) if self.is_int else repr(end) for end in (self.low, self.high)]
+        return [texts[0], texts[-1]]
 
     def suggest(self, trial: Any, key: str) -> str:
         """Return the text of what an Optuna trial is to try."""
@@ -88,6 +90,11 @@ class Axis:
         if self.is_int:
             return str(trial.suggest_int(key, int(self.low), int(self.high), log=self.is_log))
         return repr(trial.suggest_float(key, self.low, self.high, log=self.is_log))
+
+
+def without(words: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the overrides whose key is none of the others', which are keys or overrides."""
+    return [word for word in words if word.partition("=")[0] not in {other.partition("=")[0] for other in others}]
 
 
 def read_space(words: list[str]) -> tuple[list[str], dict[str, Axis]]:
@@ -226,15 +233,21 @@ def judge_all(
 def _test(baseline: Sequence[Figure], figures: Sequence[Figure]) -> dict[str, Any]:
     """Return the paired test over the seeds that both have; its verdict says why where there is none."""
     none = dict.fromkeys(("difference", "interval", "p", "p_holm"))
+    if diverged := diverged_text([one.status for one in figures]):  # the seeds that are left are its luckier ones
+        return none | {"verdict": diverged}
     values = {one.seed: one for one in baseline if one.value is not None}
     both = [(values[one.seed], one) for one in figures if one.value is not None and one.seed in values]
-    if diverged := sum(map(has_diverged, figures)):  # the seeds that are left would be a choice of the lucky ones
-        return none | {"verdict": f"diverged ({diverged} of {len(figures)})"}
     if not both:
-        return none | {"verdict": next((one.status for one in figures if one.status != "finished"), "not run")}
+        return none | {"verdict": next((one.status for one in figures if one.status != "finished"), NOT_RUN)}
     if any(one.protocol != other.protocol for one, other in both):
         return none | {"verdict": "not comparable"}
     return none | {"verdict": "not shown"} | paired([other.value - one.value for one, other in both])  # type: ignore[operator]  # both have one
+
+
+def diverged_text(statuses: Sequence[str]) -> str:
+    """Return "diverged" and how many of the runs that were made did; "" where none did."""
+    count = sum(status.startswith(DIVERGED_STATUS) for status in statuses)
+    return f"diverged ({count} of {sum(status != NOT_RUN for status in statuses)})" if count else ""
 
 
 def least_difference(spread: float | None, count: int) -> float | None:
@@ -277,7 +290,7 @@ def markdown(record: dict[str, Any]) -> str:
                 None if entry.get("difference") is None else f"{entry['difference']:+.5f}",
                 f"{low_high[0]:+.5f} to {low_high[1]:+.5f}" if low_high else None,
                 *(number(entry.get(name), 3) for name in ("p", "p_holm")),
-                entry.get("verdict", "baseline"),
+                entry["verdict"],
             ]
         )
     tested = sum(entry["p"] is not None for entry in record["candidates"])
@@ -327,7 +340,8 @@ def write_page(record: dict[str, Any], runs: dict[str, RunData], folder: Path) -
 PACKAGE = Path(__file__).parent
 POLL_S, LOOK_S = 0.1, 2.0  # between looks at the processes, and at what runs have written
 TAIL_BYTES = 2**16  # of metrics.jsonl, some 50 rows: what is read every LOOK_S takes time from the runs
-DIVERGED = 76  # the one failure that is a result: the same steps would come to the same end
+NOT_RUN = "not run"
+DIVERGED_STATUS = "failed (status 76,"  # the one failure that is a result: the same steps would come to the same end
 STOPPED = {75, 130}  # by a signal, after a whole checkpoint
 
 
@@ -348,7 +362,7 @@ def figure_of(job: Job, metric: str) -> Figure:
     try:
         data = read_run(str(job.path))
     except InputMissingError:
-        return made("not run")
+        return made(NOT_RUN)
     if data.failure:
         return made(f"failed (status {data.failure['status']}, {data.failure['class']})")
     if data.manifest.get("status") != "finished":
@@ -362,11 +376,7 @@ def figure_of(job: Job, metric: str) -> Figure:
 
 def is_final(figure: Figure) -> bool:
     """Return whether another start would change nothing."""
-    return figure.status.startswith("finished") or has_diverged(figure)
-
-
-def has_diverged(figure: Figure) -> bool:
-    return figure.status.startswith(f"failed (status {DIVERGED},")
+    return figure.status.startswith(("finished", DIVERGED_STATUS))
 
 
 @dataclass
@@ -397,15 +407,19 @@ class _Started:
         return self.process.returncode == CannotWriteError.status and RunDirectory(self.job.path).in_use()
 
 
-class Runs:
-    """Starts, waits and counts. launcher: a command line with {command} in it, by which each run is started instead."""
+class RefusedError(RecipeError):
+    """A candidate that the recipe refuses: an end for a grid, a failed trial for a search."""
 
-    def __init__(self, recipe: str, stage: str, *, metric: str, parallel: int, launcher: str | None, logs: Path):
+
+class Runs:
+    """Starts, waits and counts. launcher: a command line with {command} in it, by which each run is started instead. tags: of each run."""
+
+    def __init__(self, recipe: str, stage: str, *, metric: str, parallel: int, launcher: str | None, logs: Path, tags: Sequence[str]):  # fmt: skip
         if launcher is not None and "{command}" not in launcher:
             raise RecipeError(
                 "--launcher: has no {command}, so nothing would be started. Write it where the run's command belongs."
             )
-        self.recipe, self.stage, self.metric, self.parallel, self.launcher, self.logs = recipe, stage, metric, parallel, launcher, logs  # fmt: skip
+        self.recipe, self.stage, self.metric, self.parallel, self.launcher, self.logs, self.tags = recipe, stage, metric, parallel, launcher, logs, tags  # fmt: skip
         self.started: list[_Started] = []
         self.signal = 0
         self.count = self.ended = self.ended_steps = 0
@@ -445,6 +459,7 @@ class Runs:
                 if one.process is not None:
                     one.process.terminate()
                     one.process.wait()
+            self.started.clear()
 
     def _end(self, one: _Started, when_ended: Callable[[], object]) -> None:
         figure = figure_of(one.job, self.metric)
@@ -461,7 +476,7 @@ class Runs:
             code = one.process.returncode
             *_, last_line = self._log(one.job).read_text(errors="replace").strip().splitlines() or [""]
             if code == RecipeError.status:  # so it is for every seed
-                raise RecipeError(f"{one.job.label}, seed {one.job.seed}: {last_line.removeprefix('error: ')}")
+                raise RefusedError(f"{one.job.label}, seed {one.job.seed}: {last_line.removeprefix('error: ')}")
             result += f", status {code}: {last_line} ({self._log(one.job)})"
         left = f"; {self.bar.text(time.monotonic())}" if self.bar.total and self.ended < self.count else ""
         took = seconds_text(time.time() - one.began)
@@ -484,7 +499,7 @@ class Runs:
                 # A session of its own: a Ctrl-C comes once, from here.
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare)  # fmt: skip
             except OSError as error:
-                raise InputMissingError(
+                raise RecipeError(
                     f"--launcher: {command[0]}: {error.strerror}. Name a program that is there."
                 ) from None
         self.started.append(_Started(job, slot, process, time.time()))
@@ -494,7 +509,9 @@ class Runs:
     def command(self, job: Job) -> list[str]:
         """Return the command that makes the run, through the launcher where there is one."""
         files = [PACKAGE / "launch" / "launch.py", PACKAGE / f"{self.stage}.py"]
-        command = [sys.executable, *map(str, files), self.recipe, self.recipe, *job.overrides, f"train.seed={job.seed}", f"run.name={job.path.name}"]  # fmt: skip
+        # Of every run: latest: passes over its tag, and it publishes nothing, since all would go to one repository.
+        own = [f"run.tags={json.dumps(self.tags, ensure_ascii=False)}", "hub.id=null"]
+        command = [sys.executable, *map(str, files), self.recipe, self.recipe, *job.overrides, f"train.seed={job.seed}", f"run.name={job.path.name}", *own]  # fmt: skip
         if self.launcher is None:
             return command
         found: list[str] = []
@@ -582,8 +599,8 @@ def search(axes: dict[str, Axis], attempt: Try, options: argparse.Namespace, *, 
         values = _suggest(trial, axes, options.sampler)
         try:
             value, state = _make_runs(trial, partial(attempt, values), options, optuna.trial.TrialState)
-        except RecipeError as error:  # of these values together: the recipe itself has trained
-            write(f"trial {n}, {label(values)}: refused and passed over: {error}")
+        except RefusedError as error:
+            write(f"trial {n}: {first_line(error)}")
             value, state = None, optuna.trial.TrialState.FAIL
         study.tell(trial, value, state=state)
 
@@ -651,17 +668,23 @@ def _make_named(module: Any, name: str, option: str, **arguments: Any) -> Any:
 # The sweep: its record, and the command.
 
 PROBE_S = 10.0  # of steps, for each candidate of --equal time
-# What names, places or goes on with a run: one value for all, and no candidate learns by it.
-COMMON = {
-    "run.name",
-    "run.directory",
-    "run.mirror",
-    "run.note",
-    "run.tags",
-    "run.resume",
-    "run.gpu_hour_cost",
-    "data.cache_dir",
-}
+MOST_CORNERS = 16  # of a search's space that are looked at before it begins
+# Keys that are of all runs together, or that no figure follows from; each with all below it.
+COMMON = ("run.name", "run.stage", "run.directory", "run.mirror", "run.resume", "run.note", "run.tags", "run.code_folder", "run.trust_code", "run.hardware", "run.gpu_hour_cost", "run.keep_every_steps", "run.keep_best", "data.cache_dir", "monitor.trackers", "monitor.project", "hub")  # fmt: skip
+
+
+def why_never_logged(metric: str, recipe: Recipe) -> str | None:
+    """Return why no run of the recipe logs the metric, as far as that is known before the first one."""
+    is_chat, evals = recipe.stage == "sft", recipe.evals
+    reasons = (
+        (("sft/", "train/assistant_bpb"), not is_chat, "it is of SFT, and this recipe is a pretraining."),
+        (("val/bpb", "train/bpb"), is_chat, f"it is of a pretraining, and this recipe is SFT. Take {SFT_BPB}."),
+        ((VAL_BPB_DOCUMENTS,), evals.bpb.document_bytes == 0, "evals.bpb.document_bytes is 0. Set it."),
+        (("core/", "core_partial/"), evals.core.every_steps is None, "CORE is not scored. Set evals.core.every_steps."),
+        (("chat/",), evals.chat.every_steps is None, "chat tasks are not scored. Set evals.chat.every_steps."),
+        (("text/",), True, f"it is made by `{command('evals')}`, not by a run."),
+    )
+    return next((why for names, never, why in reasons if never and metric.startswith(names)), None)
 
 
 class Sweep:
@@ -669,25 +692,26 @@ class Sweep:
 
     def __init__(self, options: argparse.Namespace, fixed: list[str]):
         self.options, self.fixed = options, fixed
-        recipe = self.recipe = self._recipe([])
+        recipe = self._recipe([])
         if recipe.train.get("use_cpu"):
             leave_accelerators()
         self.device = device_without_torch()
         self.processes = whole_number(os.environ, "NPROC", max(1, self.device.count // options.parallel), least=1)
-        self.metric = options.metric or (SFT_BPB if recipe.stage == "sft" else VAL_BPB)
+        usual = BPB_OF_STAGE[recipe.stage]
+        self.metric = options.metric or usual
         known = metric_of(self.metric)
         if known is None or known.better is None:
             raise RecipeError(
                 f"--metric: {self.metric} is no number of which more or less is better. docs/metrics.md lists them."
             )
+        if reason := why_never_logged(self.metric, recipe):
+            raise RecipeError(f"--metric: no run of {options.recipe} logs {self.metric}: {reason}")
         self.better: str = known.better
-        if self.metric in {"sft": (VAL_BPB, VAL_BPB_DOCUMENTS)}.get(str(recipe.stage), (SFT_BPB,)):
-            raise RecipeError(
-                f"--metric: {self.metric} is not measured in {recipe.stage}. docs/metrics.md lists what is."
-            )
         self.figures: dict[Path, Figure] = {}
-        self.dumps: dict[str, str] = {}
-        digest = _digest([dump_recipe(recipe), options.equal, self.metric])
+        # Not the metric: the same runs are judged by another one. What `latest:` means decides sizes, so there it is what is given.
+        is_open = (recipe.model.start_from or "").startswith("latest:")
+        given = read_layers(str(recipe.path), fixed, Problems()).plain() if is_open else dump_recipe(recipe)
+        digest = _digest([given, options.equal, usual])
         self.folder = Path("sweeps", options.name or f"{Path(str(recipe.path)).stem}-{digest[:6]}")
         # Runs of another baseline under the same --name, whose record is gone or elsewhere, are not taken for ours.
         self.runs_prefix = f"{options.name}-{digest[:6]}" if options.name else self.folder.name
@@ -695,26 +719,22 @@ class Sweep:
         self._held = lock(self.folder / ".lock")
         if self._held is None:
             raise CannotWriteError(f"{self.folder}: another sweep is writing it. Wait for it, or give another --name.")
-        earlier = self._earlier(digest)
-        if (start := recipe.model.start_from) and start.startswith("latest:"):  # what finishes meanwhile changes no run
-            base = (earlier or {}).get("start_from") or str(Path(str(resolve_start(recipe).model.start_from)).parent)
-            self.fixed = [word for word in fixed if not word.startswith("model.start_from=")] + [
-                f"model.start_from={base}"
-            ]
-        self.plan = self.plan_of([])
+        self.study = self.folder.name if self.metric == usual else f"{self.folder.name} {self.metric}"
+        earlier = self._earlier(digest) or {}
+        self.starts: dict[str, str] = earlier.get("start_from", {})
+        self.fixed = self._pinned(fixed)
+        self.recipe, self.plan = self._recipe([]), self.plan_of([])
         self.record = earlier or {
             "name": self.folder.name,
             "recipe": options.recipe,
             "fixed": fixed,
-            "metric": self.metric,
-            "better": self.better,
             "equal": options.equal,
-            "start_from": self._recipe([]).model.start_from,
             "baseline_sha256": digest,
             "complete": False,
             "baseline": self._new({}, [], self.plan.steps, self._step_s([]) if options.equal == "time" else None),
             "candidates": [],
         }
+        self.record |= {"metric": self.metric, "better": self.better, "start_from": self.starts}
 
     def _earlier(self, digest: str) -> dict[str, Any] | None:
         """Return the record of an earlier call."""
@@ -722,7 +742,7 @@ class Sweep:
         record = read_json(file) if file.exists() else None
         if record is not None and record.get("baseline_sha256") != digest:
             raise RecipeError(
-                f"{file}: is of another baseline (recipe, fixed values, --equal or --metric), so its table cannot grow. Give another --name."
+                f"{file}: is of another baseline (recipe, fixed values or --equal), so its table cannot grow. Give another --name."
             )
         return record
 
@@ -731,14 +751,32 @@ class Sweep:
         return {"values": values, "overrides": overrides, "steps": steps, "step_s": step_s, "runs": []}
 
     def _recipe(self, overrides: list[str]) -> Recipe:
-        return read_recipe([self.options.recipe, *self.fixed, *overrides, "run.name=sweep"])
+        return read_recipe([self.options.recipe, *self._words(overrides), "run.name=sweep"])
+
+    def _words(self, overrides: list[str]) -> list[str]:
+        """Return the overrides of every run, and these on top."""
+        return [*without(self.fixed, overrides), *overrides]
+
+    def _pinned(self, overrides: list[str]) -> list[str]:
+        """Return the overrides with the folder that model.start_from meant at first, where it names a run: one that ends, or saves,
+        while the sweep is made would change what later runs begin from."""
+        recipe = read_recipe([self.options.recipe, *self._words(overrides), "run.name=sweep-start"])
+        start = recipe.model.start_from or ""
+        if start not in self.starts:
+            if not start.startswith("latest:") and (not start or find_run(start, recipe.run.directory) is None):
+                return overrides
+            folder = str(resolve_start(recipe).model.start_from)
+            # A path beside the recipe comes before one in the working folder.
+            beside = Path(str(recipe.path)).parent / folder
+            self.starts[start] = os.path.abspath(folder) if beside.exists() and beside != Path(folder) else folder
+        return [*without(overrides, ["model.start_from"]), f"model.start_from={self.starts[start]}"]
 
     def plan_of(self, overrides: list[str]) -> Plan:
         return make_plan(self._recipe(overrides), self.device, processes=self.processes)
 
     def _step_s(self, overrides: list[str]) -> float:
         """Return the measured seconds of a step."""
-        memory, given = self.plan_of(overrides).memory, [self.options.recipe, *self.fixed, *overrides]
+        memory, given = self.plan_of(overrides).memory, [self.options.recipe, *self._words(overrides)]
         needed, what = memory.total if memory else None, " ".join(overrides) or "the recipe"
         print(f"measuring the steps of {what}, some {PROBE_S:.0f} s", flush=True)
         try:
@@ -751,24 +789,36 @@ class Sweep:
         for entry in self.record["candidates"]:
             if entry["values"] == values:
                 return entry
-        overrides = [f"{key}={value}" for key, value in values.items()]
-        for entry in (self.record["baseline"], *self.record["candidates"]):  # the same, written in another way
-            if self._dump(entry["values"]) == self._dump(values):
-                return entry
-        plan = self.plan_of(overrides)
+        try:
+            overrides = self._pinned([f"{key}={value}" for key, value in values.items()])
+            digest, plan = _digest(dump_recipe(self._recipe(overrides))), self.plan_of(overrides)
+        except RecipeError as error:
+            raise RefusedError(f"{label(values)}: {error}") from None
+        if digest == _digest(dump_recipe(self.recipe)):
+            return self.record["baseline"]
+        if same := [entry for entry in self.record["candidates"] if entry.get("recipe_sha256") == digest]:
+            return same[0]  # another spelling: 0.50 and .5
         step_s = self._step_s(overrides) if self.options.equal == "time" else None
         steps = self._steps(plan, step_s)
         if steps is not None and steps < 1:
-            raise RecipeError(f"command line: {' '.join(overrides)}: not one step fits into the baseline's budget.")
+            raise RefusedError(f"{label(values)}: not one step fits into the baseline's budget.")
         if steps != plan.steps:
             overrides.append(f"train.max_steps={steps}")
-        self.record["candidates"].append(entry := self._new(values, overrides, steps, step_s))
+        entry = self._new(values, overrides, steps, step_s) | {"recipe_sha256": digest}
+        self.record["candidates"].append(entry)
         return entry
 
-    def _dump(self, values: dict[str, str]) -> str:
-        if (name := label(values)) not in self.dumps:
-            self.dumps[name] = dump_recipe(self._recipe([f"{key}={value}" for key, value in values.items()]))
-        return self.dumps[name]
+    def refuse_search(self, axes: dict[str, Axis]) -> None:
+        """Raise what is wrong with all corners of the space: it is with a key, and not with how some values go together."""
+        refused = []
+        for corner in itertools.islice(itertools.product(*(axis.ends() for axis in axes.values())), MOST_CORNERS):
+            overrides = [f"{key}={value}" for key, value in zip(axes, corner, strict=True)]
+            try:
+                self.plan_of(overrides)
+                return
+            except RecipeError as error:
+                refused.append(f"{', '.join(overrides)}: {error}")
+        raise RecipeError(refused[0])
 
     def _steps(self, plan: Plan, step_s: float | None) -> int | None:
         """Return how many steps a candidate gets."""
@@ -795,14 +845,8 @@ class Sweep:
         """Return the runs of the first so many seeds."""
         overrides, first = entry["overrides"], self.recipe.train.get("seed", 42)
         budget = overrides and overrides[-1].startswith("train.max_steps=")
-        replaced = (
-            "train.seed",
-            "run.tags",
-            *(EXCLUSIVE[0] if budget else ()),
-        )  # by the run's own seed, and in place of the baseline's horizon
-        fixed = [word for word in self.fixed if word.partition("=")[0] not in replaced]
-        # Not published; and no run that `latest:` means.
-        fixed += ["hub.id=null", f"run.tags={json.dumps([*self.recipe.run.tags, SWEEP_TAG + self.folder.name])}"]
+        # By the run's own seed and tags, and in place of the baseline's horizon.
+        fixed = without(self.fixed, ("train.seed", "run.tags", "hub.id", *overrides, *(EXCLUSIVE[0] if budget else ())))
         name = f"{self.runs_prefix}-{_digest(overrides)[:6] if overrides else 'baseline'}"
         return [
             Job(Path(self.recipe.run.directory, f"{name}-s{seed}"), seed, (*fixed, *overrides), entry["steps"], label(entry["values"]))
@@ -823,6 +867,7 @@ class Sweep:
             entry["runs"] = [asdict(figure) for figure in figures]
             entry["mean"], entry["stdev"] = mean(values) if values else None, stdev(values) if len(values) > 1 else None
         entries[0]["least_difference"] = least_difference(entries[0]["stdev"], count_of(entries[0]))
+        entries[0]["verdict"] = ", ".join(filter(None, ["baseline", diverged_text([one.status for one in found[0]])]))
         for entry, verdict in zip(entries[1:], judge_all(found[0], found[1:], better=self.better), strict=True):
             entry |= verdict
         self.record["complete"] = complete
@@ -839,31 +884,25 @@ def main(argv: list[str]) -> int:
     _check(options, fixed, axes)
     sweep = Sweep(options, fixed)
     if options.trials:  # a recipe that refuses a key does so before the baseline is trained
-        sweep.plan_of([f"{key}={axis.first()}" for key, axis in axes.items()])
+        sweep.refuse_search(axes)
     entries = [] if options.trials else [sweep.entry(values) for values in grid(axes)]
     logs = sweep.folder / "logs"
-    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs)  # fmt: skip
+    runs = Runs(options.recipe, str(sweep.recipe.stage), metric=sweep.metric, parallel=options.parallel, launcher=options.launcher, logs=logs, tags=[*sweep.recipe.run.tags, SWEEP_TAG + sweep.folder.name])  # fmt: skip
     baseline = sweep.jobs(sweep.record["baseline"], options.seeds)
-    others = list(
-        dict.fromkeys(job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline)
-    )
+    others = list(dict.fromkeys(job for entry in entries for job in sweep.jobs(entry, options.seeds) if job not in baseline))  # fmt: skip
     to_make = [job for job in baseline + others if not is_final(sweep.figure(job))]
     searched = options.trials * options.seeds
     runs.expect(len(to_make) + searched, [job.steps for job in to_make] + [sweep.plan.steps] * searched)
     count = len(baseline + others) + searched
     print(f"{sweep.folder}: {count} runs, {len(to_make) + searched} of them to make; the baseline first", flush=True)
     sweep.update()
-
-    def refuse_without_figure(*, whole: bool = False) -> None:
-        sweep.update()
-        figures = map(sweep.figure, baseline)
-        if failed := [one for one in figures if one.value is None and (whole or is_final(one))]:
-            raise TandemError(
-                f"{failed[0].run}: {failed[0].status}; without the baseline nothing can be judged. {logs} holds what the runs printed."
-            )
-
-    runs.make(baseline, when_ended=refuse_without_figure)
-    refuse_without_figure(whole=True)
+    runs.make(baseline, when_ended=sweep.update)
+    if failed := [figure for job in baseline if (figure := sweep.figure(job)).value is None]:
+        diverged = diverged_text([sweep.figure(job).status for job in baseline])
+        why = f"the baseline {diverged}, and by the seeds that are left nothing can be judged. Make the recipe stable first, by a lower rate for one."
+        raise TandemError(
+            f"{failed[0].run}: {failed[0].status}; {why if diverged else 'without the baseline nothing can be judged.'} {logs} holds what the runs printed."
+        )
     print(noise_text(sweep.record), flush=True)
     if options.trials:
 
@@ -873,7 +912,7 @@ def main(argv: list[str]) -> int:
             runs.make(jobs, when_ended=sweep.update)
             return [sweep.figure(job).value for job in jobs]
 
-        search(axes, attempt, options, name=sweep.folder.name, folder=sweep.folder, better=sweep.better)
+        search(axes, attempt, options, name=sweep.study, folder=sweep.folder, better=sweep.better)
     else:
         runs.make(others, when_ended=sweep.update)
     runs.bar.close()
@@ -885,17 +924,17 @@ def main(argv: list[str]) -> int:
 
 def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis]) -> None:
     given = {word.partition("=")[0] for word in fixed} | axes.keys()
-    if "hub.id" in given:
-        raise RecipeError(
-            "command line: hub.id: runs of a sweep are not published. Publish the one that you choose: python -m pipeline.hub push RUN."
-        )
-    if common := sorted(key for key in axes if key in COMMON - {"run.name"} or key.startswith("hub.")):
-        raise RecipeError(
-            f"command line: {', '.join(common)}: changes nothing that a run learns, so there is nothing to judge. Give one value."
-        )
     if "run.name" in given or "train.seed" in axes:
         raise RecipeError(
             "command line: run.name and a list for train.seed: a sweep names its runs and chooses their seeds. Give --name and --seeds."
+        )
+    if common := [key for key in sorted(axes) if any(f"{key}.".startswith(f"{one}.") for one in COMMON)]:
+        raise RecipeError(
+            f"command line: {', '.join(common)}: is the same for all runs of a sweep, so it has no values to compare. Give one value, or leave it out."
+        )
+    if any(word.startswith("hub.id=") for word in fixed):
+        raise RecipeError(
+            f"command line: hub.id: all runs would go to one repository, so a sweep publishes none. Leave it out, and publish the run that you choose: {command('hub')} push RUN --id NAMESPACE/NAME."
         )
     if options.equal != "none" and (horizons := axes.keys() & set(EXCLUSIVE[0])):
         raise RecipeError(

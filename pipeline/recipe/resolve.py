@@ -84,7 +84,7 @@ def resolve_start(recipe: Recipe) -> Recipe:
         name = start.removeprefix("latest:")
         raise InputMissingError(
             f"{recipe.where('model.start_from')}: {recipe.run.directory}/ has no finished run of a recipe or stage {name!r}. "
-            f"Train it first (stage 1 is `{command('pretrain')} RECIPE`), or name a run, a folder with a model or a Hub id."
+            f"Train it first (stage 1 is `{command('pretrain')} RECIPE`; runs of a sweep do not count), or name a run, a folder with a model or a Hub id."
         )
     if run is not None:
         folder = _kept(recipe, run) or (run.model if run.model.is_dir() else run.whole_checkpoint())

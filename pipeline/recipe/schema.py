@@ -126,7 +126,7 @@ class Run(Section):
     directory: str = key("runs", "Folder that holds the run directories.")
     mirror: str | None = key(None, "Store that whole checkpoints, records and the finished model follow to while the run goes on, e.g. s3://bucket/runs: the same command on an empty disk goes on from there.")
     note: str | None = key(None, "Free text for manifest, trackers and report.")
-    tags: list[str] = key(list, "Labels for manifest, trackers and report.")
+    tags: list[str] = key(list, "Labels for manifest, trackers and report. `latest:` passes over a run with one that begins with sweep:, as the runs of a sweep have it.")
     resume: str | int = key("auto", "auto: continue from the newest whole checkpoint if there is one; never: refuse a folder that has one, and start anew where all of them are lost; a step: go back to that checkpoint; the same command again goes on from there.")
     fork_from: str | None = key(None, "RUN or RUN@step: start a new run from that run's whole training state, other keys changed; parent and differences are recorded.")
     keep_every_steps: int | None = key(None, "Checkpoints whose step is a multiple of this are never deleted, beside the train.save_total_limit newest.", minimum=1)

@@ -63,6 +63,7 @@ class Key(NamedTuple):
 # fmt: off
 START, INPUTS, SHAPE, END = "every start", "first start, before step 1", "every start, before its first step", "the end"
 PLANNED = "a start without steps, before step 1"
+SWEEP_TAG = "sweep:"  # begins the label (run.tags) of a sweep's runs, whose values were only tried
 OPENING, RECORD, CLOSING = "run/open_run.py", "run/finish.py", "run/finish.py"
 KEYS = (
     Key("name", "text", "", START, OPENING, "the run's name, which is its folder's"),
@@ -499,25 +500,21 @@ def find_run(name: str, runs: str = "runs") -> RunDirectory | None:
     return None
 
 
-SWEEP_TAG = "sweep:"  # begins a tag of each run that a sweep makes
-
-
 def latest_run(name: str, runs: str = "runs") -> RunDirectory | None:
-    """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means. A run whose
-    manifest is damaged is named and passed over; runs of a sweep, trials with other values, are passed over."""
+    """Return the finished run of a recipe, or of a stage (pretrain, sft), that ended last: what `latest:<name>` means. A sweep's runs
+    are passed over, and so is a run whose manifest is damaged, which is named."""
     found = []
     for path in sorted(Path(runs).glob("*/run_manifest.json")):
-        run = RunDirectory(path.parent)
         try:
             manifest, wrong = read_manifest(path)
         except OSError as error:
             manifest, wrong = {}, [str(error.strerror)]
         if wrong:
             note_once(f"{path}: is not what a run writes ({wrong[0]}); latest:{name} passes over this run")
+        elif any(tag.startswith(SWEEP_TAG) for tag in manifest.get("tags", ())):
             continue
-        of_sweep = any(tag.startswith(SWEEP_TAG) for tag in manifest.get("tags", []))
-        if name in (manifest.get("recipe_name"), manifest.get("stage")) and "finished" in manifest and not of_sweep:
-            found.append((manifest["finished"], run))
+        elif name in (manifest.get("recipe_name"), manifest.get("stage")) and "finished" in manifest:
+            found.append((manifest["finished"], RunDirectory(path.parent)))
     return max(found, key=lambda pair: pair[0])[1] if found else None
 
 

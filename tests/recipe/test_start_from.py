@@ -59,6 +59,13 @@ def test_latest_is_the_run_of_that_recipe_that_finished_last(folder):
     assert recipe.model.start_from == recipe.tokenizer.path == "runs/a/model"
 
 
+def test_latest_passes_over_the_runs_of_a_sweep_which_are_found_by_name(folder):
+    make_run(folder, "a", finished=10, tags=["mine"])
+    make_run(folder, "tried", finished=20, tags=["mine", "sweep:rates"])
+    assert resolved(folder, "latest:base").model.start_from == "runs/a/model"
+    assert resolved(folder, "tried").model.start_from == "runs/tried/model"
+
+
 def test_without_a_finished_run_the_command_that_trains_one_is_named(folder):
     make_run(folder, "training")
     with pytest.raises(InputMissingError, match=r"has no finished run of a recipe or stage 'base'\. Train it first"):

@@ -4,8 +4,8 @@ import json
 import math
 import os
 import random
+import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,20 +17,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from pipeline.hardware import device_without_torch
 from pipeline.preflight.plan import make_plan
-from pipeline.process.errors import RecipeError
+from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import lock, write_json
 from pipeline.recipe import read_recipe
 from pipeline.run_dir.rows import read_rows
-from pipeline.run_dir.run_directory import RunDirectory, find_run
+from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep import (
     PACKAGE,
     Axis,
     Figure,
     Job,
+    RefusedError,
     Runs,
     Sweep,
     _options,
@@ -123,10 +123,10 @@ def test_a_verdict_goes_by_pairs_direction_correction_and_protocol():
         figures(0.5, 2.4, 2.9),
         figures(0.9),
         figures(0.9, 1.9, 2.9, protocol="q"),
-        [Figure("run", 42, "failed (status 76, DivergedError)")],
+        [Figure("run", 42, "failed (status 70, HangError)")],
     ]
     found = judge_all(baseline, candidates, better="lower")
-    assert [one["verdict"] for one in found] == ["better", "worse", "not shown", "not shown", "not comparable", "diverged (1 of 1)"]  # fmt: skip
+    assert [one["verdict"] for one in found] == ["better", "worse", "not shown", "not shown", "not comparable", "failed (status 70, HangError)"]  # fmt: skip
     assert judge_all(baseline, candidates[:1], better="higher")[0]["verdict"] == "worse"
     p = found[0]["p"]
     assert found[0]["p_holm"] == pytest.approx(3 * p)
@@ -135,21 +135,21 @@ def test_a_verdict_goes_by_pairs_direction_correction_and_protocol():
     assert {one["verdict"] for one in many} == {"not shown"}
 
 
-def test_a_candidate_of_which_a_seed_diverged_is_not_judged_by_the_others():
-    figures = [[Figure(f"{name}{seed}", seed, "finished", value + seed / 100) for seed in range(3)] for name, value in (("b", 2.0), ("c", 1.0))]  # fmt: skip
-    assert judge_all(figures[0], figures[1:], better="lower")[0]["verdict"] == "better"
-    figures[1][2] = Figure("c2", 2, "failed (status 76, DivergedError)")
-    (verdict,) = judge_all(figures[0], figures[1:], better="lower")
-    assert verdict["verdict"] == "diverged (1 of 3)"
-    assert verdict["difference"] is None
+def test_a_candidate_of_which_a_seed_diverged_is_never_better():
+    diverged = Figure("run", 44, "failed (status 76, DivergedError)")
+    baseline, survivors = figures(1.0, 2.0, 3.0), figures(0.9, 1.91)
+    found = judge_all(baseline, [[*survivors, diverged], figures(0.9, 1.91, 2.89)], better="lower")
+    assert [one["verdict"] for one in found] == ["diverged (1 of 3)", "better"]
+    assert found[0]["p"] is None
+    assert found[1]["p_holm"] == found[1]["p"]  # corrected for what could be tested
 
 
 def test_a_launcher_gets_the_command_as_words_or_as_one_word(tmp_path):
     job = Job(tmp_path / "runs" / "it's", 7, ("a.b=[1, 2]",), 10, "a")
-    command = [sys.executable, str(PACKAGE / "launch" / "launch.py"), str(PACKAGE / "pretrain.py"), "r.yaml", "r.yaml", "a.b=[1, 2]", "train.seed=7", "run.name=it's"]  # fmt: skip
+    command = [sys.executable, str(PACKAGE / "launch" / "launch.py"), str(PACKAGE / "pretrain.py"), "r.yaml", "r.yaml", "a.b=[1, 2]", "train.seed=7", "run.name=it's", 'run.tags=["mine", "sweep:n"]', "hub.id=null"]  # fmt: skip
 
     def of(launcher):
-        return Runs("r.yaml", "pretrain", metric="val/bpb", parallel=1, launcher=launcher, logs=tmp_path).command(job)
+        return Runs("r.yaml", "pretrain", metric="val/bpb", parallel=1, launcher=launcher, logs=tmp_path, tags=["mine", "sweep:n"]).command(job)  # fmt: skip
 
     assert of(None) == command
     assert of("srun -n 1 {command}") == ["srun", "-n", "1", *command]
@@ -181,7 +181,7 @@ def test_a_run_that_another_process_trains_is_waited_for(comes_first, tmp_path, 
         time.sleep(0.05)
     script = f"touch {started}; until [ -e {taken} ]; do sleep 0.05; done; echo in use; exit 73"
     launcher = shlex.join(["sh", "-c", script, "{command}"])
-    runs = Runs("r.yaml", "pretrain", metric="val/bpb", parallel=1, launcher=launcher, logs=tmp_path / "logs")
+    runs = Runs("r.yaml", "pretrain", metric="val/bpb", parallel=1, launcher=launcher, logs=tmp_path / "logs", tags=[])
     ended = []
     runs.make([Job(run.path, 42, (), None, "a")], when_ended=lambda: ended.append(time.monotonic()))
     other.join()
@@ -242,20 +242,22 @@ def test_a_search_that_was_interrupted_proposes_what_the_uncut_one_does(tmp_path
 
 def test_a_proposal_that_is_refused_is_a_failed_trial_and_the_search_goes_on(tmp_path, capsys):
     optuna = pytest.importorskip("optuna")
+    axes = {"a": Axis(low=1, high=4, is_int=True)}
+    options = Namespace(trials=6, seeds=2, sampler="RandomSampler", pruner="NopPruner", parallel=1, storage=None)
 
     def attempt(values, count):
-        if values["a"] == "y":
-            raise RecipeError("recipe.yaml: a: is y, which does not fit.")
+        if values["a"] in "13":
+            raise RefusedError(f"a={values['a']}: does not divide 32.\nMore.")
         return [1.0] * count
 
-    options = Namespace(trials=6, seeds=1, sampler="RandomSampler", pruner="NopPruner", parallel=1, storage=None)
-    search({"a": Axis(("x", "y"))}, attempt, options, name="n", folder=tmp_path, better="lower")
+    search(axes, attempt, options, name="n", folder=tmp_path, better="lower")
     trials = optuna.load_study(study_name="n", storage=f"sqlite:///{tmp_path / 'optuna.db'}").get_trials()
-    assert [trial.state.name for trial in trials] == [
-        "FAIL" if trial.params["a"] == "y" else "COMPLETE" for trial in trials
-    ]
-    assert {trial.state.name for trial in trials} == {"FAIL", "COMPLETE"}
-    assert "a=y: refused and passed over: recipe.yaml: a: is y, which does not fit." in capsys.readouterr().out
+    states = [("FAIL" if trial.params["a"] in (1, 3) else "COMPLETE") for trial in trials]
+    assert [trial.state.name for trial in trials] == states
+    assert set(states) == {"FAIL", "COMPLETE"}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == states.count("FAIL")
+    assert all(re.fullmatch(r"trial \d: a=[13]: does not divide 32\.", line) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -318,10 +320,15 @@ def sweep(folder, *arguments):
         (["train.learning_rate=interval(1e-4,1e-1)", "--trials", "2"], "train.learning_rate: is not used"),
         (["model.n_embd=16,64", "--metric", "optim/lr"], "no number of which more or less is better"),
         (["train.num_train_epochs=1", "model.n_embd=16,64", "--equal", "flops"], "in epochs"),
-        (["run.directory=a,b"], "run.directory: changes nothing that a run learns"),
-        (["hub.strategy=end,checkpoint"], "hub.strategy: changes nothing that a run learns"),
-        (["hub.id=me/model", "model.n_embd=16,64"], "hub.id: runs of a sweep are not published"),
-        (["model.n_embd=16,64", "--metric", "sft/assistant_bpb"], "sft/assistant_bpb is not measured in pretrain"),
+        (["model.n_embd=32,30", "model.n_head=2,4"], "^model.n_embd=30, model.n_head=4: .* not a multiple"),
+        (["run.directory=a,b"], "run.directory: is the same for all runs"),
+        (["run.resume=auto,never", "hub.private=true,false"], "hub.private, run.resume: is the same for all runs"),
+        (["hub.id=me/model", "model.n_embd=16,64"], "hub.id: .* push RUN"),
+        (["model.n_embd=16,64", "--metric", "sft/assistant_bpb"], "of SFT, and this recipe is a pretraining"),
+        (["model.n_embd=16,64", "--metric", "core/v1"], "evals.core.every_steps"),
+        (["model.n_embd=16,64", "--metric", "chat/gsm8k"], "evals.chat.every_steps"),
+        (["model.n_embd=16,64", "--metric", "text/bpb_documents"], "not by a run"),
+        (["evals.bpb.document_bytes=0", "model.n_embd=16,64", "--metric", "val/bpb_documents"], "document_bytes"),
     ],
 )
 def test_a_sweep_that_cannot_mean_what_it_says_starts_no_run(recipe, words, message, tmp_path, monkeypatch):
@@ -375,58 +382,6 @@ def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_p
     assert [file.read_bytes() for file in files] == before
 
 
-def test_values_that_are_written_in_two_ways_are_one_candidate(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    sweep = Sweep(_options([str(recipe)]), [])
-    key = "optimizer.groups.matrices.learning_rate"
-    first, *others = (sweep.entry({key: value}) for value in ("0.5", ".50", "5e-1", "0.25"))
-    assert [other is first for other in others] == [True, True, False]
-    assert len(sweep.record["candidates"]) == 2
-
-
-def test_runs_of_a_sweep_are_not_published_and_are_not_what_latest_means(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe.write_text(recipe.read_text() + "hub: {id: me/model}\n")
-    sweep = Sweep(_options([str(recipe), "run.tags=[own]", "--name", "s"]), ["run.tags=[own]"])
-    (job,) = sweep.jobs(sweep.record["baseline"], 1)
-    made = read_recipe([str(recipe), *job.overrides])
-    assert (made.hub.id, made.run.tags) == (None, ["own", "sweep:s"])
-    for name, tags, finished in (("plain", ["own"], 1.0), ("trial", made.run.tags, 2.0)):
-        RunDirectory(tmp_path / "runs" / name).update_manifest(name=name, recipe_name="tiny", tags=tags, finished=finished)  # fmt: skip
-    assert find_run("latest:tiny", "runs").name == "plain"
-    assert find_run("trial", "runs").name == "trial"
-
-
-def test_all_runs_of_a_sweep_begin_from_the_base_that_was_the_latest_when_it_began(
-    tmp_path, text_files, cache, chat_files, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    runner = Runner(tmp_path, cache, text_files, chat_files)
-    base = runner.train(runner.recipe("base", "gpt2", train={"max_steps": 2, "save_steps": 2})).directory
-    recipe = runner.sft_recipe("chat", "gpt2")
-    tree = yaml.safe_load(recipe.read_text()) | {"model": {"start_from": "latest:pretrain"}}
-    del tree["tokenizer"]
-    tree["data"]["row_tokens"] = 64
-    recipe.write_text(yaml.safe_dump(tree))
-
-    def bases(name, *fixed):
-        sweep = Sweep(_options([str(recipe), *fixed, "--name", name]), list(fixed))
-        sweep.update()
-        sweep._held.close()
-        jobs = [*sweep.jobs(sweep.record["baseline"], 2), *sweep.jobs(sweep.entry({"data.row_tokens": "32"}), 2)]
-        return {word for job in jobs for word in job.overrides if word.startswith("model.start_from=")}
-
-    before = bases("s")
-    later = base.with_name("later")
-    shutil.copytree(base, later)
-    RunDirectory(later).update_manifest(name="later", finished=time.time() + 60)
-    assert find_run("latest:pretrain", str(base.parent)).path.name == "later"
-    assert bases("s") == before
-    (named,) = bases("other", "model.start_from=latest:base")
-    assert Path(named).name == "later"
-    assert [Path(word.partition("=")[2]).name for word in before] == [base.name]
-
-
 def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for_its_own(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paths = set()
@@ -436,6 +391,125 @@ def test_finished_runs_of_another_baseline_under_the_same_name_are_not_taken_for
         sweep._held.close()
         (tmp_path / "sweeps").rename(tmp_path / f"lost-{len(paths)}")
     assert len(paths) == 2
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What was trained, in order: stands in for the runs, which finish at once."""
+    trained = []
+
+    def make(self, jobs, *, when_ended):
+        for job in jobs:
+            run = RunDirectory(job.path)
+            if not run.manifest.exists():
+                trained.append(job)
+                run.path.mkdir(parents=True)
+                write_json(run.manifest, {"name": run.name, "status": "finished"})
+                numbers = {"step": 4, "val/bpb": 1.0 + job.seed / 10, "val/loss": 2.0 + job.seed / 10}
+                run.metrics.write_text(json.dumps(numbers) + "\n")
+            when_ended()
+
+    monkeypatch.setattr(Runs, "make", make)
+    monkeypatch.setattr("pipeline.sweep.write_page", lambda record, runs, folder: folder / "sweep.html")
+    return trained
+
+
+def test_spellings_of_one_recipe_are_one_candidate(recipe, tmp_path, monkeypatch, trained):
+    monkeypatch.chdir(tmp_path)
+    main([str(recipe), "train.max_grad_norm=0.50,.5,5e-1,1.0,2", "--seeds", "2", "--name", "s"])
+    record = json.loads((tmp_path / "sweeps" / "s" / "sweep.json").read_text())
+    assert [one["values"] for one in record["candidates"]] == [{"train.max_grad_norm": text} for text in ("0.50", "2")]
+    assert len(trained) == len(set(trained)) == 6  # 1.0 is the recipe's own
+    main([str(recipe), "train.max_grad_norm=.50,2.0", "--seeds", "2", "--name", "s"])
+    assert len(trained) == 6
+
+
+def test_another_metric_judges_the_same_runs(recipe, tmp_path, monkeypatch, trained):
+    monkeypatch.chdir(tmp_path)
+    for name in ([], ["--name", "s"]):
+        command = [str(recipe), "train.max_grad_norm=0.5,2", "--seeds", "2", *name]
+        trained.clear()
+        for metric in ("val/bpb", "val/loss"):
+            main([*command, "--metric", metric])
+            (file,) = (tmp_path / "sweeps").glob("s/sweep.json" if name else "tiny-*/sweep.json")
+            record = json.loads(file.read_text())
+            assert record["metric"] == metric
+            first = record["baseline"]["runs"][0]
+            assert first["value"] == (1.7 if metric == "val/bpb" else 2.7)
+        assert len(trained) == 6
+
+
+def test_a_search_goes_on_after_a_proposal_that_the_recipe_refuses(recipe, tmp_path, monkeypatch, trained, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    command = [str(recipe), "model.n_head=3,5,4,8", "--seeds", "1", "--sampler", "RandomSampler", "--name", "s"]
+    main([*command, "--trials", "6"])
+    record = json.loads((tmp_path / "sweeps" / "s" / "sweep.json").read_text())
+    assert {one["values"]["model.n_head"] for one in record["candidates"]} == {"4", "8"}
+    assert re.search(r"trial \d: model.n_head=[35]: .* not a multiple of model.n_head", capsys.readouterr().out)
+    table = (tmp_path / "sweeps" / "s" / "sweep.md").read_bytes()
+    main([*command, "--trials", "6"])
+    assert (tmp_path / "sweeps" / "s" / "sweep.md").read_bytes() == table
+
+
+def test_a_search_of_which_every_corner_is_refused_trains_nothing(recipe, tmp_path, monkeypatch, trained):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"model\.n_head=3: .* not a multiple"):
+        main([str(recipe), "model.n_head=3,5", "--trials", "2"])
+    assert not trained
+
+
+def test_a_baseline_of_which_a_seed_diverged_ends_the_sweep_in_a_sentence(recipe, tmp_path, monkeypatch):
+    def make(self, jobs, *, when_ended):
+        for job in jobs:
+            run = RunDirectory(job.path)
+            run.path.mkdir(parents=True)
+            write_json(run.manifest, {"name": run.name, "status": "running" if job.seed == 8 else "finished"})
+            run.metrics.write_text(json.dumps({"step": 4, "val/bpb": 1.0}) + "\n")
+            if job.seed == 8:
+                write_json(run.failure, {"status": 76, "class": "DivergedError", "message": "m"})
+        when_ended()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Runs, "make", make)
+    with pytest.raises(
+        TandemError, match=r"-s8: failed .*; the baseline diverged \(1 of 3\), .* Make the recipe stable"
+    ):
+        main([str(recipe), "model.n_embd=16,64", "--name", "s"])
+    assert "baseline, diverged (1 of 3)" in (tmp_path / "sweeps" / "s" / "sweep.md").read_text()
+
+
+def base(folder, name, *, finished):
+    """A finished run of the recipe `base`, as far as a later stage looks at it."""
+    model = folder / "runs" / name / "model"
+    model.mkdir(parents=True)
+    write_json(model / "config.json", {"model_type": "gpt2", "n_layer": 2, "n_embd": finished, "n_head": 2, "n_positions": 64, "vocab_size": 512})  # fmt: skip
+    write_json(model.parent / "run_manifest.json", {"recipe_name": "base", "stage": "pretrain", "finished": float(finished)})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [[], ["--name", "s"]])
+def test_a_base_that_ends_while_a_sweep_is_made_changes_none_of_its_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft.yaml").write_text(
+        "model: {start_from: 'latest:base'}\ntrain: {max_steps: 10}\n"
+        "data: {sources: [{files: a.jsonl, format: messages}], row_tokens: 64, batch_tokens: 512}\n"
+    )
+    base(tmp_path, "a", finished=32)
+    found = []
+    for _ in range(2):
+        sweep = Sweep(_options(["sft.yaml", *name]), [])
+        entries = [sweep.record["baseline"], sweep.entry({"train.max_grad_norm": "2"})]
+        entries.append(sweep.entry({"model.start_from": "latest:pretrain"}))
+        sweep.update()
+        assert sweep.record["start_from"] == dict.fromkeys(("latest:base", "latest:pretrain"), "runs/a/model")
+        assert sweep.recipe.model.n_embd == 32
+        found.append([(sweep.folder, job) for entry in entries for job in sweep.jobs(entry, 1)])
+        sweep._held.close()
+        base(tmp_path, f"later-{len(found)}", finished=64)
+    assert found[0] == found[1]
+    for _, job in found[0]:
+        assert [word for word in job.overrides if word.startswith("model.start_from=")] == ["model.start_from=runs/a/model"]  # fmt: skip
 
 
 def kill_all(process):
