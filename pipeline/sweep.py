@@ -810,15 +810,14 @@ class Sweep:
 
     def refuse_search(self, axes: dict[str, Axis]) -> None:
         """Raise what is wrong with all corners of the space: it is with a key, and not with how some values go together."""
-        refused = []
-        for corner in itertools.islice(itertools.product(*(axis.ends() for axis in axes.values())), MOST_CORNERS):
-            overrides = [f"{key}={value}" for key, value in zip(axes, corner, strict=True)]
+        corners = list(itertools.islice(itertools.product(*(axis.ends() for axis in axes.values())), MOST_CORNERS))
+        for corner in corners:
             try:
-                self.plan_of(overrides)
+                self.plan_of([f"{key}={value}" for key, value in zip(axes, corner, strict=True)])
                 return
             except RecipeError as error:
-                refused.append(f"{', '.join(overrides)}: {error}")
-        raise RecipeError(refused[0])
+                if corner is corners[-1]:
+                    raise RecipeError(f"{label(dict(zip(axes, corner, strict=True)))}: {error}") from None
 
     def _steps(self, plan: Plan, step_s: float | None) -> int | None:
         """Return how many steps a candidate gets."""
@@ -932,7 +931,7 @@ def _check(options: argparse.Namespace, fixed: list[str], axes: dict[str, Axis])
         raise RecipeError(
             f"command line: {', '.join(common)}: is the same for all runs of a sweep, so it has no values to compare. Give one value, or leave it out."
         )
-    if any(word.startswith("hub.id=") for word in fixed):
+    if any(word.startswith("hub.id=") and word != "hub.id=null" for word in fixed):
         raise RecipeError(
             f"command line: hub.id: all runs would go to one repository, so a sweep publishes none. Leave it out, and publish the run that you choose: {command('hub')} push RUN --id NAMESPACE/NAME."
         )

@@ -455,7 +455,7 @@ def test_a_search_goes_on_after_a_proposal_that_the_recipe_refuses(recipe, tmp_p
 def test_a_search_of_which_every_corner_is_refused_trains_nothing(recipe, tmp_path, monkeypatch, trained):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r"model\.n_head=3: .* not a multiple"):
+    with pytest.raises(RecipeError, match=r"model\.n_head=5: .* not a multiple"):
         main([str(recipe), "model.n_head=3,5", "--trials", "2"])
     assert not trained
 
