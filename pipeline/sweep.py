@@ -784,6 +784,11 @@ class Sweep:
         except NotMeasured as reason:
             raise TandemError(f"--equal time: {what} was not measured, since {reason}. Give tokens or flops.") from None
 
+    def _step_s_in_turns(self, overrides: list[str]) -> float:
+        """Return the seconds of a candidate's step where the baseline's takes what is recorded of it: both are measured now, one after
+        the other, as a machine's speed changes from minute to minute."""
+        return self._step_s(overrides) / self._step_s([]) * self.record["baseline"]["step_s"]
+
     def entry(self, values: dict[str, str]) -> dict[str, Any]:
         """Return the candidate's entry in the record, with its budget where it is new; the baseline's where it is the same recipe."""
         for entry in self.record["candidates"]:
@@ -798,7 +803,7 @@ class Sweep:
             return self.record["baseline"]
         if same := [entry for entry in self.record["candidates"] if entry.get("recipe_sha256") == digest]:
             return same[0]  # another spelling: 0.50 and .5
-        step_s = self._step_s(overrides) if self.options.equal == "time" else None
+        step_s = self._step_s_in_turns(overrides) if self.options.equal == "time" else None
         steps = self._steps(plan, step_s)
         if steps is not None and steps < 1:
             raise RefusedError(f"{label(values)}: not one step fits into the baseline's budget.")

@@ -357,6 +357,15 @@ def test_a_candidate_that_begins_with_smaller_batches_gets_as_much_in_more_steps
     assert Sweep._steps(asked, base, step_s) == (10 if equal == "time" else 20)
 
 
+def test_a_candidates_time_is_measured_beside_the_baselines(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    measured = iter([1.0, 3.0, 2.0])  # the baseline, then the candidate on a machine that takes twice as long now
+    monkeypatch.setattr(Sweep, "_step_s", lambda self, overrides: next(measured))
+    sweep = Sweep(_options([str(recipe), "--equal", "time"]), [])
+    entry = sweep.entry({"model.n_embd": "64"})
+    assert (entry["step_s"], entry["steps"]) == (1.5, sweep.plan.steps * 2 // 3)
+
+
 def test_a_sweep_judges_ordinary_runs_and_makes_none_of_them_again(recipe, tmp_path):
     command = [recipe, "train.max_steps=4", "train.seed=7", "model.n_embd=64,32", "--seeds", "1", "--parallel", "2", "--equal", "flops", "--name", "s"]  # fmt: skip
     output = (done := sweep(tmp_path, *command)).communicate(timeout=300)[0]
