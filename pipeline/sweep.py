@@ -766,6 +766,11 @@ class Sweep:
             if not start.startswith("latest:") and (not start or find_run(start, recipe.run.directory) is None):
                 return overrides
             folder = str(resolve_start(recipe).model.start_from)
+            if "checkpoints" in Path(folder).parts:
+                raise RecipeError(
+                    f"{recipe.where('model.start_from')}: {start} has not finished, and the checkpoint that it has now goes when newer ones come, "
+                    "before the sweep is made. Let it finish first, or stop it and name that checkpoint's folder."
+                )
             # A path beside the recipe comes before one in the working folder.
             beside = Path(str(recipe.path)).parent / folder
             self.starts[start] = os.path.abspath(folder) if beside.exists() and beside != Path(folder) else folder

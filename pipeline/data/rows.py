@@ -409,7 +409,8 @@ class TrainingRows:
         self.stream.refresh()
         bad: dict[str, list[str]] = {}  # by shards: two sources may read the same ones
         for s, (sequence, about) in enumerate(zip(self.stream.sequences, self.plan["train"]["sequences"], strict=True)):
-            bad[about["key"]] = [f"{about['name']}/{line}" for line in sequence.bad_rows(self.stream.shards_needed(s))]
+            found = [f"{about['name']}/{line}" for line in sequence.bad_rows(self.stream.shards_needed(s))]
+            bad[about["key"]] = max(bad.get(about["key"], []), found, key=len)
         lines = [line for some in bad.values() for line in some]
         if len(lines) > self.plan["max_bad_rows"]:
             reasons = grouped(lines)

@@ -9,6 +9,7 @@ A process beside the run sends them, so that training waits for nothing: python 
 """
 
 import atexit
+import errno
 import hashlib
 import json
 import math
@@ -35,6 +36,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import differences
 from pipeline.run_dir.checkpoints import SEAL, by_step, problems, read_seal, sealed_files, step_of
 from pipeline.run_dir.hub_queue import link_files
+from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory, find_run
 
 KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that is being sent
@@ -53,7 +55,12 @@ class Mirror:
         self.queue = run.path / "mirror_queue"
         self.waiting = self.queue / "training_waits"  # while the end of a run waits for what is left
         self.tokens = self.queue / "owner"  # by which this folder is known in the store, one a start
-        self.takes_over = self.queue / "takes_over"  # from when a start has seen what the store has until it owns it
+        self.takes_over = (
+            self.queue / "takes_over"
+        )  # until a start that has seen what the store has owns it; the token that it saw there
+        self.went_back = (
+            self.queue / "went_back"
+        )  # from a start without run.resume auto until the store has nothing beyond this run
 
     # ---- whose run it is ----
 
@@ -68,16 +75,15 @@ class Mirror:
 
     def is_own(self, owner: dict[str, Any] | None) -> bool:
         known = self.tokens.read_text().split() if self.tokens.exists() else []
-        return owner is not None and owner.get("token") in known
+        return token_of(owner) in known
 
     def take_over(self) -> None:
         """Become the owner. A new token for every start: a copy of this disk, on another machine, knows the old ones alone."""
         owner = {"token": uuid.uuid4().hex, "host": socket.gethostname()}
         owner["time"] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         with open(self.tokens, "a") as file:  # first: a start that is killed in between must know its own
-            file.write(f"{owner['token']}\n")
+            file.write(f"\n{owner['token']}")  # a full disk may have cut the one before
         self.store.pipe_file(f"{self.root}/.owner", json.dumps(owner).encode())
-        self.takes_over.unlink(missing_ok=True)
 
     def refuse_if_taken(self) -> None:
         """Raise TakenOverError when another start has the run. One that nobody has becomes this one's."""
@@ -93,9 +99,12 @@ class Mirror:
     # ---- what is sent ----
 
     def begin(self) -> None:
-        """Take the run over where this start is to do it, and look what the store has of what is due."""
+        """Take the run over where this start is to do it and none has since it looked, and see what the store has of what is due."""
         if self.takes_over.exists():
-            self.take_over()
+            if token_of(self.owner()) == self.takes_over.read_text():
+                self.take_over()
+            self.takes_over.unlink(missing_ok=True)
+            self.refuse_if_taken()
         self.compare()
 
     def compare(self) -> None:
@@ -190,25 +199,27 @@ class Mirror:
                         self.store.rm_file(f"{folder}/{SEAL}")  # first: what is left is no checkpoint any more
                 with suppress(FileNotFoundError):  # the server has it no more
                     self.store.rm(folder, recursive=True)
+        self.went_back.unlink(missing_ok=True)
 
     # ---- what comes back ----
 
     def restore(self) -> None:
         """Fetch the newest whole checkpoint that goes further than what lies here whole.
 
-        Where this folder is the owner, what was sent beyond its newest checkpoint stays there: the run went back to it. Raises OSError
-        when the store does not answer.
+        A run that went back (run.resume) leaves what lies beyond there until that is dropped. Raises OSError when the store does not answer.
         """
         here, own = by_step(self.run.checkpoints), self.is_own(self.owner())
-        newest = step_of(here[-1]) if here and own else None
+        newest = (step_of(here[-1]) if here else 0) if self.went_back.exists() else math.inf
         for step in reversed(self.steps()):
-            if step > (newest or math.inf):
+            if step > (newest or 0):
                 continue
             if any((step_of(folder) or 0) >= step and not problems(folder) for folder in here):
                 return
             name = f"checkpoints/checkpoint-{step}"
+            # Records of ours that come as far go further than those that were sent with the checkpoint.
+            reached = max((row.get("step", 0) for row in read_rows(self.run.metrics)), default=0)
             try:
-                self.fetch(name, before=partial(self.fetch_records, anew=not own))
+                self.fetch(name, before=partial(self.fetch_records, anew=not own or reached < step))
             except DamagedError as error:
                 print(f"{self.address}/{name}: is damaged ({error}). The one before it is tried.", flush=True)
                 continue
@@ -262,6 +273,8 @@ class Mirror:
         try:
             manifest = parse_json(contents.get(self.run.manifest, b"{}"))
         except ValueError:
+            if self.run.has_trained():
+                return  # what lies here is whole
             manifest = {}  # read_manifest() says it
         begun = self.run.read_manifest().get("must_match") if self.run.has_trained() else None
         if begun and (found := differences(begun, manifest.get("must_match", {}))):
@@ -311,6 +324,11 @@ class Mirror:
             shutil.copyfileobj(source, file, 2**22)
 
 
+def token_of(owner: dict[str, Any] | None) -> str:
+    """Return the token of an owner, nothing of none."""
+    return str((owner or {}).get("token", ""))
+
+
 class TakenOverError(Exception):
     """Raised when another start has the run in the store."""
 
@@ -332,18 +350,24 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
     mirror.refuse_what_cannot_be_written(recipe.where("run.mirror"))
     try:
         with as_os_error():
+            owner = mirror.owner()
             if recipe.run.resume == "auto":
                 mirror.restore()
     except OSError as error:
-        if not by_step(run.checkpoints):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of this machine's disk
+            raise
+        here = by_step(run.checkpoints)
+        if not here or problems(here[-1]):
             raise ServiceError(
-                f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no checkpoint here. Run the same "
-                "command again; to begin anew in any case, whatever the mirror has: run.resume=never."
+                f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and this run has no whole newest checkpoint here. Run "
+                "the same command again; to begin anew in any case, whatever the mirror has: run.resume=never."
             ) from error
         print(f"{mirror.address}: does not answer ({error}), so the run goes on from what is here", flush=True)
         return
     mirror.queue.mkdir(parents=True, exist_ok=True)
-    mirror.takes_over.touch()
+    mirror.takes_over.write_text(token_of(owner))
+    if recipe.run.resume != "auto":
+        mirror.went_back.touch()
 
 
 def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
@@ -357,7 +381,7 @@ def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
     if not recipe.run.mirror or start is None or Path(start).exists() or find_run(start, recipe.run.directory):
         return False
     folder = Path(start).parent if Path(start).name == RunDirectory(home).model.name else Path(start)
-    if folder.exists() or (len(folder.parts) > 1 and folder.parent.resolve() != home.resolve()):
+    if RunDirectory(folder).manifest.exists() or (len(folder.parts) > 1 and folder.parent.resolve() != home.resolve()):
         return False  # no run of this folder: a Hub id, a model elsewhere
     mirror = Mirror(RunDirectory(home / folder.name), recipe.run.mirror)
     try:

@@ -314,7 +314,8 @@ def stored_files(addresses: list[str], *, where: str, cache: Path) -> list[Sourc
     places = {
         key: _place_of(store, key.partition("/")[2], facts, cache / "stores") for key, (store, facts) in found.items()
     }
-    needed = sum(facts["size"] for key, (_, facts) in found.items() if not _is_whole(places[key], facts))
+    missing = [(facts["size"], places[key]) for key, (_, facts) in found.items() if not _is_whole(places[key], facts)]
+    needed = sum(max(0, size - _size_of_part(place)) for size, place in missing)
     cache.mkdir(parents=True, exist_ok=True)
     if needed > (free := shutil.disk_usage(cache).free):
         raise DiskFullError(
@@ -369,13 +370,24 @@ def _is_whole(target: Path, facts: dict[str, Any]) -> bool:
     return target.exists() and target.stat().st_size == facts["size"]  # a power cut may have shortened it
 
 
+def _part_of(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
+
+
+def _size_of_part(target: Path) -> int:
+    """Return how much of the file lies here already, of a killed start or of another one that fetches it now."""
+    with contextlib.suppress(FileNotFoundError):
+        return _part_of(target).stat().st_size
+    return 0
+
+
 def _fetched(store: Any, name: str, facts: dict[str, Any], target: Path) -> Path:
     """Return the file's place, where it is whole now."""
     if _is_whole(target, facts):
         return target
     with file_lock(target.parent / ".lock"):  # every rank asks
         if not _is_whole(target, facts):
-            part = target.with_name(f".{target.name}.part")  # that of a killed start is written over
+            part = _part_of(target)  # that of a killed start is written over
             with waiting(f"fetching {name} ({count_text(facts['size'])}B)"):
                 store.get_file(name, str(part))
             if part.stat().st_size != facts["size"]:

@@ -198,6 +198,24 @@ def test_bad_rows_above_the_limit_stop_the_run_and_are_named(bench, tmp_path):
                 rows.raise_if_too_bad()
 
 
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 3.0)])
+def test_bad_rows_of_a_file_that_two_sources_read_count_once_and_all(bench, tmp_path, weights):
+    lines = bench.text_files[0].read_text().splitlines()
+    lines *= -(-1200 // len(lines))
+    for bad in (1100, 1101):  # behind the first block, which the source that is read less does not leave
+        lines[bad] = '{"text": 7}'
+    path = tmp_path / "two_bad.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    sources = [Source(files=str(path), name=name, weight=weight) for name, weight in zip("ab", weights, strict=True)]
+    recipe = bench.recipe(sources=sources, max_bad_rows=1, train={"max_steps": 700}, shard_rows=64)
+    rows = TrainingRows.open(preparation=bench.prepared(recipe))
+    needed = [rows.stream.shards_needed(source) for source in (0, 1)]
+    named = [len(rows.stream.sequences[source].bad_rows(needed[source])) for source in (0, 1)]
+    assert sorted(named) == [0, 2]
+    with pytest.raises(DataError, match=r"data\.sources: 2 rows are unreadable"):
+        rows.raise_if_too_bad()
+
+
 def test_a_conversation_too_long_is_cut_at_a_whole_turn_or_dropped_and_counted(bench, tmp_path):
     turn = [{"role": "user", "content": "why " * 5}, {"role": "assistant", "content": "because " * 8}]
     talks = [

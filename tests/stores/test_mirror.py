@@ -1,5 +1,6 @@
 """run.mirror: what a run saves follows it to a store and comes back whole, whatever the store does meanwhile."""
 
+import errno
 import hashlib
 import json
 import os
@@ -465,14 +466,83 @@ def test_another_run_of_the_same_name_does_not_write_over_the_one_here(tmp_path,
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
 
 
-def test_a_run_that_went_back_in_its_own_folder_goes_on_from_there(run, mirror):
-    mirror.takes_over.touch()
+def test_a_run_that_went_back_goes_on_from_there_until_the_store_has_nothing_beyond_it(run, mirror):
+    restore_from_mirror(recipe_of(), run)
     taking_over(run).send()
     saved(run, 10)
     mirror.send()
-    shutil.rmtree(run.checkpoint(10))
-    restore_from_mirror(recipe_of(), run)
+    restore_from_mirror(recipe_of(resume=5), run)
+    shutil.rmtree(run.checkpoint(10))  # as open_run sets it aside
+    restore_from_mirror(recipe_of(), run)  # stopped before its next checkpoint
     assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5"]
+    saved(run, 7)
+    taking_over(run).send()
+    assert mirror.steps() == [5, 7]
+    shutil.rmtree(run.checkpoint(7))
+    restore_from_mirror(recipe_of(), run)
+    assert [folder.name for folder in by_step(run.checkpoints)] == ["checkpoint-5", "checkpoint-7"]
+
+
+def test_a_disk_from_a_snapshot_goes_on_from_what_was_sent_since(tmp_path, run, mirror):
+    restore_from_mirror(recipe_of(), run)
+    taking_over(run).send()
+    run.metrics.write_text('{"step": 5, "loss": 1.0}\n')
+    shutil.copytree(run.path, tmp_path / "snapshot" / run.name)
+    run.metrics.write_text('{"step": 5, "loss": 1.0}\n{"step": 10, "loss": 1.0}\n')
+    for step in (10, 15):
+        saved(run, step)
+        mirror.send()
+    other = RunDirectory(tmp_path / "snapshot" / run.name)
+    restore_from_mirror(recipe_of(), other)
+    assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-5", "checkpoint-15"]
+    assert other.metrics.read_text() == run.metrics.read_text()
+
+
+def test_a_start_that_stood_still_since_it_looked_does_not_take_the_run_from_a_later_one(tmp_path, run, mirror):
+    mirror.send()
+    restore_from_mirror(recipe_of(), run)
+    later = restored(tmp_path)
+    taking_over(later)
+    with pytest.raises(TakenOverError, match="was taken over by a start on"):
+        taking_over(run)
+    saved(run, 10)
+    with pytest.raises(TakenOverError):
+        taking_over(run).send()
+    assert Mirror(later, ADDRESS).is_own(mirror.owner())
+
+
+def test_a_store_that_fails_while_the_newest_checkpoint_here_is_damaged_ends_the_start(run, mirror, monkeypatch):
+    restore_from_mirror(recipe_of(), run)
+    taking_over(run).send()
+    saved(run, 10)
+    mirror.send()
+    (run.checkpoint(10) / "model.safetensors").write_bytes(b"bad")
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError("SlowDown")))
+        with pytest.raises(ServiceError, match="has no whole newest checkpoint here"):
+            restore_from_mirror(recipe_of(), run)
+    restore_from_mirror(recipe_of(), run)
+    assert problems(run.checkpoint(10)) == []
+
+
+def test_a_full_disk_is_no_store_that_does_not_answer(tmp_path, run, mirror, monkeypatch):
+    mirror.send()
+    monkeypatch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(OSError, match="No space left") as error:
+        restored(tmp_path)
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_damaged_records_in_the_store_are_not_taken_over_those_here(tmp_path, run, mirror):
+    run.update_manifest(must_match={"a": 1})
+    run.metrics.write_text('{"step": 5, "loss": 1.0}\n')
+    shutil.copytree(run.path, tmp_path / "other" / run.name)
+    saved(run, 10)
+    mirror.send()
+    mirror.store.pipe_file(f"{mirror.root}/{run.manifest.name}", b"{damaged")
+    other = restored(tmp_path)
+    assert [folder.name for folder in by_step(other.checkpoints)] == ["checkpoint-5", "checkpoint-10"]
+    assert other.read_manifest()["must_match"] == {"a": 1}
 
 
 def test_a_start_that_does_not_take_the_run_over_leaves_it_to_its_owner(tmp_path, run, mirror, monkeypatch):
@@ -676,6 +746,18 @@ def test_the_base_of_a_second_stage_comes_from_the_mirror_too(tmp_path, run, mir
     assert problems(base.model) == []
     assert "finished" in base.read_manifest()
     assert not restore_base_from_mirror(recipe, chat)  # it is here now
+
+
+def test_a_base_whose_fetch_failed_is_fetched_by_the_same_command(tmp_path, run, mirror, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finish(run)
+    mirror.send()
+    asked = second_stage(tmp_path, "other/small/model")
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "_get", lambda *_: (_ for _ in ()).throw(OSError("SlowDown")))
+        with pytest.raises(ServiceError, match="Run the same command again"):
+            restore_base_from_mirror(*asked)
+    assert restore_base_from_mirror(*asked)
 
 
 @pytest.mark.parametrize("start", [None, "somebody/small", "elsewhere/models/small", "latest:small"])

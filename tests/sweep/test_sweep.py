@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import lock, write_json
 from pipeline.recipe import read_recipe
+from pipeline.run_dir.checkpoints import whole_folder
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sweep import (
@@ -519,6 +521,22 @@ def test_a_base_that_ends_while_a_sweep_is_made_changes_none_of_its_runs(name, t
     assert found[0] == found[1]
     for _, job in found[0]:
         assert [word for word in job.overrides if word.startswith("model.start_from=")] == ["model.start_from=runs/a/model"]  # fmt: skip
+
+
+def test_a_sweep_from_a_run_that_still_trains_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    base(tmp_path, "a", finished=32)
+    run = RunDirectory(tmp_path / "runs" / "a")
+    with whole_folder(run.checkpoint(5), step=5, run="a") as folder:
+        shutil.copyfile(run.model / "config.json", folder / "config.json")
+    shutil.rmtree(run.model)
+    write_json(run.manifest, {"recipe_name": "base", "stage": "pretrain"})
+    (tmp_path / "sft.yaml").write_text(
+        "model: {start_from: a}\ntrain: {max_steps: 10}\n"
+        "data: {sources: [{files: a.jsonl, format: messages}], row_tokens: 64, batch_tokens: 512}\n"
+    )
+    with pytest.raises(RecipeError, match=r"model\.start_from: a has not finished, and the checkpoint"):
+        Sweep(_options(["sft.yaml"]), [])
 
 
 def kill_all(process):
