@@ -37,6 +37,7 @@ from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.resolve import resolve_start, step_rows
 from pipeline.report.comparison import CHANCE, SECTION, comparison_panels
 from pipeline.report.run_data import RunData, filled_table, number, read_run, table
+from pipeline.run_dir.checkpoints import step_of
 from pipeline.run_dir.failures import exit_with_status
 from pipeline.run_dir.rows import last_attempts, open_rows, row_of
 from pipeline.run_dir.run_directory import SWEEP_TAG, RunDirectory, find_run
@@ -766,7 +767,7 @@ class Sweep:
             if not start.startswith("latest:") and (not start or find_run(start, recipe.run.directory) is None):
                 return overrides
             folder = str(resolve_start(recipe).model.start_from)
-            if "checkpoints" in Path(folder).parts:
+            if step_of(Path(folder)):
                 raise RecipeError(
                     f"{recipe.where('model.start_from')}: {start} has not finished, and the checkpoint that it has now goes when newer ones come, "
                     "before the sweep is made. Let it finish first, or stop it and name that checkpoint's folder."

@@ -43,6 +43,7 @@ KEPT = 2  # checkpoints in the mirror: the newest, and the one before while that
 LOOK_EVERY_S = 1.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # after a failure; it doubles up to the longest
 DRAIN_S = 480.0  # that the end of a run waits for what was not sent yet; the other ranks wait for it, for SAVING_S
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of this machine's disk: no fault of the store
 TAKEN_OVER = 3  # the status of a process that sends no more, since another start has the run
 
 
@@ -55,12 +56,10 @@ class Mirror:
         self.queue = run.path / "mirror_queue"
         self.waiting = self.queue / "training_waits"  # while the end of a run waits for what is left
         self.tokens = self.queue / "owner"  # by which this folder is known in the store, one a start
-        self.takes_over = (
-            self.queue / "takes_over"
-        )  # until a start that has seen what the store has owns it; the token that it saw there
-        self.went_back = (
-            self.queue / "went_back"
-        )  # from a start without run.resume auto until the store has nothing beyond this run
+        # The owner's token that a start saw in the store, until the start owns it.
+        self.takes_over = self.queue / "takes_over"
+        # From a start without run.resume auto until the store has nothing beyond this run.
+        self.went_back = self.queue / "went_back"
 
     # ---- whose run it is ----
 
@@ -354,7 +353,7 @@ def restore_from_mirror(recipe: Recipe, run: RunDirectory) -> None:
             if recipe.run.resume == "auto":
                 mirror.restore()
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # of this machine's disk
+        if error.errno in FULL:
             raise
         here = by_step(run.checkpoints)
         if not here or problems(here[-1]):
@@ -390,6 +389,8 @@ def restore_base_from_mirror(recipe: Recipe, run: RunDirectory) -> bool:
                 return False
             mirror.fetch_records()
     except OSError as error:
+        if error.errno in FULL:
+            raise
         raise ServiceError(
             f"{recipe.where('run.mirror')}: {mirror.address} does not answer ({error}), and model.start_from, {start}, is not here. Run the same "
             "command again, or put that run back."

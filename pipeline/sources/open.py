@@ -536,9 +536,8 @@ class OpenSource:
                 made.empty_rows += 1
                 continue
             if reason:
-                place = row_name(path, row).replace(
-                    str(path), this.label, 1
-                )  # shards are published, and the same on any machine
+                # By its label: shards are published, and the same on any machine.
+                place = row_name(path, row).replace(str(path), this.label, 1)
                 made.bad_rows.append(f"{place}: {readable(reason, most=MOST_OF_REASON)}")
             elif item is None or is_blank(item):
                 made.empty_rows += 1

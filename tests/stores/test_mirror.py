@@ -531,6 +531,10 @@ def test_a_full_disk_is_no_store_that_does_not_answer(tmp_path, run, mirror, mon
     with pytest.raises(OSError, match="No space left") as error:
         restored(tmp_path)
     assert error.value.errno == errno.ENOSPC
+    finish(run)
+    mirror.send()
+    with pytest.raises(OSError, match="No space left"):
+        restore_base_from_mirror(*second_stage(tmp_path, "small"))
 
 
 def test_damaged_records_in_the_store_are_not_taken_over_those_here(tmp_path, run, mirror):

@@ -524,6 +524,8 @@ def test_a_base_that_ends_while_a_sweep_is_made_changes_none_of_its_runs(name, t
 
 
 def test_a_sweep_from_a_run_that_still_trains_is_refused(tmp_path, monkeypatch):
+    tmp_path = tmp_path / "checkpoints"  # where some people keep their runs
+    tmp_path.mkdir()
     monkeypatch.chdir(tmp_path)
     base(tmp_path, "a", finished=32)
     run = RunDirectory(tmp_path / "runs" / "a")
@@ -536,7 +538,12 @@ def test_a_sweep_from_a_run_that_still_trains_is_refused(tmp_path, monkeypatch):
         "data: {sources: [{files: a.jsonl, format: messages}], row_tokens: 64, batch_tokens: 512}\n"
     )
     with pytest.raises(RecipeError, match=r"model\.start_from: a has not finished, and the checkpoint"):
-        Sweep(_options(["sft.yaml"]), [])
+        Sweep(_options(["sft.yaml", "--name", "unfinished"]), [])
+    shutil.copytree(run.checkpoint(5), run.model)
+    write_json(run.manifest, {"recipe_name": "base", "stage": "pretrain", "finished": 1.0})
+    # By its whole path, in which that name stands.
+    fixed = [f"model.start_from={run.path}"]
+    assert Sweep(_options(["sft.yaml", *fixed, "--name", "finished"]), fixed).starts == {str(run.path): str(run.model)}
 
 
 def kill_all(process):
