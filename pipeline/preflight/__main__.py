@@ -551,7 +551,7 @@ def _planned(recipe: Recipe) -> DeviceInfo:
 
 def _report_checks(plan: Plan, *, planned: bool) -> None:
     """Print notes and what was not checked; raise the problems, all in one."""
-    from pipeline.preflight.checks import find_notes, find_problems, memory_doubt
+    from pipeline.preflight.capacity import find_notes, find_problems, memory_doubt
 
     recipe, notes = plan.recipe, find_notes(plan)
     notes += (

@@ -1,46 +1,43 @@
-"""Checks before step 1 for what is wrong or wasteful, from the recipe, its plan and this machine."""
+"""Checks before step 1 for what is wrong, from the recipe, its plan and this machine; preflight/capacity.py says what does not fit."""
 
 import functools
 import importlib.util
 import json
 import os
-import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.hardware import (
     DeviceInfo,
-    batch_ranks,
     can_compile,
     decide_bf16,
     decide_compile,
-    has_memory_files,
     parallelism_size,
     tensor_parallel_size,
 )
-from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
-from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
-    DiskFullError,
     InputMissingError,
-    OutOfMemoryError,
     RecipeError,
     TandemError,
     refuse,
 )
-from pipeline.process.storage import cache_dir, folder_bytes
+from pipeline.process.storage import cache_dir
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
-from pipeline.recipe.located_yaml import Problems, show
-from pipeline.recipe.reader import check_halvings, warmup_of
-from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents, micro_batch, step_rows
+from pipeline.recipe.located_yaml import show
+from pipeline.recipe.reader import warmup_of
+from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import CountedSizes, Sizes, chosen_sizes, options_of
+from pipeline.recipe.sizes import CountedSizes, Sizes, options_of
 from pipeline.run_dir.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from pipeline.preflight.plan import Plan
 
 # Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
 #
@@ -417,12 +414,6 @@ def _refusal(recipe: Recipe) -> str | None:
     return None
 
 
-WASTE_WORTH_A_NOTE = 0.05
-SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: below this nothing is refused
-SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or use a larger device."
-LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
-
-
 def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     """Return the recipe with the attention that rank 0 chooses for all. Raises on every rank what rank 0 finds on its machine,
     all in one message; notes go to the console.
@@ -433,14 +424,18 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     from pipeline.preflight.inputs import named_code_problems, reading_findings, service_findings
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
-    plan = make_plan(recipe, device_info(), processes=processes)
+    plan = import_built_in("plan.make")(recipe, device_info(), processes=processes)
     recipe = plan.recipe  # with the planned micro-batch, where it is auto
 
     def decide() -> tuple[str | None, str] | None:
-        if "finished" in RunDirectory(_run_folder(recipe)).read_manifest():
+        if "finished" in RunDirectory(run_folder(recipe)).read_manifest():
             return None
-        problems = [*find_problems(plan, on_this_machine=True), *trainer_problems(recipe), *named_code_problems(recipe)]
-        notes = find_notes(plan)
+        problems = [
+            *import_built_in("plan.find_problems")(plan, on_this_machine=True),
+            *trainer_problems(recipe),
+            *named_code_problems(recipe),
+        ]
+        notes = import_built_in("plan.find_notes")(plan)
         for more_problems, more_notes in (reading_findings(recipe), service_findings(recipe)):
             problems, notes = problems + more_problems, notes + more_notes
         refuse(problems)
@@ -454,27 +449,22 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     chosen = on_rank_0(decide)
     if chosen is None:
         return recipe
-    refuse_unshared(_run_folder(recipe))
+    refuse_unshared(run_folder(recipe))
     refuse_unshared(cache_dir(recipe.data.cache_dir), key="data.cache_dir")  # rank 0 prepares rows for all
     return with_values(recipe, {"model.chosen_attention": chosen[0]})
 
 
-def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
-    """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
-    problems: list[TandemError] = [*_batch(plan), *_memory(plan)]
-    if on_this_machine:
-        problems += [
-            *_versions(),
-            *_start(plan),
-            *_devices(plan),
-            *_sharding(plan),
-            *kernel_problems(plan.recipe, plan.device),
-            *_writing(plan),
-            *_disk(plan),
-            *_temporary_folder(plan),
-            *_benchmarks(plan.recipe),
-        ]
-    return problems
+def machine_problems(plan: "Plan") -> list[TandemError]:
+    """Return what would end the run on this machine, beside what does not fit: its packages, devices, kernels, folders and benchmarks."""
+    return [
+        *_versions(),
+        *_start(plan),
+        *_devices(plan),
+        *_sharding(plan),
+        *kernel_problems(plan.recipe, plan.device),
+        *_writing(plan),
+        *_benchmarks(plan.recipe),
+    ]
 
 
 def _benchmarks(recipe: Recipe) -> list[TandemError]:
@@ -488,166 +478,7 @@ def _benchmarks(recipe: Recipe) -> list[TandemError]:
     return []
 
 
-def find_notes(plan: Plan) -> list[str]:
-    """Return what works and still deserves a sentence."""
-    recipe = plan.recipe
-    notes = [*recipe.notes, *_chosen_sizes(recipe)]
-    if plan.padding_share > WASTE_WORTH_A_NOTE:
-        notes.append(
-            f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
-            f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
-        )
-    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan), *_smaller_steps(plan)])
-    if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
-        notes.append(
-            f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
-        )
-    if not has_memory_files():
-        notes.append(
-            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
-            "which takes as much room again. Set TMPDIR to move it."
-        )
-    shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
-    if shards and recipe.data.keep_shards is None and shards > _free(folder):
-        notes.append(
-            f"{folder}: the packed rows may take {gigabytes(shards)} and {gigabytes(_free(folder))} are free. "
-            "Set data.keep_shards, or data.cache_dir to a larger disk."
-        )
-    return notes
-
-
-def _chosen_sizes(recipe: Recipe) -> list[str]:
-    """Return the sizes that a config of transformers has beside those that the recipe names."""
-    try:
-        chosen = chosen_sizes(recipe)
-    except ImportError:
-        return []
-    listed = ", ".join(f"{name} {value}" for name, value in chosen.items())
-    return [f"{recipe.where('model.type')}: {recipe.model.type} gets {listed}; model.options sets others."] if chosen else []  # fmt: skip
-
-
-def _rows(plan: Plan) -> int:
-    return plan.batch_tokens // plan.recipe.data.row_tokens
-
-
-def memory_doubt(plan: Plan) -> str | None:
-    """Return a sentence where the micro-batch needs more than the device has, by the estimate; None where it fits."""
-    memory, limit, rows = plan.memory, _device_bytes(plan), micro_batch(plan.recipe)
-    if not (memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total):
-        return None
-    text = (
-        f"{plan.recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
-        f"{gibibytes(limit)}. "
-    )
-    least = plan.least_memory.total if plan.least_memory else None
-    if least and least > DEVICE_SHARE * limit:
-        return text + f"One row needs {gibibytes(least)}, which leaves hardly any room. {SMALLER}"
-    fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
-    return text + f"If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
-
-
-def _cut_rows(plan: Plan) -> str | None:
-    """Return a sentence where many ranks cut narrow matrices into unequal parts."""
-    if plan.sizes is None or plan.shards == 1:
-        return None
-    held, needed = (sum(padded(unit, shards) for unit in fsdp_units(plan.sizes)) for shards in (plan.shards, 1))
-    if held <= (1 + WASTE_WORTH_A_NOTE) * needed:
-        return None
-    return (
-        f"{plan.recipe.path}: {plan.shards} processes share each matrix by whole rows, and widths of {plan.sizes.n_embd} do not divide among them: "
-        f"they hold and send {100 * (held / needed - 1):.0f} % more than the model. Let fewer share it (HSDP), or choose a width that {plan.shards} divides."
-    )
-
-
-def _smaller_steps(plan: Plan) -> list[str]:
-    """Return sentences on the smaller steps of a batch warm-up: those that save no time, and those that are compiled one by one."""
-    rows, own, notes = step_rows(plan.recipe), micro_batch(plan.recipe), []
-    if not rows.halvings:
-        return []
-    where, first, parts = plan.recipe.where("optimizer.schedule.batch_halvings"), rows.at(0), 2**rows.halvings
-    computed = plan.micro_steps * batch_ranks(plan.processes) * -(-own // parts)
-    if own % parts and 1 - first / computed > WASTE_WORTH_A_NOTE:
-        notes.append(
-            f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows cannot be halved {rows.halvings} "
-            "times: such steps take longer than the plan and perf/eta_s count by their rows. Halve less often, or let "
-            f"train.per_device_train_batch_size be a multiple of {parts}."
-        )
-    if plan.compiled:
-        notes.append(
-            f"{where}: torch.compile meets a new batch size at each of the {rows.halvings} doublings and may compile again in the middle of the run; "
-            "whether the steps after it are as fast was not measured. Set train.torch_compile: false, or compare perf/step_s with a run without a warm-up "
-            "of the batch."
-        )
-    return notes
-
-
-def _slow_links(plan: Plan) -> str | None:
-    """Return a sentence where a step waits for the links between devices."""
-    compute, links = compute_of_step(plan)[0], plan.links_s
-    if compute is None or links is None or links <= compute.value:
-        return None
-    return (
-        f"{plan.recipe.where('data.batch_tokens')}: a step computes for {compute.value:.2f} s on {micro_batch(plan.recipe)} rows a device, and the links need "
-        f"{links:.2f} s for its collectives ({plan.layout}): the devices wait. Make the batch larger, use fewer devices, or let fewer share a model."
-    )
-
-
-def _device_bytes(plan: Plan) -> float | None:
-    """Memory of one process's device; processes on a CPU share its memory."""
-    if plan.device.memory_gib is None:
-        return None
-    share = plan.processes if plan.device.kind == "cpu" else 1
-    return plan.device.memory_gib * 2**30 / share
-
-
-def _batch(plan: Plan) -> list[TandemError]:
-    if batch_ranks(plan.processes) <= _rows(plan):
-        problems = Problems()
-        check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
-        return [RecipeError(line) for line in problems.lines]
-    where = plan.recipe.where("data.batch_tokens")
-    return [
-        RecipeError(
-            f"{where}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would leave some without any. "
-            "Start fewer processes, or make the batch larger."
-        )
-    ]
-
-
-def _memory(plan: Plan) -> list[TandemError]:
-    limit = _device_bytes(plan)
-    if plan.memory is None or plan.memory.fixed is None or limit is None:
-        return []
-    least = plan.least_memory.total if plan.least_memory else None
-    if plan.memory.fixed <= limit and least and least * SURELY > limit:
-        return [
-            OutOfMemoryError(
-                f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
-                f"{gibibytes(limit)} a process: none fits. {SMALLER}"
-            )
-        ]
-    if plan.memory.fixed <= limit:
-        return []
-    return [
-        OutOfMemoryError(
-            f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
-            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
-        )
-    ]
-
-
-def _or_shard(plan: Plan, limit: float) -> str:
-    """Return the advice to shard the model, where that would make it fit."""
-    if plan.shards == plan.processes:
-        return ""
-    memory = make_plan(plan.recipe, plan.device, processes=plan.processes, shards=plan.processes).memory
-    shared = memory.fixed if memory else None
-    if shared is None or shared > limit:
-        return ""
-    return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
-
-
-def _devices(plan: Plan) -> list[TandemError]:
+def _devices(plan: "Plan") -> list[TandemError]:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", plan.processes))
     if plan.device.kind == "cpu" or local <= plan.device.count:
         return []
@@ -659,7 +490,7 @@ def _devices(plan: Plan) -> list[TandemError]:
     ]
 
 
-def _sharding(plan: Plan) -> list[TandemError]:
+def _sharding(plan: "Plan") -> list[TandemError]:
     """Return what FSDP2 and tensor parallelism are not tried with, where the launcher asks for them, and DeepSpeed, which is never supported."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         return [RecipeError("accelerate's config file: DeepSpeed is not supported. Start from accelerate_configs/fsdp2.yaml.")]  # fmt: skip
@@ -704,7 +535,7 @@ def _sharding(plan: Plan) -> list[TandemError]:
     return [RecipeError(text) for text in found]
 
 
-def _tensor_parallel(plan: Plan, size: int) -> list[str]:
+def _tensor_parallel(plan: "Plan", size: int) -> list[str]:
     """Return why the processes cannot compute each layer together."""
     found = []
     if size != plan.processes:
@@ -722,7 +553,7 @@ def _tensor_parallel(plan: Plan, size: int) -> list[str]:
     return found
 
 
-def _start(plan: Plan) -> list[TandemError]:
+def _start(plan: "Plan") -> list[TandemError]:
     """Return a checkpoint of a run that is training now: that run deletes it in time, and this one compares it at every start."""
     recipe, folder = plan.recipe, Path(plan.recipe.model.start_from or "")
     run = RunDirectory(folder.parent.parent)
@@ -775,14 +606,14 @@ def _requirements() -> list[str]:
         return []
 
 
-def _writing(plan: Plan) -> list[TandemError]:
+def _writing(plan: "Plan") -> list[TandemError]:
     problems: list[TandemError] = []
     for key, folder in (
-        ("run.directory", _run_folder(plan.recipe)),
+        ("run.directory", run_folder(plan.recipe)),
         ("data.cache_dir", cache_dir(plan.recipe.data.cache_dir)),
     ):
         try:
-            with tempfile.TemporaryFile(dir=_existing(folder)):
+            with tempfile.TemporaryFile(dir=nearest_existing(folder)):
                 pass
         except OSError as error:
             problems.append(
@@ -791,50 +622,10 @@ def _writing(plan: Plan) -> list[TandemError]:
     return problems
 
 
-def _disk(plan: Plan) -> list[TandemError]:
-    """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
-    since a checkpoint is deleted only after the next one is whole.
-
-    What lies there counts where it will be replaced: the rest of the folder (quarantine/, wandb/) only grows.
-    """
-    folder = _run_folder(plan.recipe)
-    if plan.checkpoint_bytes is None or plan.sizes is None:
-        return []
-    run = RunDirectory(folder)
-    there = folder_bytes(run.checkpoints) + folder_bytes(run.model)
-    least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + queued_bytes(plan.recipe, plan.sizes)
-    needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
-    if needed <= _free(folder):
-        return []
-    return [
-        DiskFullError(
-            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
-            f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
-        )
-    ]
-
-
-def _temporary_folder(plan: Plan) -> list[TandemError]:
-    """Room for one checkpoint where the system has no memory for it (training/checkpoint.py)."""
-    folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
-    if has_memory_files() or needed <= _free(folder):
-        return []
-    return [
-        DiskFullError(
-            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
-            f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
-        )
-    ]
-
-
-def _run_folder(recipe: Recipe) -> Path:
+def run_folder(recipe: Recipe) -> Path:
     return (Path(recipe.run.directory) / str(recipe.run.name)).absolute()
 
 
-def _existing(folder: Path) -> Path:
+def nearest_existing(folder: Path) -> Path:
     """Return the folder, or its nearest ancestor that is there (and may turn out to be a file)."""
     return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(_existing(folder)).free

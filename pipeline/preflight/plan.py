@@ -26,6 +26,7 @@ from pipeline.hardware import (
     batch_ranks,
     bfloat16_is_faster,
     cpu_can_compile,
+    device_info,
     model_shards,
     physical_cores,
     product_rates,
@@ -204,6 +205,7 @@ BYTES_A_TOKEN, BYTES_A_TOKEN_FACTOR = 3.5, 1.5  # by vocabulary and text; in SFT
 LEAST_VALIDATION = 200_000  # bytes that are held out at least where the data have them
 UNKNOWN_BLOCKS = 12
 KEPT_RUNS = 200
+RECORDED_PARTS = ("total", "start", "steps", "evaluations", "saves")  # of a duration, in run_manifest.json
 LEAST_PROCESS = 200 << 20  # bytes: torch alone takes as many
 
 
@@ -582,6 +584,44 @@ class Plan:
         """Return the energy of the accelerators alone, at their rated power."""
         watts = self.device.power_w
         return None if self.device_hours is None or watts is None else self.device_hours * (watts / 1000)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
+        memory, expected, duration = self.memory, self.val_bpb, self.duration
+        cost, energy = self.cost, self.energy_kwh
+        parts = ("weights", "gradients", "optimizer", "activations", "process", "saved", "total") if memory else ()
+        found = {
+            "device": self.device.name,
+            "processes": self.processes,
+            "parameters": self.sizes.parameters().get("total") if self.sizes else None,
+            "scaling_parameters": self.sizes.scaling if self.sizes else None,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "memory_bytes": _known({name: getattr(memory, name) for name in parts}) or None,
+            "process_bytes": self.process_bytes,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "run_disk_bytes": self.run_disk_bytes,
+            "training_s": self.training_s,
+            "duration_s": {name: asdict(getattr(duration, name)) for name in RECORDED_PARTS} if duration else None,
+            "duration_source": duration.source if duration else None,
+            "cost": cost.value if cost else None,
+            "energy_kwh": energy.value if energy else None,
+            "probe": self.probe.facts() if self.probe else None,
+            "val_bpb": expected.facts() if expected else None,
+        }
+        return _known(found)
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def plan_of_run(recipe: Recipe, run: RunDirectory, *, micro_batch: int, processes: int) -> Plan:
+    """Return the plan of a run as it was built: its micro-batch, and the validation that it scores."""
+    scored = run.read_manifest().get("inputs", {}).get("validation_bytes")
+    recipe = with_values(recipe, {KEY: micro_batch})
+    return make_plan(recipe, device_info(), processes=processes, scored_bytes=sum(scored.values()) if scored else None)
 
 
 def make_plan(

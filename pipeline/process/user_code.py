@@ -30,7 +30,8 @@ INSTALLED = ("site-packages", "dist-packages")
 COMMAND_TRUST = "--trust-code"
 RECIPE_TRUST = "run.trust_code=true on the command line"
 
-# Parts of this program that a training loads only where its recipe asks for them, by the name under which it asks.
+# Parts of this program that are not the core: around a training (the plan), or only where its recipe asks for them. By the name
+# under which the core asks.
 BUILT_IN = {
     "evals.core": "pipeline.evals.core:CoreBenchmark",
     "evals.chat": "pipeline.evals.chat:ChatBenchmark",
@@ -38,17 +39,25 @@ BUILT_IN = {
     "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
     "evals.record_findings": "pipeline.evals.contamination:record_findings",
     "evals.unchecked_text": "pipeline.evals.contamination:unchecked_text",
+    "hub.beside": "pipeline.run_dir.hub_queue:Publishing",
     "hub.restore": "pipeline.hub.pull:restore_from_hub",
     "mirror.beside": "pipeline.run.mirror:Mirroring",
     "mirror.restore": "pipeline.run.mirror:restore_from_mirror",
     "mirror.restore_base": "pipeline.run.mirror:restore_base_from_mirror",
     "callbacks.trackers": "pipeline.callbacks.trackers:trackers_of",
-    "callbacks.ProfileSteps": "pipeline.callbacks.machine:ProfileSteps",
-    "callbacks.Benchmarks": "pipeline.callbacks.evaluations:Benchmarks",
+    "callbacks.ProfileSteps": "pipeline.callbacks.profiler:ProfileSteps",
+    "callbacks.Benchmarks": "pipeline.callbacks.benchmarks:Benchmarks",
     "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",
     "sources.tandem": "pipeline.sources.quickstart:built_in_files",
+    "plan.make": "pipeline.preflight.plan:make_plan",
+    "plan.find_problems": "pipeline.preflight.capacity:find_problems",
+    "plan.find_notes": "pipeline.preflight.capacity:find_notes",
+    "plan.of_run": "pipeline.preflight.plan:plan_of_run",
+    "plan.remember": "pipeline.preflight.plan:remember",
+    "micro_batch.resolve": "pipeline.run.probing:resolve_micro_batch",
+    "micro_batch.hint": "pipeline.run.probing:memory_hint",
     "report.fit": "pipeline.report.curves:expected_bpb",
 }
 

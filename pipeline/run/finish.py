@@ -1,12 +1,9 @@
-"""The end of a run: the publisher that is waited for, model/, results, last words; and the shape and plan that its manifest keeps."""
+"""The end of a run: model/, results, last words; and the shape and plan that its manifest keeps."""
 
-import os
-import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,93 +12,18 @@ import torch
 from pipeline.data.rows import table
 from pipeline.hardware import device_info, model_replicas, peak_bytes, process_start, tensor_parallel_size
 from pipeline.metrics import BEST_BY, is_evaluation, metric_of
-from pipeline.preflight.plan import Plan, make_plan, remember
-from pipeline.process import commands
 from pipeline.process.commands import command, stage_command
 from pipeline.process.progress import seconds_text, waiting
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
-from pipeline.recipe.schema import with_values
 from pipeline.recipe.sizes import sizes_from_model
-from pipeline.run.open_run import OpenRun, memory_hint
+from pipeline.run.open_run import OpenRun
 from pipeline.run_dir.failures import write_report
-from pipeline.run_dir.hub_queue import MODEL, HubQueue
 from pipeline.run_dir.rows import last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.build import mark_finished, write_finished_model
 from pipeline.training.distributed import whole_on_rank_0
 from pipeline.training.trainer import TandemTrainer
-
-# The trainer's side of publishing: start the publisher, and at the end of the run wait for it, but not for ever.
-
-
-class Publishing:
-    """Publishing to hub.id beside the run, on the first rank; without hub.id and on other ranks it does nothing.
-
-    A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be killed.
-    """
-
-    def __init__(self, recipe: Recipe, run: RunDirectory, *, start_step: int):
-        self.hub, self.run, self.queue = recipe.hub, run, HubQueue(run, strategy=recipe.hub.strategy)
-        self.active = recipe.hub.id is not None and int(os.environ.get("RANK", 0)) == 0
-        self.process: subprocess.Popen[bytes] | None = None
-        if self.active:
-            try:
-                self.queue.drop_after(start_step)
-            except OSError as error:
-                print(f"{self.queue.path}: what lies beyond step {start_step} stays queued: {error}", flush=True)
-            if recipe.hub.strategy != "end":
-                self._start()
-
-    def finish(self) -> None:
-        """Publish the finished model; say what was published, or what was not and how to finish it. Never raises."""
-        if not self.active:
-            return
-        try:
-            self.queue.add_model(str(self.hub.id))
-            if self.queue.items():
-                self._wait()
-            self._notify()
-        except OSError as error:
-            print(f"the model was not published: {error}. {self._later()}", flush=True)
-
-    def _start(self) -> None:
-        environment = commands.environment(HF_HUB_DISABLE_PROGRESS_BARS="1")  # in a log they are noise
-        try:
-            self.queue.path.mkdir(parents=True, exist_ok=True)
-            with open(self.queue.log, "ab") as log:
-                self.process = commands.start(
-                    *("-m", "pipeline.hub", "beside", self.run.path, "--trainer", str(os.getpid())),
-                    log=log,
-                    env=environment,
-                )
-        except OSError as error:
-            print(f"nothing is published while the run goes on: {error}. {self._later()}", flush=True)
-
-    def _wait(self) -> None:
-        print(f"publishing to {self.hub.id}, for at most {self.hub.wait_at_end_s:.0f} s", flush=True)
-        if self.process is None or self.process.poll() is not None:
-            self._start()
-        if self.process is not None:
-            try:
-                self.process.wait(timeout=self.hub.wait_at_end_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()  # what it was sending becomes no commit, and the queue keeps the item
-                self.process.wait()
-
-    def _notify(self) -> None:
-        last = self.queue.last_published(str(self.hub.id))
-        if last and last["item"] == MODEL:
-            self.run.update_manifest(hub={"id": last["repo_id"], "commit": last["commit"], "time": last["time"]})
-            print(f"{last['url']}: published, {len(last['files'])} files, downloaded again and equal", flush=True)
-        left = [
-            f"{item.name} of step {item.step} ({item.error or 'no time was left'})" for item in self.queue.items()[-1:]
-        ]
-        if left:
-            print(f"unpublished: {'; '.join(left)}\n{self._later()}", flush=True)
-
-    def _later(self) -> str:
-        return f"Finish with: {command('hub', 'push', self.run.path)}"
-
 
 # The end of a run on the terminal: what came of it, how long it took, where everything is, and what to type next.
 
@@ -289,13 +211,9 @@ def shape_text(shape: dict[str, Any]) -> str:
     return f"device: {shape['device']}: {', '.join(parts)}"
 
 
-# What a run promised and what it was built as, in its manifest: the two sides of the report's plan against outcome.
-
-PARTS = ("total", "start", "steps", "evaluations", "saves")
-
-
 def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
-    """Write `plan` and `model` to the manifest, when steps and micro-batch are known. A run that goes on keeps its first plan.
+    """Write `plan` and `model` to the manifest, when steps and micro-batch are known: the two sides of the report's plan against
+    outcome. A run that goes on keeps its first plan.
 
     The plan is arithmetic on the recipe, and what a probe has measured for it: nothing is measured here, so that the training
     starts at once, and nothing is read from the model that was built.
@@ -305,67 +223,28 @@ def record_plan(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
     model = trainer.model
     flops = sizes_from_model(model, recipe.data.row_tokens).flops_per_token("nanochat")
     facts: dict[str, Any] = {
-        "model": _known(
-            {
-                "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
-                "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "flops_per_token": flops,
-            }
-        )
+        "model": {
+            "class": type(model).__name__.removeprefix("FSDP"),  # torch's subclass of a sharded model
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            **({} if flops is None else {"flops_per_token": flops}),
+        }
     }
     if not (run.step and "plan" in run.directory.read_manifest()):
-        facts["plan"] = plan_facts(plan_of(recipe, run, trainer))
+        facts["plan"] = plan_of(recipe, run, trainer).facts()
     run.directory.update_manifest(**facts)
 
 
-def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Plan:
-    """Return the plan of the run as it was built: its micro-batch, and the validation that it scores."""
-    recipe = with_values(recipe, {"train.per_device_train_batch_size": trainer.args.per_device_train_batch_size})
-    scored = run.directory.read_manifest().get("inputs", {}).get("validation_bytes")
-    scored_bytes = sum(scored.values()) if scored else None
-    return make_plan(recipe, device_info(), processes=trainer.args.world_size, scored_bytes=scored_bytes)
-
-
-def plan_facts(plan: Plan) -> dict[str, Any]:
-    """Return the plan as run_manifest.json holds it (run_dir/run_directory.py); what is not known is left out."""
-    memory = plan.memory
-    parts = {name: getattr(memory, name) for name in ("weights", "gradients", "optimizer", "activations", "process", "saved", "total")} if memory else {}  # fmt: skip
-    parameters = plan.sizes.parameters() if plan.sizes else {}
-    expected = plan.val_bpb
-    cost, energy, duration = plan.cost, plan.energy_kwh, plan.duration
-    return _known(
-        {
-            "device": plan.device.name,
-            "processes": plan.processes,
-            "parameters": parameters.get("total"),
-            "scaling_parameters": plan.sizes.scaling if plan.sizes else None,
-            "steps": plan.steps,
-            "tokens": plan.tokens,
-            "flops": plan.flops,
-            "memory_bytes": _known(parts) or None,
-            "process_bytes": plan.process_bytes,
-            "checkpoint_bytes": plan.checkpoint_bytes,
-            "run_disk_bytes": plan.run_disk_bytes,
-            "training_s": plan.training_s,
-            "duration_s": {name: asdict(getattr(duration, name)) for name in PARTS} if duration else None,
-            "duration_source": duration.source if duration else None,
-            "cost": cost.value if cost else None,
-            "energy_kwh": energy.value if energy else None,
-            "probe": plan.probe.facts() if plan.probe else None,
-            "val_bpb": expected.facts() if expected else None,
-        }
-    )
-
-
-def _known(facts: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if value is not None}
+def plan_of(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> Any:
+    args = trainer.args
+    shape = {"micro_batch": args.per_device_train_batch_size, "processes": args.world_size}
+    return import_built_in("plan.of_run")(recipe, run.directory, **shape)
 
 
 # The end of a run: model/, results, report, and the next command to type.
 
 
-def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Publishing) -> None:
-    """Write the finished model and its results, and publish it. Every rank calls it, the first one acts."""
+def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing: Any) -> None:
+    """Write the finished model and its results, and publish it (publishing: run_dir/hub_queue.py; None without hub.id). Every rank calls it, the first one acts."""
     directory = run.directory
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = whole_on_rank_0(model.state_dict())
@@ -386,7 +265,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
             shares=trainer.rows.shares(),
             peak_memory_bytes=_peak_memory(trainer),
         )
-        if hint := memory_hint(recipe, trainer):
+        hint = import_built_in("micro_batch.hint")(recipe, trainer) if trainer.args.device.type == "cuda" else None
+        if hint:
             print(f"note: {hint}")
         with open(
             directory.console, "a", encoding="utf-8"
@@ -396,7 +276,8 @@ def finish_run(recipe: Recipe, run: OpenRun, trainer: TandemTrainer, publishing:
     # The process group is left to the end of the process: taking it down while DDP still holds it can deadlock in gloo.
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
-        publishing.finish()  # alone: no other rank waits for a service
+        if publishing is not None:
+            publishing.finish()  # alone: no other rank waits for a service
         mark_finished(directory)  # last: a run cut off before this does its end again
         print(last_words(recipe, run), flush=True)
 
@@ -413,7 +294,7 @@ def _look_back(recipe: Recipe, run: OpenRun, trainer: TandemTrainer) -> None:
         problem = write_report(directory)
     try:
         if run.step == 0:  # one that was stopped and went on tells nothing of a start
-            remember(plan_of(recipe, run, trainer), directory)
+            import_built_in("plan.remember")(plan_of(recipe, run, trainer), directory)
     except Exception:
         problem = "\n".join(filter(None, [problem, traceback.format_exc()]))
     if problem:

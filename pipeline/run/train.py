@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.evaluations import Samples
 from pipeline.callbacks.log import Compiling, Console, MetricsFile, Spikes, Stragglers
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
+from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
@@ -16,12 +16,12 @@ from pipeline.preflight.checks import check_before_training
 from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
+from pipeline.recipe.resolve import is_auto
 from pipeline.run.data import keep_inputs, open_rows, record_inputs
-from pipeline.run.finish import Publishing, finish_run, record_plan, say_shape
+from pipeline.run.finish import finish_run, record_plan, say_shape
 from pipeline.run.open_run import (
     evaluation_is_due,
     open_run,
-    resolve_micro_batch,
     resolve_open_values,
     restore_run,
     start_process,
@@ -70,12 +70,17 @@ def train(recipe: Recipe, signals: Signals) -> int:
         watched=stop.on_every_rank,
         eval_on_start=evaluation_is_due(recipe, run),
     )
-    recipe = resolve_micro_batch(recipe, run, trainer)
+    if is_auto(recipe):
+        recipe = import_built_in("micro_batch.resolve")(recipe, run, trainer)
     say_shape(run, trainer)
     record_plan(recipe, run, trainer)
     add_callbacks(trainer, recipe, run.directory, attempt=run.attempt, start_step=run.step, stop=stop)
 
-    publishing = Publishing(recipe, run.directory, start_step=run.step)
+    publishing = (
+        import_built_in("hub.beside")(recipe.hub, run.directory, start_step=run.step)
+        if recipe.hub.id is not None
+        else None
+    )
     trainer.resume(run.checkpoint)
     signals.raise_if_stopped(step=trainer.state.global_step, first=mirroring.drain)
     finish_run(recipe, run, trainer, publishing)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from pipeline.process import commands
+from pipeline.process.commands import command
 from pipeline.process.storage import file_lock, new_folder, read_json, remove_file, remove_folder, write_json
 from pipeline.run_dir.checkpoints import SEAL, by_step, clean, problems, read_seal, seal, sealed_files, step_of
 from pipeline.run_dir.rows import append_row, read_rows
@@ -57,9 +60,9 @@ class HubQueue:
     """
 
     def __init__(self, run: RunDirectory, *, strategy: str = "every_save"):
-        self.run, self.path = run, run.path / "hub_queue"
+        self.run, self.path = run, run.hub_queue
         self.all, self.with_state = strategy == "all_checkpoints", strategy == "checkpoint"
-        self.published, self.log = self.path / "published.jsonl", self.path / "publisher.log"
+        self.published, self.log = run.published, self.path / "publisher.log"
 
     @contextmanager
     def hold(self, *, wait_s: float = 0.0) -> Iterator[bool]:
@@ -213,3 +216,75 @@ def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
             raise
         except OSError:  # a file system without hard links
             shutil.copyfile(source / name, target / name)
+
+
+# The trainer's side: start the publisher, and at the end of the run wait for it, but not for ever.
+
+
+class Publishing:
+    """Publishing to hub.id beside the run, on the first rank; on other ranks it does nothing. hub: that section of the recipe.
+
+    A process and not a thread: uploading takes the interpreter's lock, hashing takes time, and a process can be killed.
+    """
+
+    def __init__(self, hub: Any, run: RunDirectory, *, start_step: int):
+        self.hub, self.run, self.queue = hub, run, HubQueue(run, strategy=hub.strategy)
+        self.active = int(os.environ.get("RANK", 0)) == 0
+        self.process: subprocess.Popen[bytes] | None = None
+        if self.active:
+            try:
+                self.queue.drop_after(start_step)
+            except OSError as error:
+                print(f"{self.queue.path}: what lies beyond step {start_step} stays queued: {error}", flush=True)
+            if hub.strategy != "end":
+                self._start()
+
+    def finish(self) -> None:
+        """Publish the finished model; say what was published, or what was not and how to finish it. Never raises."""
+        if not self.active:
+            return
+        try:
+            self.queue.add_model(str(self.hub.id))
+            if self.queue.items():
+                self._wait()
+            self._notify()
+        except OSError as error:
+            print(f"the model was not published: {error}. {self._later()}", flush=True)
+
+    def _start(self) -> None:
+        environment = commands.environment(HF_HUB_DISABLE_PROGRESS_BARS="1")  # in a log they are noise
+        try:
+            self.queue.path.mkdir(parents=True, exist_ok=True)
+            with open(self.queue.log, "ab") as log:
+                self.process = commands.start(
+                    *("-m", "pipeline.hub", "beside", self.run.path, "--trainer", str(os.getpid())),
+                    log=log,
+                    env=environment,
+                )
+        except OSError as error:
+            print(f"nothing is published while the run goes on: {error}. {self._later()}", flush=True)
+
+    def _wait(self) -> None:
+        print(f"publishing to {self.hub.id}, for at most {self.hub.wait_at_end_s:.0f} s", flush=True)
+        if self.process is None or self.process.poll() is not None:
+            self._start()
+        if self.process is not None:
+            try:
+                self.process.wait(timeout=self.hub.wait_at_end_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()  # what it was sending becomes no commit, and the queue keeps the item
+                self.process.wait()
+
+    def _notify(self) -> None:
+        last = self.queue.last_published(str(self.hub.id))
+        if last and last["item"] == MODEL:
+            self.run.update_manifest(hub={"id": last["repo_id"], "commit": last["commit"], "time": last["time"]})
+            print(f"{last['url']}: published, {len(last['files'])} files, downloaded again and equal", flush=True)
+        left = [
+            f"{item.name} of step {item.step} ({item.error or 'no time was left'})" for item in self.queue.items()[-1:]
+        ]
+        if left:
+            print(f"unpublished: {'; '.join(left)}\n{self._later()}", flush=True)
+
+    def _later(self) -> str:
+        return f"Finish with: {command('hub', 'push', self.run.path)}"

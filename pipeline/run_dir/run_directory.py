@@ -302,6 +302,8 @@ class RunDirectory:
         self.tensorboard = self.path / "tensorboard"
         self.trackio = self.path / "trackio"
         self.profile = self.path / "profile"
+        self.hub_queue = self.path / "hub_queue"
+        self.published = self.hub_queue / "published.jsonl"
 
     @property
     def name(self) -> str:

@@ -17,7 +17,6 @@ from pipeline.hardware import model_replicas, process_start
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.network import retries
 from pipeline.recipe.sizes import KeysSeen
-from pipeline.run_dir.hub_queue import HubQueue
 from pipeline.run_dir.rows import first_start, lost_steps, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import bits_per_byte
@@ -401,7 +400,7 @@ class LogRow:
         if args.process_index == 0:
             rows = read_rows(run.metrics)
             self.first_start, self.lost_steps = first_start(rows), lost_steps(rows)
-        self.queue = HubQueue(run)
+        self.published_file = run.published
         self._published: tuple[int, list[int]] = 0, []  # bytes of the file, and the steps that it names
 
     def state_dict(self) -> dict[str, float]:
@@ -487,7 +486,7 @@ class LogRow:
 
     def _published_step(self, repo_id: str, step: int) -> int:
         """Return the newest step that the Hub has; 0 while it has none. The file is read when it has grown."""
-        path = self.queue.published
+        path = self.published_file
         size = path.stat().st_size if path.exists() else 0
         if size != self._published[0]:
             self._published = size, [row["step"] for row in read_rows(path) if row.get("repo_id") == repo_id]

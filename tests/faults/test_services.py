@@ -29,9 +29,8 @@ from faults.services import (
 )
 from pipeline.hub import push as hub_push
 from pipeline.process.storage import read_json, write_json, write_text
-from pipeline.run.finish import Publishing
 from pipeline.run_dir.checkpoints import problems, whole_folder
-from pipeline.run_dir.hub_queue import HubQueue
+from pipeline.run_dir.hub_queue import HubQueue, Publishing
 from pipeline.run_dir.rows import read_rows
 from pipeline.run_dir.run_directory import RunDirectory
 from tests.hub.hub_stand_in import Fault, hub_stand_in
@@ -289,13 +288,13 @@ def test_a_checkpoint_that_cannot_be_queued_does_not_end_the_publishing_of_the_n
 
 def test_a_start_from_an_earlier_checkpoint_drops_what_waits_from_beyond_it(run):
     queue = HubQueue(run)
-    recipe = SimpleNamespace(hub=SimpleNamespace(id=REPO, strategy="end"))
+    hub = SimpleNamespace(id=REPO, strategy="end")
     for step in (5, 20):
         save_checkpoint(run, step)
     queue.add_checkpoints(REPO)
-    Publishing(recipe, run, start_step=20)
+    Publishing(hub, run, start_step=20)
     (item,) = queue.items()
-    Publishing(recipe, run, start_step=10)
+    Publishing(hub, run, start_step=10)
     assert queue.items() == []
     assert not queue.folder(item).exists()
     queue.note(item, error="told by a publisher that was sending it")

@@ -12,9 +12,10 @@ import torch
 
 from pipeline import hardware as device_module
 from pipeline.hardware import planned_device
-from pipeline.preflight import checks
+from pipeline.preflight import capacity, checks
 from pipeline.preflight.__main__ import main
-from pipeline.preflight.checks import find_notes, find_problems, kernel_problems
+from pipeline.preflight.capacity import find_notes, find_problems
+from pipeline.preflight.checks import kernel_problems
 from pipeline.preflight.plan import gigabytes, make_plan
 from pipeline.process.errors import (
     CannotWriteError,
@@ -86,9 +87,9 @@ def test_a_folder_that_cannot_be_written_is_found_before_it_is_needed(quickstart
 
 def test_a_disk_too_small_for_the_checkpoints_is_refused(quickstart, monkeypatch):
     plan = quickstart()
-    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1)
+    monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1)
     assert "train.save_total_limit" in messages(find_problems(plan, on_this_machine=True), DiskFullError)[0]
-    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes)
+    monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes)
     assert find_problems(plan, on_this_machine=True) == []
 
 
@@ -102,29 +103,29 @@ def test_two_checkpoints_and_a_fifth_must_fit_however_few_are_planned(quickstart
         if plan.recipe.hub.id:
             least += 4 * plan.sizes.parameters()["total"]
         assert (plan.run_disk_bytes or 0) < least
-        monkeypatch.setattr(checks, "_free", lambda folder, least=least: least - 1)
+        monkeypatch.setattr(capacity, "_free", lambda folder, least=least: least - 1)
         (message,) = messages(find_problems(plan, on_this_machine=True), DiskFullError)
         assert f"checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model" in message
-        monkeypatch.setattr(checks, "_free", lambda folder, least=least: least)
+        monkeypatch.setattr(capacity, "_free", lambda folder, least=least: least)
         assert find_problems(plan, on_this_machine=True) == []
 
 
 def test_checkpoints_that_lie_there_already_are_not_asked_room_for_again(quickstart, monkeypatch):
     plan = quickstart()
-    folder = checks._run_folder(plan.recipe) / "checkpoints" / "checkpoint-600"
+    folder = checks.run_folder(plan.recipe) / "checkpoints" / "checkpoint-600"
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
-    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
+    monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1_000_000)
     assert find_problems(plan, on_this_machine=True) == []
 
 
 def test_what_the_run_keeps_beside_its_checkpoints_makes_no_room_for_them(quickstart, monkeypatch):
     plan = quickstart()
     for name in ("quarantine", "wandb", "hub_queue"):
-        folder = checks._run_folder(plan.recipe) / name / "checkpoint-600"
+        folder = checks.run_folder(plan.recipe) / name / "checkpoint-600"
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"0" * 1_000_000)
-    monkeypatch.setattr(checks, "_free", lambda folder: plan.run_disk_bytes - 1)
+    monkeypatch.setattr(capacity, "_free", lambda folder: plan.run_disk_bytes - 1)
     assert len(messages(find_problems(plan, on_this_machine=True), DiskFullError)) == 1
 
 
@@ -328,7 +329,7 @@ def test_the_entries_check_refuses_on_this_machine(quickstart, text_files, monke
     recipe = quickstart("train.per_device_train_batch_size=5", sources).recipe
     checks.check_before_training(recipe, processes=1)
     assert "rows of padding" in capsys.readouterr().out
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=1000))
     with pytest.raises(DiskFullError):
         checks.check_before_training(recipe, processes=1)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.hardware import LINKS, planned_device
 from pipeline.model.build import build_model
 from pipeline.preflight.__main__ import deepest, main
-from pipeline.preflight.checks import find_notes
+from pipeline.preflight.capacity import find_notes
 from pipeline.preflight.memory import (
     FP32,
     MUON_SHARED_FROM,

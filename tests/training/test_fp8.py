@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.callbacks.evaluations import Samples
+from pipeline.callbacks.samples import Samples
 from pipeline.evals.bpb import compiled_nll, per_token_nll
 from pipeline.hardware import DeviceInfo
 from pipeline.model.groups import parameter_group

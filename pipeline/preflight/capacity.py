@@ -1,0 +1,239 @@
+"""Whether a planned run fits its device and disk, and what it would waste: the findings that follow from arithmetic.
+
+A training looks them up by name: what the plan cannot tell, preflight/checks.py finds without it.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from pipeline.hardware import batch_ranks, has_memory_files
+from pipeline.preflight.checks import machine_problems, nearest_existing, run_folder
+from pipeline.preflight.memory import DEVICE_SHARE, fsdp_units, padded, queued_bytes
+from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes, make_plan
+from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
+from pipeline.process.storage import cache_dir, folder_bytes
+from pipeline.recipe import Recipe
+from pipeline.recipe.located_yaml import Problems
+from pipeline.recipe.reader import check_halvings
+from pipeline.recipe.resolve import micro_batch, step_rows
+from pipeline.recipe.sizes import chosen_sizes
+from pipeline.run_dir.run_directory import RunDirectory
+
+WASTE_WORTH_A_NOTE = 0.05
+
+
+SURELY = 0.9  # of the estimate of memory, which is right to about a tenth: below this nothing is refused
+
+
+SMALLER = "Set train.activation_checkpointing: true, make the model smaller, or use a larger device."
+
+
+LEAST_CHECKPOINTS = 2.2  # that the disk must hold, however few are planned
+
+
+def find_problems(plan: Plan, *, on_this_machine: bool) -> list[TandemError]:
+    """Return what would end the run. Not on_this_machine: its device is another one, and only arithmetic counts."""
+    problems: list[TandemError] = [*_batch(plan), *_memory(plan)]
+    if on_this_machine:
+        problems += [*machine_problems(plan), *_disk(plan), *_temporary_folder(plan)]
+    return problems
+
+
+def find_notes(plan: Plan) -> list[str]:
+    """Return what works and still deserves a sentence."""
+    recipe = plan.recipe
+    notes = [*recipe.notes, *_chosen_sizes(recipe)]
+    if plan.padding_share > WASTE_WORTH_A_NOTE:
+        notes.append(
+            f"{recipe.where('data.batch_tokens')}: a step has {plan.rows_per_pass * plan.micro_steps - _rows(plan)} rows of padding beside its "
+            f"{_rows(plan)}, which costs {100 * plan.padding_share:.0f} % of the time. Choose rows and processes whose product divides {_rows(plan)}."
+        )
+    notes += filter(None, [memory_doubt(plan), _cut_rows(plan), _slow_links(plan), *_smaller_steps(plan)])
+    if recipe.train.get("bf16") is True and plan.device.peak_flops and "bfloat16" not in plan.device.peak_flops:
+        notes.append(
+            f"{recipe.where('train.bf16')}: {plan.device.name} only imitates bfloat16, slowly. Write train.fp16: true instead, or bf16: auto."
+        )
+    if not has_memory_files():
+        notes.append(
+            f"{tempfile.gettempdir()}: this system refuses files in memory (memfd_create), so checkpoints are copied through this folder first, "
+            "which takes as much room again. Set TMPDIR to move it."
+        )
+    shards, folder = plan.shards_bytes, cache_dir(recipe.data.cache_dir)
+    if shards and recipe.data.keep_shards is None and shards > _free(folder):
+        notes.append(
+            f"{folder}: the packed rows may take {gigabytes(shards)} and {gigabytes(_free(folder))} are free. "
+            "Set data.keep_shards, or data.cache_dir to a larger disk."
+        )
+    return notes
+
+
+def _chosen_sizes(recipe: Recipe) -> list[str]:
+    """Return the sizes that a config of transformers has beside those that the recipe names."""
+    try:
+        chosen = chosen_sizes(recipe)
+    except ImportError:
+        return []
+    listed = ", ".join(f"{name} {value}" for name, value in chosen.items())
+    return [f"{recipe.where('model.type')}: {recipe.model.type} gets {listed}; model.options sets others."] if chosen else []  # fmt: skip
+
+
+def _rows(plan: Plan) -> int:
+    return plan.batch_tokens // plan.recipe.data.row_tokens
+
+
+def memory_doubt(plan: Plan) -> str | None:
+    """Return a sentence where the micro-batch needs more than the device has, by the estimate; None where it fits."""
+    memory, limit, rows = plan.memory, _device_bytes(plan), micro_batch(plan.recipe)
+    if not (memory and memory.total and memory.fixed and limit and memory.fixed <= limit < memory.total):
+        return None
+    text = (
+        f"{plan.recipe.where('train.per_device_train_batch_size')}: {rows} rows are estimated to need {gibibytes(memory.total)} of the device's "
+        f"{gibibytes(limit)}. "
+    )
+    least = plan.least_memory.total if plan.least_memory else None
+    if least and least > DEVICE_SHARE * limit:
+        return text + f"One row needs {gibibytes(least)}, which leaves hardly any room. {SMALLER}"
+    fits = max(1, int((limit - memory.fixed) / memory.activations * rows))
+    return text + f"If memory runs out, write {min(fits, max(1, rows - 1))}; the training stays the same."
+
+
+def _cut_rows(plan: Plan) -> str | None:
+    """Return a sentence where many ranks cut narrow matrices into unequal parts."""
+    if plan.sizes is None or plan.shards == 1:
+        return None
+    held, needed = (sum(padded(unit, shards) for unit in fsdp_units(plan.sizes)) for shards in (plan.shards, 1))
+    if held <= (1 + WASTE_WORTH_A_NOTE) * needed:
+        return None
+    return (
+        f"{plan.recipe.path}: {plan.shards} processes share each matrix by whole rows, and widths of {plan.sizes.n_embd} do not divide among them: "
+        f"they hold and send {100 * (held / needed - 1):.0f} % more than the model. Let fewer share it (HSDP), or choose a width that {plan.shards} divides."
+    )
+
+
+def _smaller_steps(plan: Plan) -> list[str]:
+    """Return sentences on the smaller steps of a batch warm-up: those that save no time, and those that are compiled one by one."""
+    rows, own, notes = step_rows(plan.recipe), micro_batch(plan.recipe), []
+    if not rows.halvings:
+        return []
+    where, first, parts = plan.recipe.where("optimizer.schedule.batch_halvings"), rows.at(0), 2**rows.halvings
+    computed = plan.micro_steps * batch_ranks(plan.processes) * -(-own // parts)
+    if own % parts and 1 - first / computed > WASTE_WORTH_A_NOTE:
+        notes.append(
+            f"{where}: a first step of {first} rows computes {computed}, since a process's micro-batch of {own} rows cannot be halved {rows.halvings} "
+            "times: such steps take longer than the plan and perf/eta_s count by their rows. Halve less often, or let "
+            f"train.per_device_train_batch_size be a multiple of {parts}."
+        )
+    if plan.compiled:
+        notes.append(
+            f"{where}: torch.compile meets a new batch size at each of the {rows.halvings} doublings and may compile again in the middle of the run; "
+            "whether the steps after it are as fast was not measured. Set train.torch_compile: false, or compare perf/step_s with a run without a warm-up "
+            "of the batch."
+        )
+    return notes
+
+
+def _slow_links(plan: Plan) -> str | None:
+    """Return a sentence where a step waits for the links between devices."""
+    compute, links = compute_of_step(plan)[0], plan.links_s
+    if compute is None or links is None or links <= compute.value:
+        return None
+    return (
+        f"{plan.recipe.where('data.batch_tokens')}: a step computes for {compute.value:.2f} s on {micro_batch(plan.recipe)} rows a device, and the links need "
+        f"{links:.2f} s for its collectives ({plan.layout}): the devices wait. Make the batch larger, use fewer devices, or let fewer share a model."
+    )
+
+
+def _device_bytes(plan: Plan) -> float | None:
+    """Memory of one process's device; processes on a CPU share its memory."""
+    if plan.device.memory_gib is None:
+        return None
+    share = plan.processes if plan.device.kind == "cpu" else 1
+    return plan.device.memory_gib * 2**30 / share
+
+
+def _batch(plan: Plan) -> list[TandemError]:
+    if batch_ranks(plan.processes) <= _rows(plan):
+        problems = Problems()
+        check_halvings(plan.recipe, problems)  # known only now, where the batch follows from the processes
+        return [RecipeError(line) for line in problems.lines]
+    where = plan.recipe.where("data.batch_tokens")
+    return [
+        RecipeError(
+            f"{where}: a step of {plan.batch_tokens} tokens has {_rows(plan)} rows, and {plan.processes} processes would leave some without any. "
+            "Start fewer processes, or make the batch larger."
+        )
+    ]
+
+
+def _memory(plan: Plan) -> list[TandemError]:
+    limit = _device_bytes(plan)
+    if plan.memory is None or plan.memory.fixed is None or limit is None:
+        return []
+    least = plan.least_memory.total if plan.least_memory else None
+    if plan.memory.fixed <= limit and least and least * SURELY > limit:
+        return [
+            OutOfMemoryError(
+                f"{plan.recipe.path}: a micro-batch of one row is estimated to need {gibibytes(least)}, and {plan.device.name} has "
+                f"{gibibytes(limit)} a process: none fits. {SMALLER}"
+            )
+        ]
+    if plan.memory.fixed <= limit:
+        return []
+    return [
+        OutOfMemoryError(
+            f"{plan.recipe.path}: weights, gradients and optimizer take {gibibytes(plan.memory.fixed)}, and {plan.device.name} has "
+            f"{gibibytes(limit)} a process: no micro-batch fits. Make the model smaller, or use a larger device{_or_shard(plan, limit)}."
+        )
+    ]
+
+
+def _or_shard(plan: Plan, limit: float) -> str:
+    """Return the advice to shard the model, where that would make it fit."""
+    if plan.shards == plan.processes:
+        return ""
+    memory = make_plan(plan.recipe, plan.device, processes=plan.processes, shards=plan.processes).memory
+    shared = memory.fixed if memory else None
+    if shared is None or shared > limit:
+        return ""
+    return f", or share it among the {plan.processes} processes (accelerate_configs/fsdp2.yaml), of which each needs {gibibytes(shared)} then"
+
+
+def _disk(plan: Plan) -> list[TandemError]:
+    """Room for the checkpoints and the model that this run will still write; for two of them and a fifth at the least,
+    since a checkpoint is deleted only after the next one is whole.
+
+    What lies there counts where it will be replaced: the rest of the folder (quarantine/, wandb/) only grows.
+    """
+    folder = run_folder(plan.recipe)
+    if plan.checkpoint_bytes is None or plan.sizes is None:
+        return []
+    run = RunDirectory(folder)
+    there = folder_bytes(run.checkpoints) + folder_bytes(run.model)
+    least = int(LEAST_CHECKPOINTS * plan.checkpoint_bytes) + queued_bytes(plan.recipe, plan.sizes)
+    needed = max(max(plan.run_disk_bytes or 0, least) - there, 0)
+    if needed <= _free(folder):
+        return []
+    return [
+        DiskFullError(
+            f"{folder}: checkpoints of {gigabytes(plan.checkpoint_bytes)} and the model will take {gigabytes(needed)} more at once, and "
+            f"{gigabytes(_free(folder))} are free. Free some, lower train.save_total_limit, or set run.directory to a larger disk."
+        )
+    ]
+
+
+def _temporary_folder(plan: Plan) -> list[TandemError]:
+    """Room for one checkpoint where the system has no memory for it (training/checkpoint.py)."""
+    folder, needed = Path(tempfile.gettempdir()), plan.checkpoint_bytes or 0
+    if has_memory_files() or needed <= _free(folder):
+        return []
+    return [
+        DiskFullError(
+            f"{folder}: this system refuses files in memory (memfd_create), so checkpoints of {gigabytes(needed)} are copied through this folder "
+            f"first, and {gigabytes(_free(folder))} are free. Set TMPDIR to a larger disk."
+        )
+    ]
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(nearest_existing(folder)).free
