@@ -161,7 +161,6 @@ SMALL = {
     "data/datatrove_step.py",
     "hub/isolated_load_test.py",
     "chat/serve.py",
-    "callbacks/profiler.py",
     "evals/metric.py",
     "launch/launcher.py",
 }

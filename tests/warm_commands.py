@@ -32,7 +32,7 @@ MODULES["serve"] = "tests.hostile.serve_once"
 # Everything else that an entry imports, so that no child has to.
 ALSO = ("run.train", "run.finish", "run.data", "report.page", "report.single", "training.build",
         "evals.texts", "evals.bpb", "chat.conversation", "hub.pull", "hub.export", "data.preview", "data.prepare", "data.preparation",
-        "tokenizer.load", "tokenizer.train", "preflight.checks", "preflight.inputs", "run.open_run")  # fmt: skip
+        "tokenizer.load", "tokenizer.train", "preflight.checks", "run.open_run")  # fmt: skip
 
 
 @dataclass

@@ -559,7 +559,7 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
     )  # a stage prints them once its data are known
     problems = find_problems(plan, on_this_machine=not planned)
     if not planned:
-        from pipeline.preflight.inputs import service_findings
+        from pipeline.preflight.checks import service_findings
 
         refused, of_services = service_findings(recipe)
         problems, notes = problems + refused, notes + of_services
@@ -583,15 +583,14 @@ def _report_checks(plan: Plan, *, planned: bool) -> None:
 def _code(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     if not _has_torch():
         return [], []
-    from pipeline.preflight.checks import trainer_problems
-    from pipeline.preflight.inputs import named_code_problems
+    from pipeline.preflight.checks import named_code_problems, trainer_problems
 
     return [*trainer_problems(recipe), *named_code_problems(recipe)], []
 
 
 def _data(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
     """Return what the run will read, as far as it lies on this machine; the Hub is not asked."""
-    from pipeline.preflight.inputs import reading_findings
+    from pipeline.preflight.checks import reading_findings
 
     ready = os.path.isdir(recipe.tokenizer.path or "")
     here = {

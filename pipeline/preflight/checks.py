@@ -2,11 +2,12 @@
 
 import functools
 import importlib.util
+import inspect
 import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +22,23 @@ from pipeline.hardware import (
 )
 from pipeline.process.errors import (
     CannotWriteError,
+    DataError,
     InputMissingError,
     RecipeError,
     TandemError,
     refuse,
 )
-from pipeline.process.storage import cache_dir
-from pipeline.process.user_code import import_built_in
+from pipeline.process.storage import cache_dir, can_be_made
+from pipeline.process.user_code import import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.located_yaml import show
 from pipeline.recipe.reader import warmup_of
-from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents
+from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents, start_folder
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import CountedSizes, Sizes, options_of
+from pipeline.recipe.sizes import CountedSizes, Sizes, model_fields, options_of
+from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.sources.open import with_recorded_inputs
 
 if TYPE_CHECKING:
     from pipeline.preflight.plan import Plan
@@ -421,7 +425,6 @@ def check_before_training(recipe: Recipe, *, processes: int) -> Recipe:
     A run that has finished needs nothing any more: it is not checked.
     """
     from pipeline.hardware import device_info
-    from pipeline.preflight.inputs import named_code_problems, reading_findings, service_findings
     from pipeline.training.distributed import on_rank_0, refuse_unshared
 
     plan = import_built_in("plan.make")(recipe, device_info(), processes=processes)
@@ -629,3 +632,234 @@ def run_folder(recipe: Recipe) -> Path:
 def nearest_existing(folder: Path) -> Path:
     """Return the folder, or its nearest ancestor that is there (and may turn out to be a file)."""
     return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+# What the recipe names and only Python can look up: callbacks, tasks, an optimizer, the options of the model.
+# Imports torch.
+
+
+def named_code_problems(recipe: Recipe) -> list[TandemError]:
+    """Return each name that cannot be used. A model that starts from weights has their options."""
+    return [*_callbacks(recipe), *_tasks(recipe), *_factories(recipe), *_split_pattern(recipe), *_model(recipe)]
+
+
+def _callbacks(recipe: Recipe) -> list[TandemError]:
+    found: list[TandemError] = []
+    where = recipe.where("run.callbacks")
+    for name in recipe.run.callbacks:
+        try:
+            inspect.signature(import_attribute(name, recipe.code, where=where)).bind()
+        except RecipeError as error:
+            found.append(error)
+        except (TypeError, ValueError) as error:
+            found.append(
+                RecipeError(
+                    f"{where}: {name} cannot be used ({error}). Name a TrainerCallback class that is made without arguments."
+                )
+            )
+    return found
+
+
+def _tasks(recipe: Recipe) -> list[TandemError]:
+    from pipeline.evals.tasks import load_tasks
+
+    try:
+        load_tasks(recipe.evals.tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
+    except RecipeError as error:
+        return [error]
+    return []
+
+
+def _factories(recipe: Recipe) -> list[TandemError]:
+    """Return the optimizer and the model, where they are the user's own. A model that starts from weights is theirs."""
+    named = {
+        "optimizer.type": recipe.optimizer.type,
+        "model.type": "" if recipe.model.start_from else recipe.model.type,
+    }
+    found: list[TandemError] = []
+    for key, name in named.items():
+        if ":" not in name:
+            continue
+        try:
+            if not callable(import_attribute(name, recipe.code, where=recipe.where(key))):
+                found.append(RecipeError(f"{recipe.where(key)}: {name} cannot be called. Name a function or a class."))
+        except RecipeError as error:
+            found.append(error)
+    return found
+
+
+def _split_pattern(recipe: Recipe) -> list[TandemError]:
+    if recipe.tokenizer.path or recipe.tokenizer.split_pattern in ("nanochat", "gpt2"):
+        return []
+    from tokenizers import Regex
+
+    try:
+        Regex(recipe.tokenizer.split_pattern)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        return [
+            RecipeError(f"{recipe.where('tokenizer.split_pattern')}: is no regular expression ({error}). Correct it.")
+        ]
+    return []
+
+
+def _model(recipe: Recipe) -> list[TandemError]:
+    """Return the model is built once without its weights: its config refuses then what it would refuse after the data are prepared."""
+    if recipe.model.start_from or ":" in recipe.model.type:
+        return []
+    import torch
+
+    from pipeline.model.build import ModelOptionsError, build_model
+
+    fields = model_fields(
+        recipe, vocab_size=recipe.tokenizer.vocab_size or 512, bos_token_id=0, eos_token_id=0, pad_token_id=0
+    )
+    try:
+        with torch.device("meta"):
+            build_model(recipe.model.type, fields, seed=0)
+    except ModelOptionsError as error:
+        key = str(error).partition(":")[0]
+        return [RecipeError(f"{recipe.places.get(key) or recipe.path}: {error}")]
+    except Exception as error:  # a value that its config took and its layers do not
+        return [
+            RecipeError(
+                f"{recipe.where('model.options')}: {recipe.model.type} cannot be built with them ({type(error).__name__}: {error}). Correct the value."
+            )
+        ]
+    return []
+
+
+def service_findings(recipe: Recipe) -> tuple[list[TandemError], list[str]]:
+    """Return (problems, notes) of the services that the recipe asks for: the Hub and trackers."""
+    asked = {
+        "hub.write_findings": recipe.hub.id is not None,
+        "callbacks.tracker_findings": bool(recipe.monitor.trackers),
+    }
+    found = [import_built_in(name)(recipe) for name, wanted in asked.items() if wanted]
+    return [problem for problems, _ in found for problem in problems], [note for _, notes in found for note in notes]
+
+
+# What the run will read: its sources, its tokenizer, the weights that it starts from, all opened before step 1.
+
+
+def reading_findings(
+    recipe: Recipe, *, only: Sequence[str] = ("sources", "tokenizer", "weights")
+) -> tuple[list[TandemError], list[str]]:
+    """(problems, notes) of what the recipe names; model.start_from is resolved by now.
+
+    only: `changes` is for who trains nothing: what becomes of a ready tokenizer is said again when a run loads it.
+    """
+    found: list[TandemError] = []
+    notes: list[str] = []
+    for what in only:
+        try:
+            notes += {"sources": _sources, "tokenizer": _tokenizer, "weights": _weights, "changes": _changes}[what](
+                recipe
+            ) or []
+        except TandemError as error:
+            found.append(error)
+    return found, notes
+
+
+def _sources(recipe: Recipe) -> list[str]:
+    """Opened as the stage will open them; what is found out about a file is kept, so that this costs the start nothing."""
+    from pipeline.sources.open import open_sources
+    from pipeline.sources.verify import overlap_of
+
+    if not can_be_made(cache_dir(recipe.data.cache_dir)):  # where it is kept; the check of the folders says so
+        return []
+    run = _run(recipe)
+    goes_on = run.has_trained()
+    if goes_on:
+        recipe = with_recorded_inputs(recipe, run.read_manifest().get("inputs", {}))
+    train, validation = open_sources(recipe, kind="chat" if recipe.stage == "sft" else "text")
+    note = None if goes_on else overlap_of(train, validation).note()  # it was said before the first step
+    return [f"{recipe.where('data.validation')}: {note}"] if note else []
+
+
+def _run(recipe: Recipe) -> RunDirectory:
+    return RunDirectory(Path(recipe.run.directory) / str(recipe.run.name))
+
+
+def _tokenizer(recipe: Recipe) -> None:
+    """A ready tokenizer can be read, its ids have no holes, and they are those that the weights were trained with."""
+    path, start = recipe.tokenizer.path, start_folder(recipe)
+    if path is None:
+        return
+    from pipeline.tokenizer.load import open_tokenizer, ready_tokenizer
+
+    tokenizer, _ = ready_tokenizer(recipe)
+    where, ids = recipe.where("tokenizer.path"), tokenizer.get_vocab()
+    largest, rows = max(ids.values()), max(len(tokenizer), _rows(start))
+    if largest >= rows:
+        raise RecipeError(
+            f"{where}: {path} has the id {largest} for {_shown(ids, largest)} and {len(ids)} ids in all: the model would have {rows} embeddings and none "
+            "for it. Number its ids without holes, or take another tokenizer."
+        )
+    if start is None or Path(path) == start or not (start / "tokenizer.json").is_file():
+        return
+    own = open_tokenizer(str(start), revision=None, beside=None, where="model.start_from").get_vocab()
+    moved = sorted((number, token) for token, number in own.items() if ids.get(token) != number)
+    if moved:
+        number, token = moved[0]
+        raise RecipeError(
+            f"{where}: {path} gives other ids than the tokenizer that {start} was trained with ({len(moved):,} of {len(own):,} tokens; {token!r} was "
+            f"{number} and is {ids.get(token, 'none')}), so its embeddings would stand for other text. Leave tokenizer.path out: the tokenizer comes with the weights."
+        )
+
+
+def _changes(recipe: Recipe) -> list[str]:
+    """Return what a run keeps of the ready tokenizer and of the vocabulary, and each change to them."""
+    if recipe.tokenizer.path is None:
+        return []
+    from pipeline.tokenizer.load import ready_tokenizer
+
+    try:
+        tokenizer, lines = ready_tokenizer(recipe)
+    except TandemError:  # which `tokenizer` has found as well
+        return []
+    have = _rows(start_folder(recipe))
+    if have:
+        added = max(0, len(tokenizer) - have)
+        lines.append(
+            f"model: {added} embeddings are added for new tokens ({have:,} -> {len(tokenizer):,})"
+            if added
+            else f"model: its {have:,} embeddings stay as they are; none is added"
+        )
+    return lines or [
+        f"tokenizer: {recipe.tokenizer.path} keeps its chat template and its {len(tokenizer):,} ids; nothing is added"
+    ]
+
+
+def _rows(start: Path | None) -> int:
+    if start is None:
+        return 0
+    return int(json.loads((start / "config.json").read_text(encoding="utf-8")).get("vocab_size") or 0)
+
+
+def _shown(ids: dict[str, int], number: int) -> str:
+    return repr(next(token for token, n in ids.items() if n == number))
+
+
+def _weights(recipe: Recipe) -> None:
+    """Sealed weights are whole, and a folder that something else wrote has weights at all.
+
+    A run with a checkpoint of its own goes on from that one and reads them no more.
+    """
+    start = recipe.model.start_from
+    if start is None or not Path(start).is_dir() or by_step(_run(recipe).checkpoints):
+        return
+    folder, where = Path(start), recipe.where("model.start_from")
+    if (folder / SEAL).is_file():
+        damaged = problems(folder) or [f"{name} does not belong to it" for name in loadable_strays(folder)]
+        if damaged:
+            raise DataError(
+                f"{where}: {folder} is damaged ({'; '.join(damaged)}). Copy it again, or start from another checkpoint of that run."
+            )
+    elif not any(_is_weights(path) for path in folder.iterdir()):
+        raise InputMissingError(
+            f"{where}: {folder} holds no weights (*.safetensors or pytorch_model*.bin). Name a folder that save_pretrained wrote, or a run."
+        )
+
+
+def _is_weights(path: Any) -> bool:
+    return path.suffix == ".safetensors" or path.name.startswith("pytorch_model")

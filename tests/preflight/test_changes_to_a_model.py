@@ -5,7 +5,7 @@ import yaml
 
 from pipeline.hardware import device_info
 from pipeline.preflight.__main__ import plan_table
-from pipeline.preflight.inputs import reading_findings
+from pipeline.preflight.checks import reading_findings
 from pipeline.preflight.plan import make_plan
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe

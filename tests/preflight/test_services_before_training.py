@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.preflight.inputs import PACKAGES, service_findings
+from pipeline.callbacks.trackers import PACKAGES
+from pipeline.preflight.checks import service_findings
 from pipeline.process.commands import command
 from pipeline.recipe.schema import Recipe
 
@@ -66,10 +67,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 ASK = """
 import json, os, sys
-import pipeline.preflight.inputs as services
+import pipeline.hub.pull as pull
+import pipeline.preflight.checks as services
 from pipeline.recipe.schema import Recipe
 for repo_id, token in json.loads(sys.argv[1]):
-    services.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0
+    pull.PATIENCE_S = 1.0 if "slow" in repo_id else 60.0
     os.environ.pop("HF_TOKEN", None)
     if token:
         os.environ["HF_TOKEN"] = token

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pipeline.model.build import ModelOptionsError, build_model
-from pipeline.preflight.inputs import named_code_problems
+from pipeline.preflight.checks import named_code_problems
 from pipeline.process.errors import RecipeError
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import SizesUnknownError, model_fields, sizes_of
