@@ -22,7 +22,7 @@ ENTRIES = ["pretrain", "sft", "chat", "launch", "sweep"]  # they import every ro
 ORDER = ROOMS + ENTRIES
 MOST_LINES = 1000
 # What a training loads of ours, in functions too: lower them as the core shrinks.
-MOST_REACHED = {"modules": 79, "lines": 25_380}
+MOST_REACHED = {"modules": 76, "lines": 24_820}
 # What runs beside or after it, or only where a recipe asks for it: started as a process, or by name (process/user_code.py).
 NEVER_REACHED = ("report", "hub", "chat", "launch", "sweep.py", "evals/core.py", "evals/chat.py", "evals/sandbox.py")
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.callbacks.stopping import StopSignals
-from pipeline.evals.tasks import EvaluationInterrupted, OtherRankFailed, append_entry, entry_of, in_precision
+from pipeline.evals.bpb import EvaluationInterrupted
+from pipeline.evals.tasks import OtherRankFailed, append_entry, entry_of, in_precision
 from pipeline.process.progress import progress
 from pipeline.process.user_code import import_built_in
 from pipeline.run_dir.rows import append_row, last_attempts, read_rows

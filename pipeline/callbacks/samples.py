@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from pipeline.evals.tasks import EvaluationInterrupted
+from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.metrics import is_validation
 from pipeline.process.progress import write
 from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows

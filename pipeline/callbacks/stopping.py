@@ -15,7 +15,7 @@ import torch
 from torch._dynamo import callback as compilations
 from transformers import TrainerCallback
 
-from pipeline.evals.tasks import EvaluationInterrupted
+from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.monitor.heartbeat import beats
 from pipeline.process.errors import HangError
 from pipeline.process.storage import raise_if_moved, read_json, write_json

@@ -27,6 +27,10 @@ LOGITS_AT_ONCE = 2**28
 TARGETS_AT_ONCE = 2048
 
 
+class EvaluationInterrupted(Exception):
+    """A signal came in the middle of an evaluation or of sampling, which is given up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BpbResult:
     """Sums of what was scored, over all ranks.

@@ -1,6 +1,6 @@
-"""The evaluations that a recipe names, the record of their results, and how the ranks of one talk with each other.
+"""Evaluations beside bits per byte: the user's own, the record of results, and how the ranks of one talk with each other.
 
-Built-in benchmarks, and the user's own functions module:attr, called as task(model, tokenizer) -> numbers by metric name.
+A user's task is a function module:attr, called as task(model, tokenizer) -> numbers by metric name.
 """
 
 import importlib.metadata
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.metrics import Protocol
 from pipeline.monitor.heartbeat import beat
 from pipeline.process.errors import RecipeError, TandemError
 from pipeline.process.storage import file_lock, read_json, write_json
-from pipeline.process.user_code import CodeFolder, import_attribute, import_built_in
-from pipeline.recipe import Recipe
+from pipeline.process.user_code import CodeFolder, import_attribute
 from pipeline.run_dir.run_directory import RunDirectory
 
 # Communication between the ranks of an evaluation: once a share, when each has done its own.
@@ -25,10 +25,6 @@ from pipeline.run_dir.run_directory import RunDirectory
 
 class OtherRankFailed(RuntimeError):
     """Another rank's share of an evaluation failed; it says why itself."""
-
-
-class EvaluationInterrupted(Exception):
-    """A signal came in the middle of an evaluation or of sampling, which is given up."""
 
 
 def summed_over_ranks(
@@ -93,12 +89,6 @@ def _raise(error: Exception | None, *, worst: int) -> None:
 
 
 Task = Callable[[Any, Any], dict[str, float]]
-
-
-def benchmarks_of(recipe: Recipe) -> list[Any]:
-    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps). Raises what their files raise."""
-    cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
-    return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
 
 
 def load_tasks(names: list[str], *, folder: CodeFolder | str | None, where: str) -> dict[str, Task]:

@@ -470,10 +470,14 @@ def machine_problems(plan: "Plan") -> list[TandemError]:
     ]
 
 
+def benchmarks_of(recipe: Recipe) -> list[Any]:
+    """Return the benchmarks with a cadence (evals.core.every_steps, evals.chat.every_steps). Raises what their files raise."""
+    cadences = {"evals.core": recipe.evals.core.every_steps, "evals.chat": recipe.evals.chat.every_steps}
+    return [import_built_in(name)(recipe) for name, every_steps in cadences.items() if every_steps is not None]
+
+
 def _benchmarks(recipe: Recipe) -> list[TandemError]:
     """Their files are fetched now and read through."""
-    from pipeline.evals.tasks import benchmarks_of
-
     try:
         benchmarks_of(recipe)
     except TandemError as error:
@@ -661,10 +665,10 @@ def _callbacks(recipe: Recipe) -> list[TandemError]:
 
 
 def _tasks(recipe: Recipe) -> list[TandemError]:
-    from pipeline.evals.tasks import load_tasks
-
+    if not recipe.evals.tasks:
+        return []
     try:
-        load_tasks(recipe.evals.tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
+        import_built_in("evals.load_tasks")(recipe.evals.tasks, folder=recipe.code, where=recipe.where("evals.tasks"))
     except RecipeError as error:
         return [error]
     return []

@@ -35,6 +35,9 @@ RECIPE_TRUST = "run.trust_code=true on the command line"
 BUILT_IN = {
     "evals.core": "pipeline.evals.core:CoreBenchmark",
     "evals.chat": "pipeline.evals.chat:ChatBenchmark",
+    "evals.open_model": "pipeline.evals.subject:open_model",
+    "evals.load_tasks": "pipeline.evals.tasks:load_tasks",
+    "evals.score_tasks": "pipeline.evals.tasks:score_tasks",
     "evals.Watchlist": "pipeline.evals.decontamination:Watchlist",
     "evals.save_watchlist": "pipeline.evals.contamination:save_watchlist",
     "evals.record_findings": "pipeline.evals.contamination:record_findings",

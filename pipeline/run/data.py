@@ -9,10 +9,9 @@ from safetensors import SafetensorError, safe_open
 
 from pipeline.data.preparation import Preparation, batch_warmup, start_preparation
 from pipeline.data.rows import TrainingRows, ValidationRows, held_out_coverage, warning_lines
-from pipeline.evals.tasks import benchmarks_of
 from pipeline.hardware import decide_bf16
 from pipeline.metrics import SFT_BPB, VAL_BPB, VAL_BPB_DOCUMENTS
-from pipeline.preflight.checks import cadence_notes
+from pipeline.preflight.checks import benchmarks_of, cadence_notes
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError
 from pipeline.process.progress import short_count

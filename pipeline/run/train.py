@@ -10,9 +10,8 @@ from pipeline.callbacks.log import Compiling, Console, MetricsFile, Spikes, Stra
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
 from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stopping import HangWatch, StopSignals
-from pipeline.evals.tasks import benchmarks_of
 from pipeline.generation.texts import complete
-from pipeline.preflight.checks import check_before_training
+from pipeline.preflight.checks import benchmarks_of, check_before_training
 from pipeline.process.network import limit_silence
 from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe

@@ -11,8 +11,6 @@ from transformers import TrainingArguments
 from transformers.utils.generic import is_flash_attention_requested
 
 from pipeline.evals.bpb import compiled_nll, score_validation
-from pipeline.evals.subject import open_model
-from pipeline.evals.tasks import load_tasks, score_tasks
 from pipeline.hardware import (
     batch_rank,
     batch_ranks,
@@ -27,7 +25,7 @@ from pipeline.model.groups import store_embeddings
 from pipeline.model.modeling_tandem import TandemForCausalLM
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import remove_folder
-from pipeline.process.user_code import guarded, import_attribute
+from pipeline.process.user_code import guarded, import_attribute, import_built_in
 from pipeline.recipe import Recipe
 from pipeline.recipe.resolve import check_sizes, isolates_documents, micro_batch, micro_steps, tokens_at
 from pipeline.recipe.schema import training_arguments
@@ -210,7 +208,8 @@ def _build(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
     if start:
         try:
             where = recipe.where("model.start_from")
-            model = open_model(start, code=recipe.code, where=where, dtype=torch.float32, attn_implementation=attention)
+            settings = {"dtype": torch.float32, "attn_implementation": attention}
+            model = import_built_in("evals.open_model")(start, code=recipe.code, where=where, **settings)
         except OSError as error:
             raise InputMissingError(
                 f"{recipe.path}: model.start_from: {start}: no model can be loaded ({error})."
@@ -307,7 +306,6 @@ def build_trainer(
         isolated_flops=lambda seen: sizes.flops_per_token("exact_causal", seen=seen),
     )
     lengths_V = byte_lengths(tokenizer) if is_byte_level(tokenizer) else None
-    tasks = load_tasks(recipe.evals.tasks, folder=recipe.code, where=f"{recipe.path}: evals.tasks")
     score = partial(
         score_validation,
         validation=validation,
@@ -323,8 +321,16 @@ def build_trainer(
         else None,
     )
 
+    tasks = {}
+    if recipe.evals.tasks:
+        where = f"{recipe.path}: evals.tasks"
+        tasks = import_built_in("evals.load_tasks")(recipe.evals.tasks, folder=recipe.code, where=where)
+
     def evaluate(model: torch.nn.Module, watched: Callable) -> dict[str, float]:
-        return {**score(model, watched=watched), **score_tasks(tasks, model, tokenizer, watched=watched)}
+        numbers = score(model, watched=watched)
+        if tasks:
+            numbers |= import_built_in("evals.score_tasks")(tasks, model, tokenizer, watched=watched)
+        return numbers
 
     look_for_lomo_once()
     if shards_model():

@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from pipeline.data.rows import StepLoader
-from pipeline.evals.tasks import EvaluationInterrupted
+from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.hardware import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
 from pipeline.recipe import Recipe
