@@ -18,7 +18,7 @@ from functools import cache
 from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.process.errors import CannotWriteError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
@@ -90,13 +90,8 @@ def has_memory_files() -> bool:
 
 def peak_bytes() -> int:
     """Return the most resident memory that this process has had."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
+    if peak := _proc_field("self/status", "VmHWM"):
+        return int(peak.split()[0]) * 1024
     try:
         import resource
     except ImportError:  # Windows
@@ -117,9 +112,8 @@ def process_start() -> float:
 
 def cpu_name() -> str:
     """Return the processor's name as the system gives it."""
-    for line in _cpuinfo():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
+    if name := _proc_field("cpuinfo", "model name"):
+        return name
     if sys.platform == "darwin":
         asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
         return subprocess.run(asked, capture_output=True, text=True).stdout.strip() or platform.machine()
@@ -128,17 +122,16 @@ def cpu_name() -> str:
 
 def cpu_flags() -> frozenset[str]:
     """Return instruction sets by the kernel's names (amx_bf16, avx512_bf16 ...); empty where the kernel does not list them."""
-    for line in _cpuinfo():
-        if line.startswith("flags"):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+    return frozenset(_proc_field("cpuinfo", "flags").split())
 
 
-def _cpuinfo() -> list[str]:
+def _proc_field(file: str, field: str) -> str:
+    """Return the first value of a field of a file in /proc; nothing where the kernel does not list it."""
     try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc", file).read_text().splitlines()
     except OSError:
-        return []
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def cpu_can_compile() -> bool:
@@ -281,24 +274,30 @@ def measure() -> ProductRates:
     """Multiply matrices of both dtypes in turn on one thread, and return the best rate of each."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on several a product waits for the slowest, and another program makes one slow
+    # On several threads a product waits for the slowest, and another program makes one slow.
+    factors = {dtype: torch.ones(2, WIDTH, WIDTH, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    best = _seconds_of_products(factors, threads=1)
+    flops = 2 * WIDTH**3
+    return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())
+
+
+def _seconds_of_products(factors: dict[Any, Any], *, threads: int) -> dict[Any, float]:
+    """Return the best time of the product of each two matrices, multiplied in turn on so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    best = dict.fromkeys(factors, float("inf"))
     try:
-        pairs = {
-            dtype: [torch.ones(WIDTH, WIDTH, dtype=dtype) for _ in range(2)]
-            for dtype in (torch.float32, torch.bfloat16)
-        }
-        best = dict.fromkeys(pairs, float("inf"))
         for repeat in range(1 + REPEATS):
-            for dtype, (a, b) in pairs.items():
+            for dtype, (a, b) in factors.items():
                 began = time.perf_counter()
                 a @ b
                 if repeat:  # the first one looks for its kernel
                     best[dtype] = min(best[dtype], time.perf_counter() - began)
     finally:
-        torch.set_num_threads(threads)
-    flops = 2 * WIDTH**3
-    return ProductRates(float32=flops / best[torch.float32], bfloat16=flops / best[torch.bfloat16], time=time.time())
+        torch.set_num_threads(before)
+    return best
 
 
 def best_threads() -> int:
@@ -322,18 +321,9 @@ def seconds_of_product(threads: int) -> float:
     """Return the best time of a matrix product on so many threads, in the dtype that is the faster one here."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        a, b = torch.ones(2, 4 * WIDTH, WIDTH, dtype=torch.bfloat16 if bfloat16_is_faster() else torch.float32)
-        best = float("inf")
-        for _ in range(1 + REPEATS):
-            began = time.perf_counter()
-            a @ b.T
-            best = min(best, time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(before)
-    return best
+    dtype = torch.bfloat16 if bfloat16_is_faster() else torch.float32
+    a, b = torch.ones(2, 4 * WIDTH, WIDTH, dtype=dtype)
+    return _seconds_of_products({dtype: (a, b.T)}, threads=threads)[dtype]
 
 
 def _place(suffix: str = ".json") -> Path:
@@ -563,17 +553,10 @@ def _hosts() -> int:
 
 
 def _device(kind: Kind, name: str, count: int, memory_gib: float | None, known: Accelerator | None) -> DeviceInfo:
-    return DeviceInfo(
-        kind=kind,
-        name=name,
-        count=count,
-        memory_gib=memory_gib,
-        peak_flops=known.peak_flops if known else None,
-        bandwidth_bytes_s=known.bandwidth_bytes_s if known else None,
-        power_w=known.power_w if known else None,
-        source=known.source if known else None,
-        links=LINKS.get(known.name) if known else None,
-    )
+    rated: dict[str, Any] = dict.fromkeys(("peak_flops", "bandwidth_bytes_s", "power_w", "source"))
+    if known:
+        rated = {name: getattr(known, name) for name in rated} | {"links": LINKS.get(known.name)}
+    return DeviceInfo(kind=kind, name=name, count=count, memory_gib=memory_gib, **rated)
 
 
 def shards_model() -> bool:

@@ -106,9 +106,7 @@ class ToolCalls:
         return []
 
 
-# From the logits of one position to a token.
-
-# Letters: B sequences, V vocabulary.
+# From the logits of one position to a token. Letters: B sequences, V vocabulary.
 
 
 def next_tokens(
@@ -160,9 +158,7 @@ def generator_of(seed: int) -> torch.Generator:
     return torch.Generator(device="cpu").manual_seed(seed)
 
 
-# Continuations, token by token, from any causal LM of transformers.
-
-# Letters: B sequences, T positions, V vocabulary.
+# Continuations, token by token, from any causal LM of transformers. Letters: B sequences, T positions, V vocabulary.
 
 
 def stream(model, tokenizer, ids: list[int], *, seed: int = 0, **settings: Any) -> Iterator[int]:
@@ -312,36 +308,18 @@ def complete(
     prompts: list[str],
     *,
     chat: bool,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
     system: str | None = None,
     batch_size: int = 1,
-    watched: Callable[[Iterable], Iterable] = iter,
+    **settings: Any,
 ) -> list[str]:
     """Return what the model writes after each prompt, up to an end token; control tokens are left out of the text.
 
     chat: a prompt is the user's first message (after `system`), rendered by the chat template, and the calculator answers
-    the model's tool calls; else it is a document's beginning. Each prompt has its own seed (seed + its place), so that
-    its text does not depend on the other prompts. batch_size: prompts that are generated together. No global random state
-    moves. watched: what the steps of a batch go through, for a caller who may want to end early.
+    the model's tool calls; else it is a document's beginning. The settings are those of `continuations`: a prompt's text
+    does not depend on the other prompts, and no global random state moves.
     """
     ids = [_chat_ids(tokenizer, prompt, system) if chat else document_ids(tokenizer, prompt) for prompt in prompts]
-    found = continuations(
-        model,
-        tokenizer,
-        ids,
-        batch_size=batch_size,
-        seed=seed,
-        watched=watched,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        calculator=chat,
-    )
+    found = continuations(model, tokenizer, ids, batch_size=batch_size, calculator=chat, **settings)
     return [tokenizer.decode(new, skip_special_tokens=True, clean_up_tokenization_spaces=False) for new in found]
 
 
@@ -364,7 +342,8 @@ def continuations(
     """Return the tokens that follow each prompt, in the prompts' order; the settings are those of `stream_together`.
 
     Prompts of about one length are continued together, the longest first: what is too much for the memory is so at once.
-    Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through.
+    Each prompt has its own seed (seed + its place). watched: what the steps of a batch go through, for a caller who may want
+    to end early.
     """
     found: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))

@@ -1,8 +1,8 @@
 """`python -m pipeline.recipe` writes docs/recipes.md and recipes/schema.json."""
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -10,7 +10,7 @@ from pipeline.process.storage import write_text
 from pipeline.recipe.resolve import ADAM_GROUPS, MATRIX_GROUP
 from pipeline.recipe.schema import ARGUMENTS, DERIVED, SECTIONS, Argument, Model, Recipe
 from pipeline.recipe.sizes import MODERN, TANDEM_OPTIONS
-from pipeline.recipe.values import expected
+from pipeline.recipe.values import expected, keys_of
 
 # docs/recipes.md and recipes/schema.json, written from the schema and the support table of TrainingArguments.
 
@@ -91,7 +91,7 @@ def _section(path: str, cls: Any, *, level: int) -> str:
         "|---|---|---|---|",
     ]
     nested = []
-    for f, annotation in _keys(cls):
+    for f, annotation in keys_of(cls):
         inner = _dataclass_in(annotation)
         if is_dataclass(annotation):
             nested.append((f"{path}.{f.name}", annotation))
@@ -110,11 +110,6 @@ def _section(path: str, cls: Any, *, level: int) -> str:
             continue  # the groups have the same keys
         lines.append(_section("optimizer.groups.<group>" if group else name, inner, level=level + 1))
     return "\n".join(lines)
-
-
-def _keys(cls: type) -> Iterator[tuple[Field, Any]]:
-    hints = get_type_hints(cls)
-    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
 
 
 def _dataclass_in(annotation: Any) -> Any:
@@ -208,7 +203,7 @@ def json_schema() -> dict[str, Any]:
 
 def _section_schema(cls: Any) -> dict[str, Any]:
     properties = {}
-    for f, annotation in _keys(cls):
+    for f, annotation in keys_of(cls):
         default = {} if is_dataclass(annotation) else {"default": _default(f)}
         properties[f.name] = (
             _type_schema(annotation) | _limits(f.metadata) | {"description": f.metadata["doc"]} | default

@@ -10,7 +10,7 @@ from typing import get_origin
 
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.secrets import looks_secret
-from pipeline.recipe.located_yaml import SECRET_NAME, Item, Problems, compose, not_text, read_file, show
+from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, Problems, compose, not_text, read_file, show
 from pipeline.recipe.values import RENAMED, all_keys, alternatives, annotation_of
 
 # The command line of a recipe: which file its first word means, and the overrides after it.
@@ -62,12 +62,10 @@ def find_recipe(name: str, *, folder: str | Path = "") -> str:
         hint = f" Did you mean {near[0]}?"
     elif here:
         hint = f" {beside} holds: {', '.join(here[:12])}."
+    elif bare and shipped:
+        hint = f" Check the path. Shipped with this program: {', '.join(shipped)}."
     else:
-        hint = (
-            f" Check the path. Shipped with this program: {', '.join(shipped)}."
-            if bare and shipped
-            else " Check the path."
-        )
+        hint = " Check the path."
     raise InputMissingError(f"{given}: there is no such recipe.{hint}")
 
 
@@ -175,11 +173,11 @@ def read_layers(path: str, overrides: list[str], problems: Problems) -> Item:
     tree = _with_bases(path, problems, ())
     layer: Item = Item({}, COMMAND_LINE, file=COMMAND_LINE)
     for name, value in read_overrides(overrides, problems).items():
-        item = _override_value(name, value, problems)
-        if _is_inside_list(name):
-            tree = _set_in_list(tree, name.split("."), item, problems, name)
+        item, parts = _override_value(name, value, problems), name.split(".")
+        if any(map(ENTRY.fullmatch, parts)):
+            tree = _set_in_list(tree, parts, item, problems, name)
         else:
-            layer = _set(layer, name.split("."), item, problems, name)
+            layer = _set(layer, parts, item, problems, name)
     return merge(tree, layer, problems)
 
 
@@ -271,10 +269,6 @@ def _set(tree: Item, parts: list[str], item: Item, problems: Problems, name: str
     return replace(tree, value={**tree.value, parts[0]: _set(child, parts[1:], item, problems, name)})
 
 
-def _is_inside_list(name: str) -> bool:
-    return any(ENTRY.fullmatch(part) for part in name.split("."))
-
-
 def _set_in_list(tree: Item, parts: list[str], item: Item, problems: Problems, name: str) -> Item:
     """Set section.list.<number>.key in what is there; a source's `files` replaces its `id` and the reverse."""
     head, rest = parts[0], parts[1:]
@@ -312,12 +306,10 @@ def _override_value(name: str, text: str, problems: Problems) -> Item:
     it is read as YAML, of which no part may become a comment."""
     where = COMMAND_LINE
     if looks_secret(text):
-        problems.add(
-            where,
-            "a token or password is given. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
-        )
+        problems.add(where, f"a token or password is given. {INSTEAD}")
         return Item(None, where, file=COMMAND_LINE)
-    if text[:1] in ("*", "&", "!", "%", "@", "`") or (_holds_text(name, text) and not _is_quoted(text)):
+    is_quoted = re.fullmatch(r"(['\"]).*\1", text, re.DOTALL)
+    if text[:1] in ("*", "&", "!", "%", "@", "`") or (_holds_text(name, text) and not is_quoted):
         if strange := not_text(text):
             raise RecipeError(f"{where}: {name}: {strange}")
         return Item(None if text in ("", "null") else text, where, quoted=True, file=COMMAND_LINE)
@@ -344,29 +336,19 @@ def _holds_text(name: str, text: str) -> bool:
     )
 
 
-def _is_quoted(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-
-
 def _without_secrets(item: Item, problems: Problems) -> Item:
     """Return the tree without secrets, each of them noted; no later message can print one."""
     if isinstance(item.value, dict):
         values = {}
         for key, child in item.value.items():
             if SECRET_NAME.search(key) and child.value is not None:
-                problems.add(
-                    f"{child.where}: {key}",
-                    "a secret never stands in a recipe. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
-                )
+                problems.add(f"{child.where}: {key}", f"a secret never stands in a recipe. {INSTEAD}")
                 continue
             values[key] = _without_secrets(child, problems)
         return replace(item, value=values)
     if isinstance(item.value, list):
         return replace(item, value=[_without_secrets(child, problems) for child in item.value])
     if isinstance(item.value, str) and looks_secret(item.value):
-        problems.add(
-            item.where,
-            "holds a token or password. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B.",
-        )
+        problems.add(item.where, f"holds a token or password. {INSTEAD}")
         return replace(item, value=None)
     return item

@@ -26,6 +26,7 @@ from pipeline.process.storage import open_regular
 # Mistakes of a recipe, collected so that the user sees all of them at once.
 
 SECRET_NAME = re.compile(r"(^|_)(token|password|passwd|api_?key|secret|credentials?)$", re.IGNORECASE)
+INSTEAD = "Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
 
 
 def lookalike(text: str) -> str:
@@ -233,11 +234,8 @@ def compose(text: str, file: str, problems: Problems, *, where: str | None = Non
         if node is not None:
             _bound_aliases(node, MOST_VALUES)
     except yaml.MarkedYAMLError as error:
-        mark = (
-            error.context_mark
-            if "end of stream" in (error.problem or "") and error.context_mark
-            else error.problem_mark
-        )
+        at_end = "end of stream" in (error.problem or "")
+        mark = (at_end and error.context_mark) or error.problem_mark
         place = where or f"{file}:{mark.line + 1}" if mark else file
         raise RecipeError(f"{place}: {_explain(error)}") from None
     except yaml.reader.ReaderError as error:

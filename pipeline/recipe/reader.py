@@ -36,7 +36,6 @@ from pipeline.recipe.schema import (
     freeze,
 )
 from pipeline.recipe.sizes import (
-    GPT2_NAMES,
     LLAMA_NAMES,
     NOT_OPTIONS,
     PORTABLE_PATTERNS,
@@ -221,9 +220,9 @@ def _sources(recipe: Recipe, problems: Problems) -> None:
             f"{recipe.path}: data.sources",
             "is missing: there is nothing to train on. Give a list such as [{files: texts/*.parquet}].",
         )
-    for kind, sources in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+    for key, sources in (("data.sources", recipe.data.sources), ("data.validation", recipe.data.validation or [])):
         for i, source in enumerate(sources):
-            _source(recipe, f"data.{kind}.{i}", source, problems)
+            _source(recipe, f"{key}.{i}", source, problems)
     weighted = [s for s in recipe.data.sources if s.weight is not None]
     counted = [s for s in recipe.data.sources if s.epochs is not None]
     if weighted and max(s.weight or 0 for s in weighted) > MOST_APART * min(s.weight or 0 for s in weighted):
@@ -298,20 +297,8 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         problems.add(recipe.where("optimizer.type"), f"is {kind!r}. Write {', '.join(OPTIMIZERS)}, or module:attr.")
         return
     if kind == "trainer":
-        unused = [
-            n
-            for n in recipe.places
-            if n.startswith(
-                (
-                    "optimizer.groups.",
-                    "optimizer.schedule.",
-                    "optimizer.rate_scale",
-                    "optimizer.decay_scale",
-                    "optimizer.average_",
-                    "optimizer.ema_",
-                )
-            )
-        ]
+        used = ("optimizer.type", "optimizer.groups", "optimizer.schedule")
+        unused = [n for n in recipe.places if n.startswith("optimizer.") and n not in used]
         for name in (n for n in unused if not any(other.startswith(f"{n}.") for other in unused)):
             problems.add(
                 recipe.where(name),
@@ -321,10 +308,8 @@ def _optimizer(recipe: Recipe, problems: Problems) -> None:
         return
     for name in sorted(recipe.train):
         if ARGUMENTS[name].trainer_only and recipe.train[name] is not None:
-            hint = {
-                "learning_rate": _all_rates(recipe),
-                "warmup_steps": "optimizer.schedule.warmup_steps",
-            }.get(name, "optimizer.groups and optimizer.schedule")
+            hints = {"learning_rate": _all_rates(recipe), "warmup_steps": "optimizer.schedule.warmup_steps"}
+            hint = hints.get(name, "optimizer.groups and optimizer.schedule")
             problems.add(
                 recipe.where(f"train.{name}"),
                 f"is not used by optimizer.type {kind}. Use {hint}, or set optimizer.type: trainer.",
@@ -373,10 +358,10 @@ def _model(recipe: Recipe, problems: Problems) -> None:
             recipe.where("model.preset"),
             f"{model.preset} is a preset of model.type {own}, not of {model.type}. Remove one of the two.",
         )
-    if model.n_kv_head and model.type in GPT2_NAMES - {"tandem"}:
+    if model.n_kv_head and model.type == "gpt2":
         problems.add(
             recipe.where("model.n_kv_head"),
-            f"{model.type} has no grouped keys and values. Remove it, or use model.type: tandem.",
+            "gpt2 has no grouped keys and values. Remove it, or use model.type: tandem.",
         )
     sized = all(getattr(model, name) for name in ("n_layer", "n_embd", "n_head"))
     if not sized and model.depth is None and not model.start_from:
@@ -411,11 +396,9 @@ def _train(recipe: Recipe, problems: Problems) -> None:
             recipe.where("train.torch_compile_mode"),
             f"is of the backend inductor, and train.torch_compile_backend is {train['torch_compile_backend']}. Remove one of the two.",
         )
-    for new, old in (("activation_checkpointing", "gradient_checkpointing"),):
-        if train.get(new) is not None and train.get(old) is not None:
-            problems.add(
-                recipe.where(f"train.{old}"), f"is the older name of train.{new}, and both are given. Keep {new}."
-            )
+    new, old = "activation_checkpointing", "gradient_checkpointing"
+    if train.get(new) is not None and train.get(old) is not None:
+        problems.add(recipe.where(f"train.{old}"), f"is the older name of train.{new}, and both are given. Keep {new}.")
 
 
 # `RECIPE.yaml section.key=value ...` as one typed, resolved recipe, or every mistake of it at once.
@@ -597,19 +580,12 @@ def describe_filled(recipe: Recipe) -> list[str]:
     """`model.n_layer = 24 (set by model.depth)` for every value that the recipe left open and another one set."""
     lines = []
     for name, cause in recipe.filled.items():
-        target: Any = recipe
+        value: Any = recipe
         for part in name.split("."):
-            target = target[part] if isinstance(target, dict) else getattr(target, part)
-        lines.append(
-            f"{name} = {target:,} (set by {cause})"
-            if isinstance(target, int)
-            else f"{name} = {_number(target)} (set by {cause})"
-        )
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if isinstance(value, float) else value
+        lines.append(f"{name} = {shown} (set by {cause})")
     return lines
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _given(section: str, values: dict[str, Any]) -> dict[str, Any]:

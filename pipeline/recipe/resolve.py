@@ -49,22 +49,9 @@ from pipeline.run_dir.run_directory import RunDirectory, find_run
 # model.start_from: the folder that it means, and the sizes that come with its weights.
 
 # Largest that is read of a config.json; models have at most some hundred layers.
-SIZES = (
-    dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000)
-    | dict.fromkeys(
-        (
-            "n_embd",
-            "n_head",
-            "n_positions",
-            "hidden_size",
-            "num_attention_heads",
-            "max_position_embeddings",
-            "vocab_size",
-        ),
-        2**40,
-    )
-    | {"num_labels": 10**6}
-)
+SIZES = dict.fromkeys(("n_layer", "num_layers", "num_hidden_layers"), 10_000) | {"num_labels": 10**6}
+WIDTHS = ("n_embd", "n_head", "n_positions", "hidden_size", "num_attention_heads", "max_position_embeddings")
+SIZES |= dict.fromkeys((*WIDTHS, "vocab_size"), 2**40)
 # Options of a training that say nothing of the weights: a finished model has no padding rows, whatever it was trained with.
 NO_ARCHITECTURE = {"vocab_multiple"}
 
@@ -212,7 +199,7 @@ def _forget_inherited_options(recipe: Recipe) -> None:
 
 
 def _is_own(recipe: Recipe, name: str) -> bool:
-    return recipe.places.get(name, "").startswith((str(recipe.path), "command line"))
+    return _layer(recipe, name) > 0
 
 
 def says_itself(recipe: Recipe, name: str, value: Any, found: Problems, what: str | None = None) -> bool:
@@ -277,15 +264,11 @@ def must_match(recipe: Recipe) -> dict[str, Any]:
                 found[f"{prefix}{f.name}"] = _json(child)
 
     walk(recipe, "")
-    if recipe.optimizer.type == "trainer":  # groups and schedule are not used then
-        found = {
-            name: value
-            for name, value in found.items()
-            if not name.startswith("optimizer.") or name == "optimizer.type"
-        }
     for name, argument in ARGUMENTS.items():
         if argument.must_match and name in recipe.train:
             found[f"train.{name}"] = recipe.train[name]
+    if recipe.optimizer.type == "trainer":  # groups and schedule are not used then
+        found = {k: v for k, v in found.items() if not k.startswith("optimizer.") or k == "optimizer.type"}
     return {name: value for name, value in found.items() if name not in LATER or value != LATER[name]}
 
 
@@ -424,22 +407,19 @@ def horizon_steps(recipe: Recipe, batch_tokens: int) -> int | None:
     """
     if "max_steps" in recipe.train:
         return recipe.train["max_steps"]
-    run = recipe.run
-    steps_of = step_rows(recipe, batch_tokens).steps
-    if run.tokens is not None:
-        return steps_of(run.tokens // recipe.data.row_tokens)
+    run, tokens = recipe.run, recipe.run.tokens
     if run.tokens_per_param is not None:
         sizes = sizes_of(recipe)
         if sizes.scaling is None:
             raise ValueError(f"the parameters that a token passes are not known: {sizes.unknown}")
-        return steps_of(int(run.tokens_per_param * sizes.scaling) // recipe.data.row_tokens)
-    if run.flops is not None:
+        tokens = int(run.tokens_per_param * sizes.scaling)
+    elif run.flops is not None:
         sizes = sizes_of(recipe)
         flops = sizes.flops_per_token("nanochat")
         if flops is None:
             raise ValueError(f"the FLOPs of a token are not known: {sizes.unknown}")
-        return steps_of(int(run.flops / flops) // recipe.data.row_tokens)
-    return None
+        tokens = int(run.flops / flops)
+    return None if tokens is None else step_rows(recipe, batch_tokens).steps(tokens // recipe.data.row_tokens)
 
 
 # The depth dial and the settings of the parameter groups.
@@ -677,7 +657,7 @@ def _shorten_warmup(recipe: Recipe) -> None:
 def _layer(recipe: Recipe, name: str) -> int:
     """Return a higher number for a later layer: the command line, the recipe's own file, one that it extends."""
     place = recipe.places.get(name, "")
-    return 2 if place.startswith("command line") else 1 if place.rpartition(":")[0] == recipe.path else 0
+    return 2 if place.startswith(COMMAND_LINE) else 1 if place.rpartition(":")[0] == recipe.path else 0
 
 
 def warmup_of(recipe: Recipe, steps: int) -> tuple[str, int]:
@@ -798,20 +778,15 @@ def _fill_places(recipe: Recipe) -> None:
         beside = os.path.normpath(os.path.join(folder, path)) if path else None
         return beside if path and beside and not os.path.isabs(path) and glob(beside, recursive=True) else path
 
-    def place_all(source: Source | OwnTask) -> None:
+    entries: list[Source | OwnTask] = [*recipe.data.sources, *(recipe.data.validation or []), *recipe.evals.chat.own]
+    for source in entries:
         if source.id is None and source.files is not None:
-            source.files = (
-                place(source.files) if isinstance(source.files, str) else [place(f) or f for f in source.files]
-            )
+            files = source.files
+            source.files = place(files) if isinstance(files, str) else [place(f) or f for f in files]
         elif source.id is not None:
             found = place(source.id) or source.id
             if os.path.isdir(found):  # "./" tells it from an id of the Hub, whatever the working folder is later.
                 source.id = found if found.startswith((".", "/")) else f"./{found}"
-
-    for source in [*recipe.data.sources, *(recipe.data.validation or [])]:
-        place_all(source)
-    for task in recipe.evals.chat.own:
-        place_all(task)
     recipe.evals.core.bundle = place(recipe.evals.core.bundle)
     recipe.evals.chat.data = place(recipe.evals.chat.data)
     recipe.tokenizer.path = place(recipe.tokenizer.path)

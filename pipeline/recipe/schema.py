@@ -6,6 +6,7 @@ Nothing here imports torch: a wrong recipe is refused within a second.
 
 import os
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pipeline.process.commands import CONSOLE, program
@@ -403,36 +404,26 @@ WHAT = {"pretrain": "Stage 1: train a model on text.", "sft": "Stage 2: teach a 
 
 def help_text(stage: str) -> str:
     """Return what the entry of a stage prints for --help."""
-    hints = {f.name: f for f in fields(Recipe)}
-    lines = []
     (recipe, setting), console = EXAMPLES[stage], os.environ.get(CONSOLE)
     entry = f"{console} {stage}" if console else f"accelerate launch pipeline/{stage}.py"
     example = f"{entry} {recipe if console else f'recipes/{recipe}.yaml'} {setting}"
-    for name in SECTIONS:
-        doc = (
-            "transformers.TrainingArguments by their own names."
-            if name == "train"
-            else (hints[name].type.__doc__ or "").split("\n")[0]
-        )
-        lines.append(f"  {name:<11}{doc}")
-    return "\n".join(
-        [
-            f"usage: {entry} RECIPE.yaml [section.key=value ...]",
-            "",
-            f"{WHAT[stage]} One recipe is one run; the same command again continues it.",
-            "",
-            "sections of a recipe:",
-            *lines,
-            "",
-            "example:",
-            f"  {example}",
-            "",
-            f"Every key with its default: docs/recipes.md. The plan without training: {program('plan')} RECIPE.yaml",
-            "Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 70 hang or lost rank, 71 out of",
-            "memory, 73 cannot write, 74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a",
-            "checkpoint, 1 our bug.",
-        ]
-    )
+    docs = {f.name: f.type.__doc__ for f in fields(Recipe)} | {"train": "transformers.TrainingArguments by their own names."}
+    sections = "\n".join(f"  {name:<11}{docs[name]}" for name in SECTIONS)
+    return f"""\
+usage: {entry} RECIPE.yaml [section.key=value ...]
+
+{WHAT[stage]} One recipe is one run; the same command again continues it.
+
+sections of a recipe:
+{sections}
+
+example:
+  {example}
+
+Every key with its default: docs/recipes.md. The plan without training: {program("plan")} RECIPE.yaml
+Status: 0 done, 64 recipe, 65 data, 66 input missing, 69 service away, 70 hang or lost rank, 71 out of
+memory, 73 cannot write, 74 disk full, 75 stopped by a signal after a checkpoint, 76 diverged, 130 Ctrl-C after a
+checkpoint, 1 our bug."""
 
 
 # Support table of transformers.TrainingArguments: how each field is handled under `train:`.
@@ -461,7 +452,7 @@ SEEDS = 2**32  # numpy's seeds lie below
 LOG_LEVELS = Literal["debug", "info", "warning", "error", "critical", "passive"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Argument:
     """One field. text: its meaning (supported, overridden, added), the owner key (managed) or the reason (rejected)."""
 
@@ -487,25 +478,12 @@ class Argument:
         return self.kind in ("supported", "overridden", "added")
 
 
-def supported(type: Any, default: Any, text: str, **rest: Any) -> Argument:
-    return Argument(kind="supported", type=type, default=default, text=text, **rest)
+def _accepted(kind: Any, type: Any, default: Any, text: str, **rest: Any) -> Argument:
+    return Argument(kind, text, type, default, **rest)
 
 
-def overridden(type: Any, value: Any, text: str, **rest: Any) -> Argument:
-    return Argument(kind="overridden", type=type, default=value, text=text, **rest)
-
-
-def added(type: Any, value: Any, text: str, **rest: Any) -> Argument:
-    return Argument(kind="added", type=type, default=value, text=text, **rest)
-
-
-def managed(owner: str) -> Argument:
-    return Argument(kind="managed", text=owner)
-
-
-def rejected(reason: str) -> Argument:
-    return Argument(kind="rejected", text=reason)
-
+supported, overridden, added = (partial(_accepted, kind) for kind in ("supported", "overridden", "added"))
+managed, rejected = partial(Argument, "managed"), partial(Argument, "rejected")
 
 RATE = {"trainer_only": True, "must_match": True}
 NO_LOADER = "rows are read from memory maps by their number; there is no DataLoader to set up"

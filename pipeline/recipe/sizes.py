@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pipeline.process.errors import RecipeError
 from pipeline.process.user_code import CodeFolder, guarded, import_attribute
@@ -282,9 +282,6 @@ def model_fields(
 
 # Parameters and FLOPs of a model: of Tandem and GPT-2 by plain arithmetic without torch, exact to the last parameter.
 
-if TYPE_CHECKING:
-    from pipeline.recipe.schema import Recipe
-
 Convention = Literal["exact_causal", "nanochat", "full"]
 
 # Inputs of the small gates of nanochat: of a value embedding's gate, and of the smear gate.
@@ -389,7 +386,7 @@ class Sizes:
         return 6 * linear + pair * sum(seen(window, self.row_tokens) for window in self.windows)
 
 
-def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> "Sizes | CountedSizes":
+def sizes_of(recipe: Recipe, vocab_size: int | None = None) -> "Sizes | CountedSizes":
     """Return sizes of the recipe's model. Imports torch for a type of transformers or of the user's own.
 
     Raises ValueError when layers, width, heads or the vocabulary are not known yet, or the model cannot be built of them.
@@ -406,19 +403,14 @@ def sizes_of(recipe: "Recipe", vocab_size: int | None = None) -> "Sizes | Counte
         return _counted(recipe, vocab_size)
     options = {
         **(model.start_config or options_of(recipe, vocab_size=vocab_size)),
-        "n_layer": model.n_layer,
-        "n_embd": model.n_embd,
-        "n_head": model.n_head,
-        "n_kv_head": model.n_kv_head,
-        "n_inner": model.n_inner,
+        **{name: getattr(model, name) for name in LLAMA_NAMES},
         "n_positions": model.n_positions or recipe.data.row_tokens,
         "vocab_size": vocab_size,
     }
     return _sizes(options, model_type, recipe.data.row_tokens)
 
 
-def _counted(recipe: "Recipe", vocab_size: int) -> "CountedSizes":
-
+def _counted(recipe: Recipe, vocab_size: int) -> "CountedSizes":
     model, rows = recipe.model, recipe.data.row_tokens
     if model.start_config is not None:
         from transformers import AutoConfig
@@ -433,18 +425,8 @@ def sizes_from_config(config: Any, row_tokens: int) -> "Sizes | CountedSizes":
     """Return sizes of the causal language model of a transformers config. Raises ValueError when none can be built of it."""
     if config.model_type not in BY_ARITHMETIC:
         return sizes_of_config(config, row_tokens)
-    names = {
-        "n_layer": "num_hidden_layers",
-        "n_embd": "hidden_size",
-        "n_head": "num_attention_heads",
-        "n_positions": "max_position_embeddings",
-    }
-    options = {f: getattr(config, f) for f in vars(config)} | {
-        ours: getattr(config, theirs) for ours, theirs in names.items()
-    }
-    options.setdefault("n_kv_head", getattr(config, "num_key_value_heads", None))
-    options.setdefault("n_inner", getattr(config, "intermediate_size", None))
-    return _sizes(options, config.model_type, row_tokens)
+    sizes = {ours: getattr(config, ours, getattr(config, theirs, None)) for ours, theirs in LLAMA_NAMES.items()}
+    return _sizes(vars(config) | sizes, config.model_type, row_tokens)
 
 
 def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
@@ -452,7 +434,6 @@ def sizes_from_model(model: Any, row_tokens: int) -> "Sizes | CountedSizes":
     model = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
     if model.config.model_type in BY_ARITHMETIC:
         return sizes_from_config(model.config, row_tokens)
-
     return sizes_of_model(model, row_tokens)
 
 

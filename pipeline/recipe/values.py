@@ -2,17 +2,18 @@
 
 import difflib
 import math
+import operator
 import re
 import types
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from glob import has_magic
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pipeline.hardware import parse_hardware
 from pipeline.process.network import BUCKET_FOLDER, SCHEMES, SHARDS_FORMS, is_address, is_supported, takes_shards
-from pipeline.recipe.located_yaml import SECRET_NAME, Item, Problems, lookalike, show
+from pipeline.recipe.located_yaml import INSTEAD, SECRET_NAME, Item, Problems, lookalike, show
 from pipeline.recipe.schema import ARGUMENTS, SECTIONS, OwnTask, Recipe, Source
 from pipeline.recipe.sizes import TANDEM_OPTIONS
 
@@ -81,23 +82,22 @@ RENAMED = {
 }
 
 
+def keys_of(cls: type) -> Iterator[tuple[Field, Any]]:
+    """Yield the keys of a section, each with what it may hold."""
+    hints = get_type_hints(cls)
+    yield from ((f, hints[f.name]) for f in fields(cls) if not f.metadata.get("internal"))
+
+
 @cache
 def all_keys() -> dict[str, list[str]]:
     """Return every key by its last word, as dotted paths; `data.sources.<n>.` stands as `data.sources.0.`."""
     found: dict[str, list[str]] = {}
 
     def walk(cls: Any, prefix: str) -> None:
-        hints = get_type_hints(cls)
-        for f in fields(cls):
-            if f.metadata.get("internal"):
-                continue
+        for f, annotation in keys_of(cls):
             found.setdefault(f.name, []).append(prefix + f.name)
-            inner = [a for a in (hints[f.name], *get_args(hints[f.name])) if is_dataclass(a)]
-            nested = [b for a in get_args(hints[f.name]) for b in get_args(a) if is_dataclass(b)]
-            if inner:
-                walk(inner[0], f"{prefix}{f.name}." if hints[f.name] is inner[0] else f"{prefix}{f.name}.0.")
-            elif nested and f.name == "sources":
-                walk(nested[0], f"{prefix}{f.name}.0.")
+            for inner in filter(is_dataclass, (annotation, *get_args(annotation))):
+                walk(inner, f"{prefix}{f.name}." if inner is annotation else f"{prefix}{f.name}.0.")
 
     walk(Recipe, "")
     for name, argument in ARGUMENTS.items():
@@ -110,7 +110,7 @@ def unknown_key(path: str) -> str:
     """Return the sentence about a key that is not in the schema. path: dotted, as written."""
     section, _, name = path.rpartition(".")
     if SECRET_NAME.search(name):
-        return "a secret never stands in a recipe. Remove it, and set HF_TOKEN or run `hf auth login`; WANDB_API_KEY for W&B."
+        return f"a secret never stands in a recipe. {INSTEAD}"
     places = all_keys()
     elsewhere = [p for p in places.get(name, []) if p != path]
     if name in SECTIONS and section:
@@ -158,6 +158,12 @@ def why_not_accepted(name: str) -> str:
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 MISSING = object()
+BOUNDS: tuple[tuple[str, Callable[[Any, Any], bool], str], ...] = (
+    ("minimum", operator.ge, "at least"),
+    ("above", operator.gt, "greater than"),
+    ("maximum", operator.le, "at most"),
+    ("below", operator.lt, "below"),
+)
 
 
 class Converter:
@@ -178,8 +184,7 @@ class Converter:
                 f"holds {describe(item)}; it must be keys with values. Write them below it, indented.",
             )
             return cls()
-        hints = get_type_hints(cls)
-        known = {f.name: f for f in fields(cls) if not f.metadata.get("internal")}
+        known = {f.name: (f, annotation) for f, annotation in keys_of(cls)}
         values = {}
         for key, child in item.value.items():
             path = f"{name}.{key}" if name else key
@@ -187,8 +192,8 @@ class Converter:
                 self.problems.add(f"{child.where}: {path}", unknown_key(path))
                 continue
             self.places[path] = child.where
-            metadata = known[key].metadata
-            value = self.value(hints[key], child, path, metadata)
+            f, annotation = known[key]
+            value = self.value(annotation, child, path, f.metadata)
             if value is not MISSING:
                 values[key] = value
         return cls(**values)
@@ -243,29 +248,12 @@ class Converter:
     def _in_limits(self, value: Any, item: Item, path: str, limits: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
-        minimum, maximum, above, below = (limits.get(name) for name in ("minimum", "maximum", "above", "below"))
-        bad = (
-            (minimum is not None and value < minimum)
-            or (maximum is not None and value > maximum)
-            or (above is not None and value <= above)
-            or (below is not None and value >= below)
-        )
-        if not bad:
+        given = [(holds, words, limits[name]) for name, holds, words in BOUNDS if limits.get(name) is not None]
+        if all(holds(value, bound) for holds, _, bound in given):
             return True
-        bounds = [
-            f"at least {_short(minimum)}" if minimum is not None else "",
-            f"greater than {_short(above)}" if above is not None else "",
-            f"at most {_short(maximum)}" if maximum is not None else "",
-            f"below {_short(below)}" if below is not None else "",
-        ]
-        self.problems.add(
-            f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(b for b in bounds if b)}."
-        )
+        bounds = [f"{words} {bound:g}" if isinstance(bound, float) else f"{words} {bound}" for _, words, bound in given]
+        self.problems.add(f"{item.where}: {path}", f"is {show(item.value)}; it must be {' and '.join(bounds)}.")
         return False
-
-
-def _short(bound: float) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 def annotation_of(name: str) -> Any:
@@ -350,10 +338,8 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9_][\w.\-]*)?", re.ASCII
 BRANCH = re.compile(r"[A-Za-z0-9_][\w.\-/]*", re.ASCII)
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+\-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|code|multilingual")  # the last two are the Hub's own
-LONGEST_NAME, LONGEST_PATH = (
-    255,
-    4000,
-)  # bytes, of a file and of a path: Linux's own bounds, a few left for what is put behind
+# Bytes of a file's name and of a path: Linux's own bounds, a few left for what is put behind.
+LONGEST_NAME, LONGEST_PATH = 255, 4000
 LONGEST_LABEL = 200  # characters; folders and files get a few more behind them
 STEP = re.compile(r"[0-9]{1,15}")
 IMPORTABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -486,9 +472,9 @@ def _importable(recipe: Recipe, problems: Problems) -> None:
 
 
 def _files(recipe: Recipe, problems: Problems) -> None:
-    for kind, sources in (("sources", recipe.data.sources), ("validation", recipe.data.validation or [])):
+    for key, sources in (("data.sources", recipe.data.sources), ("data.validation", recipe.data.validation or [])):
         for number, source in enumerate(sources):
-            name = f"data.{kind}.{number}"
+            name = f"{key}.{number}"
             files = [source.files] if isinstance(source.files, str) else source.files or []
             for address in filter(is_address, files):
                 if not is_supported(address):

@@ -170,7 +170,7 @@ def _read(path: Path, where: str) -> dict[str, Any]:
         ) from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Show no bars of the resolving of data files among the start's own lines."""
     import datasets
@@ -403,6 +403,11 @@ def bases_of(folder: str | None) -> list[Path]:
     return [Path(folder), Path.cwd()] if folder else [Path.cwd()]
 
 
+def looked_in(bases: list[Path]) -> str:
+    """Return the sentence of where a relative path was looked for."""
+    return f"Looked in {' and in '.join(dict.fromkeys(str(base.absolute()) for base in bases))}."
+
+
 def refuse_unreadable(paths: list[str], *, of: str, where: str, cure: str = "") -> None:
     """Raise RecipeError where a file is of a kind that cannot be read. of: "NAME has ", for a dataset."""
     unreadable = [path for path in paths if kind_of(path) is None]
@@ -421,13 +426,11 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
             if split != "train" and not is_saved(candidate):
                 return split_files(candidate, config=None, split=split, name=str(candidate), where=where), ""
             inside = _readable_files(candidate, split, where)
-            if not inside:
-                refuse_archives(_visible(candidate), of=f"the folder {candidate} has ", where=where)
-                return (
-                    [],
-                    f"the folder {candidate} has no readable file, so there is nothing to read. Readable are {READABLE}.",
-                )
-            return inside, ""
+            if inside:
+                return inside, ""
+            refuse_archives(_visible(candidate), of=f"the folder {candidate} has ", where=where)
+            nothing = f"the folder {candidate} has no readable file, so there is nothing to read."
+            return [], f"{nothing} Readable are {READABLE}."
         matched = [candidate] if candidate.is_file() else _matched(candidate, where)
         if matched:
             if split != "train":
@@ -436,11 +439,7 @@ def _matches(pattern: str, bases: list[Path], split: str, where: str) -> tuple[l
                 )
             return matched, ""
     what = "matches no file" if glob.has_magic(expanded) else "does not exist"
-    looked = (
-        ""
-        if os.path.isabs(expanded)
-        else f" Looked in {' and in '.join(dict.fromkeys(str(base.absolute()) for base in bases))}."
-    )
+    looked = "" if os.path.isabs(expanded) else f" {looked_in(bases)}"
     return [], f"{pattern!r} {what}, so there is nothing to read.{looked} Write a path or glob of files that are there."
 
 
@@ -460,10 +459,8 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
     found: list[Path] = []
     others: Counter[str] = Counter()
     for parent, folders, names in os.walk(folder):
-        if (
-            "run_manifest.json" in names
-        ):  # of a run that was started in the folder of its data: its records are no texts
-            folders.clear()
+        if "run_manifest.json" in names:
+            folders.clear()  # of a run that was started in the folder of its data: its records are no texts
         elif is_saved(Path(parent)):
             found += saved_files(Path(parent), split=split, where=where)
             folders.clear()
@@ -473,15 +470,10 @@ def _readable_files(folder: Path, split: str, where: str) -> list[Path]:
             found += [Path(parent, n) for n in names if is_data(n)]
             others.update(_ending(n) for n in names if not is_data(n))
     if found and others:
-        LOG.warning(
-            "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say to txt.",
-            where,
-            folder,
-            ", ".join(
-                f"{kind}: {count:,}"
-                for kind, count in sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
-            ),
-        )
+        most = sorted(others.items(), key=lambda kind: (-kind[1], kind))[:SHOWN]
+        kinds = ", ".join(f"{kind}: {count:,}" for kind, count in most)
+        text = "%s: the folder %s has files of kinds that are not read (%s). Unpack or convert those that hold text, say to txt."
+        LOG.warning(text, where, folder, kinds)
     return _of_a_corpus(found, folder, where)
 
 
@@ -494,18 +486,11 @@ def _of_a_corpus(paths: list[Path], folder: Path, where: str) -> list[Path]:
     """Return the files without those that only accompany a corpus: notes and tables of another kind than parquet or jsonl."""
     if not any(kind_of(path.name) in ("parquet", "jsonl") for path in paths):
         return paths
-    beside = [
-        path
-        for path in paths
-        if (kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()) and not is_saved(path.parent)
-    ]
+    notes = [path for path in paths if kind_of(path.name) in ("csv", "arrow") or ".md" in path.name.lower()]
+    beside = [path for path in notes if not is_saved(path.parent)]
     if beside:
-        LOG.warning(
-            "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them in files.",
-            where,
-            folder,
-            some([str(path.relative_to(folder)) for path in sorted(beside)]),
-        )
+        text = "%s: beside parquet or jsonl files the folder %s has %s, which are left out. To train on them name them in files."
+        LOG.warning(text, where, folder, some([str(path.relative_to(folder)) for path in sorted(beside)]))
     return [path for path in paths if path not in beside]
 
 

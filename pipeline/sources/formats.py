@@ -234,13 +234,7 @@ class Format:
     def reader(self) -> Callable[[Any], str | list[dict] | None]:
         """Return the function row -> text or messages; it raises ValueError with the reason for a row it cannot read."""
         read = self._reader()
-
-        def read_whole_characters(row: Any) -> str | list[dict] | None:
-            item = read(row)
-            _must_be_characters(item)
-            return item
-
-        return read_whole_characters
+        return lambda row: _whole_characters(read(row))
 
     def _reader(self) -> Callable[[Any], str | list[dict] | None]:
         if self.name == "text":
@@ -301,10 +295,8 @@ class Format:
     def identity(self) -> str:
         """Return what must be equal for two readings to give the same: the name, the column, and the code of an own function."""
         if self.name in FORMATS:
-            parts = [self.column] if self.column or not self.columns else []
-            return (
-                f"{self.name}({', '.join([*map(str, parts), *(f'{role}={column}' for role, column in self.columns)])})"
-            )
+            parts = [str(self.column)] if self.column or not self.columns else []
+            return f"{self.name}({', '.join([*parts, *map('='.join, self.columns)])})"
         function = import_attribute(self.name, self.folder)
         module = sys.modules.get(getattr(function, "__module__", "") or "")
         path = getattr(module, "__file__", None)
@@ -372,12 +364,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _must_be_characters(item: str | list[dict] | None) -> None:
-    """Refuse half a character: a JSON escape can make half of a character, which no UTF-8 can hold and no tokenizer can read."""
+def _whole_characters(item: str | list[dict] | None) -> str | list[dict] | None:
+    """Return the item. Raises ValueError for half of a character, as a JSON escape can make it: no UTF-8 can hold it, and no
+    tokenizer can read it."""
     texts = [item] if isinstance(item, str) else [message.get("content") or "" for message in item or ()]
     for text in texts:
         if (at := lone_surrogate(text)) is not None:
             raise ValueError(f"holds half of a surrogate pair (U+{ord(text[at]):04X}), which is no character")
+    return item
 
 
 def _begins_with_system(messages: list) -> bool:

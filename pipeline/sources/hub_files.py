@@ -35,6 +35,7 @@ from pipeline.sources.files import (
     bases_of,
     is_saved,
     labelled,
+    looked_in,
     refuse_unreadable,
     saved_files,
     shown,
@@ -51,7 +52,7 @@ from pipeline.sources.raw_rows import (
     csv_header,
     kind_of,
     parse_json_line,
-    wrong_beginning,
+    wrong_ends,
 )
 from pipeline.sources.verify import HEAD_BYTES, NO_ROWS, NO_TEXT, Findings, array_problem, csv_problem, jsonl_problem
 
@@ -64,17 +65,7 @@ TIMEOUT_S = 10.0
 def head_findings(name: str, ends: Ends, form: Format, *, column_key: str) -> Findings:
     """Return what a file's first and last bytes betray. name: repository and path, for the message."""
     head, tail = ends
-    reason = wrong_beginning(name, head)
-    if reason is None and kind_of(name) == "parquet" and tail is not None and tail[-4:] != b"PAR1":
-        reason = "is truncated: a parquet file ends with its footer. Upload it again."
-    if (
-        reason is None
-        and kind_of(name) == "arrow"
-        and tail is not None
-        and head.startswith(b"ARROW1")
-        and tail[-6:] != b"ARROW1"
-    ):
-        reason = "is truncated: an Arrow file ends with its footer. Upload it again."
+    reason = wrong_ends(name, head, tail)
     if reason is None and not name.lower().endswith(COMPRESSIONS):
         try:
             reason = _text_problem(name, head, form, column_key)
@@ -183,9 +174,8 @@ def _refuse_no_id(name: str, where: str, bases: list[Path]) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError:
-        looked = " and in ".join(dict.fromkeys(str(base.absolute()) for base in bases))
         raise InputMissingError(
-            f"{where}.id: {name!r} is neither a folder here nor a dataset's id, so there is nothing to read. Looked in {looked}. Write OWNER/NAME of the Hub, or a folder that is there."
+            f"{where}.id: {name!r} is neither a folder here nor a dataset's id, so there is nothing to read. {looked_in(bases)} Write OWNER/NAME of the Hub, or a folder that is there."
         ) from None
 
 
@@ -213,12 +203,8 @@ def hub_files(spec: Any, *, where: str, cache: Path) -> tuple[str, list[SourceFi
         kept = _kept(place(spec.revision))
         if kept is None:
             raise
-        LOG.warning(
-            "%s: the Hub is away (%s); going on with commit %s as an earlier start resolved it",
-            where,
-            error.__cause__ or error,
-            kept["revision"],
-        )
+        text = "%s: the Hub is away (%s); going on with commit %s as an earlier start resolved it"
+        LOG.warning(text, where, error.__cause__ or error, kept["revision"])
     remote = sorted((RemoteFile(**file) for file in kept["files"]), key=lambda file: file.path)
     return kept["revision"], [_source_file(spec.id, kept["revision"], file, where) for file in remote]
 
@@ -258,14 +244,9 @@ def _remote_files(spec: Any, info: Any, where: str) -> list[RemoteFile]:
     found: list[RemoteFile] = []
     for start in range(0, len(paths), PATHS_A_REQUEST):
         some = paths[start : start + PATHS_A_REQUEST]
-        listed = retried(
-            lambda some=some: HfApi().get_paths_info(spec.id, some, repo_type="dataset", revision=info.sha),
-            what=spec.id,
-            where=where,
-        )
-        found += [
-            RemoteFile(file.path, file.size, file.lfs.sha256 if file.lfs else f"git:{file.blob_id}") for file in listed
-        ]
+        ask = functools.partial(HfApi().get_paths_info, spec.id, some, repo_type="dataset", revision=info.sha)
+        for file in retried(ask, what=spec.id, where=where):
+            found.append(RemoteFile(file.path, file.size, file.lfs.sha256 if file.lfs else f"git:{file.blob_id}"))
     empty = [file.path for file in found if not file.bytes]
     if empty:
         raise InputMissingError(
@@ -352,12 +333,10 @@ def _configs(card: dict[str, Any], spec: Any, where: str) -> dict[str, Any]:
                 raise RecipeError(
                     f"{where}: the card of {spec.id} names files outside the dataset ({text}), which are not read. Choose files with `files`."
                 )
-    infos = (
-        card.get("dataset_info") or []
-    )  # Of several configurations, one that alone has its facts here is the default.
-    named = [
-        {"config_name": info.get("config_name", "default")} for info in (infos if isinstance(infos, list) else [infos])
-    ]
+    # Of several configurations, one that alone has its facts here is the default.
+    infos = card.get("dataset_info") or []
+    infos = infos if isinstance(infos, list) else [infos]
+    named = [{"config_name": info.get("config_name", "default")} for info in infos]
     return {key: value for key, value in (("configs", configs), ("dataset_info", named)) if value}
 
 
@@ -373,13 +352,12 @@ def _source_file(repo: str, revision: str, remote: RemoteFile, where: str) -> So
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(repo, remote.path, revision=revision, repo_type="dataset")
-    fetch = functools.partial(_fetch, repo, revision, remote.path, where, size=remote.bytes)
     return SourceFile(
         label=remote.path,
         sha256=remote.content,
         bytes=remote.bytes,
         path=Path(cached) if isinstance(cached, str) else None,
-        fetch=fetch,
+        fetch=functools.partial(_fetch, repo, revision, remote.path, where, size=remote.bytes),
         peek=functools.partial(both_ends, repo, revision, remote.path),
     )
 
@@ -390,13 +368,8 @@ def _fetch(repo: str, revision: str, path: str, where: str, size: int | None = N
     # On a terminal the library has a bar of its own.
     about = f" ({count_text(size)}B)" if size else ""
     with nullcontext() if on_terminal() else waiting(f"fetching {repo}/{path}{about}"):
-        return Path(
-            retried(
-                lambda: hf_hub_download(repo, path, repo_type="dataset", revision=revision),
-                what=f"{repo}/{path}",
-                where=where,
-            )
-        )
+        download = functools.partial(hf_hub_download, repo, path, repo_type="dataset", revision=revision)
+        return Path(retried(download, what=f"{repo}/{path}", where=where))
 
 
 def retried(call, *, what: str, where: str):
@@ -433,10 +406,8 @@ def retried(call, *, what: str, where: str):
             raise ServiceError(
                 f"{where}: {what} is not in the local cache and HF_HUB_OFFLINE forbids to ask the Hub. Unset it for the first start."
             ) from error
-        except (
-            LocalEntryNotFoundError
-        ) as error:  # Also an EntryNotFoundError, but it means that the Hub was not reached.
-            cause: Exception = error
+        except LocalEntryNotFoundError as error:
+            cause: Exception = error  # Also an EntryNotFoundError, but it means that the Hub was not reached.
         except EntryNotFoundError as error:
             raise InputMissingError(
                 f"{where}: {what} is not in the dataset's commit any more. Check `files` and `revision`."
@@ -448,23 +419,14 @@ def retried(call, *, what: str, where: str):
                     f"{where}: the Hub refuses {what} (status {status}). Set HF_TOKEN to a token that may read it, or run `hf auth login`."
                 ) from error
             cause = error
-        except OSError as error:
-            cause = error
         except Exception as error:
-            if not is_network(error):
+            if not (isinstance(error, OSError) or is_network(error)):
                 raise
             cause = error
         if attempt < ATTEMPTS:
             wait_s = FIRST_WAIT_S * 2 ** (attempt - 1)
-            LOG.warning(
-                "%s: attempt %d of %d failed (%s: %s), again in %.0f s",
-                what,
-                attempt,
-                ATTEMPTS,
-                type(cause).__name__,
-                _first_line(cause),
-                wait_s,
-            )
+            reason = f"{type(cause).__name__}: {_first_line(cause)}"
+            LOG.warning("%s: attempt %d of %d failed (%s), again in %.0f s", what, attempt, ATTEMPTS, reason, wait_s)
             note_retry()
             time.sleep(wait_s)
     raise ServiceError(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import islice, zip_longest
+from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +39,8 @@ from pipeline.sources.raw_rows import (
     open_bytes,
     parse_json_line,
     read_blocks,
-    wrong_beginning,
     wrong_content,
+    wrong_ends,
 )
 from pipeline.sources.verify import (
     HEAD_BYTES,
@@ -68,6 +68,7 @@ PROMPTS = ("prompt", "instruction", "question", "query", "problem", "inputs", "i
 RESPONSES = ("response", "completion", "output", "answer", "solution", "targets")
 NO_CONVERSATIONS = "no usual form of conversations"
 SYSTEM = ("system", "system_prompt")
+MESSAGES = Format("messages", "chat", "messages", recognised=True)
 LISTS_OF_TURNS = {
     "messages": "chat messages",
     "turns": "ShareGPT conversations",
@@ -97,12 +98,7 @@ def recognise(rows: Iterable[Any], *, kind: str) -> Recognised | None:
         return None
     if holds_columns(mappings):
         return Recognised("one JSON object of columns", refusal=ONE_OBJECT)
-    if not mappings:
-        chat: Recognised | None = Recognised(
-            "chat messages", Format("messages", "chat", "messages", recognised=True), is_default=True
-        )
-    else:
-        chat = _chat(types)
+    chat = _chat(types) if mappings else Recognised("chat messages", MESSAGES, is_default=True)
     return _chat_or_refusal(chat, types) if kind == "chat" else _text(chat, types, mappings)
 
 
@@ -142,7 +138,7 @@ def _type_of(value: Any) -> str:
 def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognised:
     if chat is not None:
         return chat
-    found = f"has no column 'messages'; found: {_columns_with_types(types)}"
+    found = f"has no column 'messages'; found: {', '.join(types) or 'none'}"
     if types.keys() >= {"message_id", "parent_id", "role", "text"}:
         return Recognised(
             "one message of a tree a row, as OASST has them",
@@ -164,9 +160,7 @@ def _chat_or_refusal(chat: Recognised | None, types: dict[str, str]) -> Recognis
 def _chat(types: dict[str, str]) -> Recognised | None:
     """Return the conversations that these columns are, refused or not; None when they look like none."""
     if "messages" in types:
-        return Recognised(
-            "chat messages (column messages)", Format("messages", "chat", "messages", recognised=True), is_default=True
-        )
+        return Recognised("chat messages (column messages)", MESSAGES, is_default=True)
     if types.keys() >= {"chosen", "rejected"}:
         return _preferences(types)
     if types.keys() >= {"prompt", "completion", "label"} and types["label"] in ("boolean", "number"):
@@ -234,9 +228,8 @@ def _exchange(types: dict[str, str]) -> Recognised | None:
     optional = _optional(types, context=contexts, system=SYSTEM, history=("history",))
     pair = (("prompt", prompt), ("response", response))
     form = Format("prompt_response", "chat", None, columns=(*pair, *optional), recognised=True)
-    label = {("instruction", "output"): "Alpaca instructions", ("instruction", "response"): "Dolly instructions"}.get(
-        (prompts[0], responses[0]), "prompts and responses"
-    )
+    known = {("instruction", "output"): "Alpaca instructions", ("instruction", "response"): "Dolly instructions"}
+    label = known.get((prompts[0], responses[0]), "prompts and responses")
     if types[prompt] == "messages":
         label = f"{label} as messages"
     return Recognised(f"{label} ({_columns_of(form, types)})", form)
@@ -258,7 +251,7 @@ def _text(chat: Recognised | None, types: dict[str, str], rows: list[dict]) -> R
         return Recognised("text (column text)", Format("text", "text", "text", recognised=True), is_default=True)
     texts = [name for name, kind in types.items() if kind == "text"]
     named = [name for name in texts if name.lower() in TEXT_COLUMNS]
-    found = f"has no column 'text'; found: {_columns_with_types(types)}"
+    found = f"has no column 'text'; found: {', '.join(types) or 'none'}"
     if len(named) == 1:
         return Recognised(f"text (column {named[0]})", Format("text", "text", named[0], recognised=True))
     if named:
@@ -292,10 +285,6 @@ def _columns_of(form: Format, types: dict[str, str]) -> str:
     return f"column{'s' if len(here) > 1 else ''} {', '.join(here)}"
 
 
-def _columns_with_types(types: dict[str, str]) -> str:
-    return ", ".join(types) or "none"
-
-
 def looked_at_rows(files: list[SourceFile]) -> list[Any]:
     """Return values of the first rows of a source: of the first file that is here and can be read, else of the first one's
     beginning on the Hub; where that shows no whole row, that file is fetched: it is the one that is read first."""
@@ -318,9 +307,7 @@ def looked_at_rows(files: list[SourceFile]) -> list[Any]:
         rows = [value for line in lines if line.strip() and isinstance(value := parse_json_line(line), dict | list)]
         if rows or head.lstrip(BOM + b" \t\r\n")[:1] not in (b"{", b"["):
             return rows
-    if wrong_beginning(files[0].label, head) or (
-        tail is not None and kind_of(files[0].label) == "parquet" and tail[-4:] != b"PAR1"
-    ):
+    if wrong_ends(files[0].label, head, tail):
         return []  # verify says what it is
     files[0].local_path()
     return list(islice(_readable_rows(files[0]), LOOKED_AT_ROWS))
@@ -705,7 +692,7 @@ class _Opening:
             )
         if spec.id is None:
             return local_files(spec.files, where=where, folder=self.folder, split=spec.split, cache=self.cache)
-        if spec.id.startswith("tandem:"):
+        if source.is_built_in:
             return import_built_in("sources.tandem")(spec, kind=self.kind, where=where, cache=self.cache)
         source.revision, files = import_built_in("sources.hub")(spec, where=where, cache=self.cache, folder=self.folder)
         return files
@@ -714,7 +701,7 @@ class _Opening:
         """Return the default validation: files taken out of each source's, or its only file once more."""
         validation = []
         for source in train:
-            if source.spec.id is not None and source.spec.id.startswith("tandem:"):
+            if source.is_built_in:
                 spec = replace(source.spec, split="validation")
                 files = self._files(replace(source, spec=spec), f"{self.where}data.sources")
                 validation.append(replace(source, spec=spec, files=files))
@@ -749,13 +736,10 @@ class _Opening:
             spec = source.spec
             if spec.format or spec.text_column or spec.messages_column or spec.columns or not source.files:
                 continue
-            is_built_in = (spec.id or "").startswith("tandem:")
-            if id(spec) not in seen and not is_built_in:
+            if id(spec) not in seen and not source.is_built_in:
                 seen[id(spec)] = found = recognise(looked_at_rows(source.files), kind=self.kind)
                 if found and not found.format:
-                    name = source.spec.id or source.files[0].path
-                    if source.spec.id:
-                        name = f"{name}/{source.files[0].label}"
+                    name = f"{spec.id}/{source.files[0].label}" if spec.id else source.files[0].path
                     self.problems.append(DataError(f"{name} {found.refusal}"))
             found = seen.get(id(spec))
             if found and found.format:
@@ -767,31 +751,21 @@ class _Opening:
         sources = [source for source in sources if id(source.spec) not in self.refused]
         work = [(source, file) for source in sources for file in source.files if file.path is not None]
         for source in sources:
-            away = [
-                file
-                for file in source.files
-                if file.path is None and not self.facts.head_is_known(_reading(source, file))
-            ]
+            away = [f for f in source.files if f.path is None and not self.facts.head_is_known(_reading(source, f))]
             work += [(source, file) for file in away[:FILES_OF_A_SOURCE]]
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             results = list(pool.map(lambda pair: self._verify(*pair), work))
         problems = list(dict.fromkeys(problem for found in results for problem in found.problems))
         rows = list(dict.fromkeys(row for found in results for row in found.bad_rows))
         if len(rows) > self.max_bad_rows:
-            allowed = (
-                f"data.max_bad_rows allows {self.max_bad_rows}"
-                if self.max_bad_rows
-                else "data.max_bad_rows allows none"
-            )
-            encoding = any("is not UTF-8" in row for row in rows)
-            convert = (
-                " Convert text in another encoding, for instance by iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW."
-                if encoding
-                else ""
-            )
+            convert = ""
+            if any("is not UTF-8" in row for row in rows):
+                convert = (
+                    " Convert text in another encoding, for instance by iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW."
+                )
             problems += [
                 *grouped(rows),
-                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and {allowed}. Correct them, or raise data.max_bad_rows to leave such rows out.{convert}",
+                f"{len(rows)} bad {'row' if len(rows) == 1 else 'rows'} among the first and last rows of the files, and data.max_bad_rows allows {self.max_bad_rows or 'none'}. Correct them, or raise data.max_bad_rows to leave such rows out.{convert}",
             ]
         self.problems += [DataError(problem) for problem in problems]
         left_out = list(dict.fromkeys(row for found in results for row in found.untrainable))
@@ -822,11 +796,8 @@ class _Opening:
         for source in validation:
             for file in source.files:
                 other = whole.get(file.sha256)
-                split_alike = (
-                    (file.sha256, file.period) in trained
-                    and file.part == "validation"
-                    and trained[file.sha256, file.period].part == "train"
-                )
+                twin = trained.get((file.sha256, file.period))
+                split_alike = file.part == "validation" and twin is not None and twin.part == "train"
                 if other is not None and not split_alike:
                     same.append(
                         f"{file.label} of {source.name} (validation) has the same content as {other.label}, which is trained on"
@@ -853,22 +824,12 @@ def _free_name(spec, sources: list[OpenSource]) -> str:
         parts = [part for part in Path(first).parts if not re.search(r"[*?\[]", part) and part not in ("/", ".", "..")]
         name = Path(parts[-1]).name.split(".")[0] if parts else "files"
     taken = {source.name for source in sources}
-    return (
-        name
-        if name not in taken
-        else next(f"{name}-{n}" for n in range(2, len(taken) + 3) if f"{name}-{n}" not in taken)
-    )
+    return next(free for free in chain([name], (f"{name}-{n}" for n in count(2))) if free not in taken)
 
 
 def _listed(problems: list[str]) -> str:
     lines = [line for problem in problems for line in problem.split("\n")]
     if len(lines) == 1:
         return lines[0]
-    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN + 1 else []
-    return "\n".join(
-        [
-            f"{len(lines)} problems with the data:",
-            *(f"  {line}" for line in lines[: SHOWN if more else SHOWN + 1]),
-            *(f"  {line}" for line in more),
-        ]
-    )
+    shown = lines if len(lines) <= SHOWN + 1 else [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more"]
+    return "\n  ".join([f"{len(lines)} problems with the data:", *shown])

@@ -62,6 +62,18 @@ def wrong_beginning(name: str, head: bytes) -> str | None:
     return reason
 
 
+def wrong_ends(name: str, head: bytes, tail: bytes | None) -> str | None:
+    """Return why a file of that name cannot begin and end like this, with a cure; tail: None where it is not known."""
+    reason, kind = wrong_beginning(name, head), kind_of(name)
+    if reason is not None or tail is None:
+        return reason
+    if kind == "parquet" and tail[-4:] != b"PAR1":
+        return "is truncated: a parquet file ends with its footer. Upload it again."
+    if kind == "arrow" and head.startswith(b"ARROW1") and tail[-6:] != b"ARROW1":
+        return "is truncated: an Arrow file ends with its footer. Upload it again."
+    return None
+
+
 def wrong_content(head: bytes, *, expected: tuple[bytes, ...] = ()) -> str | None:
     """Return what the first bytes betray, with a cure, as `is ... . Do ...`; None when they look like what they should be.
 
@@ -142,9 +154,8 @@ LINE_BYTES = 256 * 2**20  # A longer line is no row but a file without line ends
 PIECE_CHARS = 16_384
 SEPARATOR = "<|endoftext|>"
 BOM = b"\xef\xbb\xbf"
-RETURN = (
-    "\udc0d"  # Stands for a carriage return that ends no record: pandas does not quote it, and Python's csv refuses it.
-)
+# Stands for a carriage return that ends no record: pandas does not quote it, and Python's csv refuses it.
+RETURN = "\udc0d"
 
 
 class BadRow:
@@ -197,11 +208,11 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[IO[str]]:
+def open_text(path: Path, *, newline: str | None = "\n") -> Iterator[IO[str]]:
     """Yield the file's characters, its lines cut at line feeds alone. Bytes that are not UTF-8 become lone surrogates."""
     with (
         open_bytes(path) as raw,
-        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=newline) as file,
     ):
         yield file
 
@@ -610,10 +621,7 @@ def parse_json_line(line: bytes) -> Any:
 
 def txt_rows(path: Path, *, first_row: int = 0, columns: list[str] | None = None) -> Iterator[RawRow]:
     """Yield pieces of a text file as {"text": piece}. Bytes that are not UTF-8 make the piece a BadRow."""
-    with (
-        open_bytes(path) as raw,
-        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=None) as file,
-    ):
+    with open_text(path, newline=None) as file:
         row, line_number, first_line, length, lines = 0, 0, 1, 0, []
         while True:
             line = file.readline(PIECE_CHARS)

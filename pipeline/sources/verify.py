@@ -203,9 +203,8 @@ class FactsOfFiles:
         if store not in self._known:
             lines = store.read_bytes().splitlines() if store.exists() else []
             known = {facts.path: facts for line in lines if (facts := _facts_in(line))}
-            if (
-                len(lines) > 4 * len(known) + SPARE_LINES
-            ):  # of a line that another process adds meanwhile the fact is found out again
+            # Of a line that another process adds meanwhile the fact is found out again.
+            if len(lines) > 4 * len(known) + SPARE_LINES:
                 write_bytes(store, b"".join(_line(asdict(facts)) for facts in known.values()))
             self._known[store] = known
         return self._known[store]
@@ -498,7 +497,7 @@ def _verify_array(path: Path, form: Format, column_key: str, findings: Findings)
 
 
 def array_problem(rows: list[RawRow], form: Format, column_key: str) -> str | None:
-    """Return why a JSON array that begins with these rows has no column of the format's."""
+    """Return why JSON that begins with these rows has no column of the format's."""
     mappings = [value for _, _, value in rows if isinstance(value, dict)]
     names = list(dict.fromkeys(name for value in mappings for name in value))
     return column_problem(form, names, column_key) if mappings else None
@@ -532,11 +531,7 @@ def _verify_jsonl(path: Path, form: Format, column_key: str, findings: Findings,
     if reason := _note_rows(path, rows, form, findings, end_is_blank=not last or is_blank(item)):
         return reason
     if last and problem:
-        with open_bytes(path) as file:
-            number = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b"")) + (
-                not last.endswith(b"\n")
-            )
-        findings.bad_rows.append(f"{row_name(path, number - 1)}: {problem}")
+        findings.bad_rows.append(f"{row_name(path, count_rows(path) - 1)}: {problem}")
     return None
 
 
@@ -547,12 +542,9 @@ def jsonl_problem(rows: list[RawRow], form: Format, column_key: str, *, start: b
     values = [value for _, _, value in rows if not isinstance(value, BadRow)]
     if not values and len(rows) > 1:
         return f"is no jsonl: none of its first {len(rows)} lines can be read; line {rows[0][1] + 1} {rows[0][2].reason}. Write one JSON object a line."
-    mappings = [value for value in values if isinstance(value, dict)]
-    if holds_columns(mappings):
+    if holds_columns([value for value in values if isinstance(value, dict)]):
         return ONE_OBJECT
-    if mappings:
-        return column_problem(form, list(dict.fromkeys(name for value in mappings for name in value)), column_key)
-    return None
+    return array_problem(rows, form, column_key)
 
 
 def holds_columns(rows: list[dict]) -> bool:

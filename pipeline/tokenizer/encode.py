@@ -105,13 +105,11 @@ class TiktokenTwin:
             return None
         specials = {token["content"] for token in state["added_tokens"]}
         byte_of = byte_alphabet()
-        ranks = {}
-        for token, i in model["vocab"].items():
-            if token not in specials:
-                if not all(character in byte_of for character in token):
-                    return None
-                ranks[bytes(byte_of[character] for character in token)] = i
-        if len({bytes([b]) for b in range(256)} - ranks.keys()):
+        try:
+            ranks = {bytes(map(byte_of.__getitem__, t)): i for t, i in model["vocab"].items() if t not in specials}
+        except KeyError:  # a character that stands for no byte
+            return None
+        if {bytes([b]) for b in range(256)} - ranks.keys():
             return None
         return cls(tiktoken.Encoding("twin", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}))
 
@@ -133,11 +131,8 @@ class TiktokenTwin:
         pieces = (piece.decode(errors="replace") for piece in self.encoding.token_byte_values())
         texts = [*AWKWARD, *texts, *(piece for piece in pieces if "\ufffd" not in piece)]
         encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-        for text, encoding in zip(texts, encodings, strict=True):
-            ids = self.encode(text)
-            if ids is not None and ids.tolist() != encoding.ids:
-                return False
-        return True
+        found = zip(map(self.encode, texts), encodings, strict=True)
+        return all(ids is None or ids.tolist() == encoding.ids for ids, encoding in found)
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -284,7 +279,6 @@ def span_byte_lengths(tokenizer, text: str) -> tuple[list[int], list[int]]:
     Each byte is counted once, at the first id that covers it: of several ids that share a character (byte fallback) the
     first has its bytes and the others 0, and all of them are scored. Text that the tokenizer drops is not counted.
     """
-
     encoding = plain_backend(tokenizer).encode(text, add_special_tokens=False)
     ends = np.cumsum([0] + [len(character.encode()) for character in text])  # Bytes before each character.
     lengths, covered = [], 0
@@ -329,13 +323,10 @@ def coverage(tokenizer, texts: Iterable[str]) -> float:
     backend, spelling = plain_backend(tokenizer), Spelling(tokenizer)
     kept = total = 0
     for text in texts:
-        size = len(text.encode())
-        encoding = backend.encode(text, add_special_tokens=False)
+        whole, encoding = text.encode(), backend.encode(text, add_special_tokens=False)
         spelt = spelling.of(encoding.ids)
-        total += size
-        kept += (
-            size if b"".join(spelt) in (text.encode(), b" " + text.encode()) else _kept(text, encoding.offsets, spelt)
-        )
+        total += len(whole)
+        kept += len(whole) if b"".join(spelt) in (whole, b" " + whole) else _kept(text, encoding.offsets, spelt)
     if kept == total:
         return 1.0
     return min(round(kept / total, DIGITS), 1 - 10**-DIGITS)  # one byte of a gigabyte lost is not everything kept
@@ -369,9 +360,7 @@ class Spelling:
         model, steps = backend["model"], [backend["normalizer"], backend["pre_tokenizer"], backend["decoder"]]
         written = json.dumps(steps, ensure_ascii=False)
         self.is_byte_level, self.has_blanks = '"ByteLevel"' in written, BLANK in written
-        self.prefix, self.suffix = (
-            model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix")
-        )
+        self.prefix, self.suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
         self.byte_fallback = bool(model.get("byte_fallback"))
         self.names = {i: token for token, i in tokenizer.get_vocab().items()}
         self.added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
@@ -395,8 +384,7 @@ class Spelling:
             return bytes(BYTES[character] for character in token) if BYTES.keys() >= set(token) else NOT_SPELT
         if self.byte_fallback and (byte := BYTE_TOKEN.fullmatch(token)):
             return bytes([int(byte[1], 16)])
-        if self.suffix:
-            token = token.removesuffix(self.suffix)
+        token = token.removesuffix(self.suffix)
         return (token.replace(BLANK, " ") if self.has_blanks else token).encode()
 
 

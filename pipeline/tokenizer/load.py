@@ -65,11 +65,8 @@ def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
         return [
             f"tokenizer: {path} keeps its chat template, which is another than the built-in one; tokenizer.chat_template: FILE replaces it"
         ]
-    whose = (
-        f"has the chat template {recipe.tokenizer.chat_template}"
-        if recipe.tokenizer.chat_template
-        else "keeps its chat template"
-    )
+    given = recipe.tokenizer.chat_template
+    whose = f"has the chat template {given}" if given else "keeps its chat template"
     lines = [f"tokenizer: {path} {whose} and its {len(tokenizer):,} ids; nothing is added"]
     if problems:
         return [*lines, f"tokenizer: stage sft could not train with this template: it {'; it '.join(problems)}"]

@@ -192,10 +192,7 @@ def judge(tokenizer, *, train: list, validation: list, beside: str | None = None
     rows = {}
     for kind, parts in texts.items():
         if parts:
-            row: dict[str, float] = {
-                "bytes": sum(len(text.encode()) for text in parts),
-                "tokens": _tokens(tokenizer, parts),
-            }
+            row: dict[str, float] = {"bytes": sum(len(t.encode()) for t in parts), "tokens": _tokens(tokenizer, parts)}
             row["bytes_per_token"] = row["bytes"] / row["tokens"]
             if other is not None:
                 row["other_tokens"] = _tokens(other, parts)
@@ -256,7 +253,11 @@ def trained_tokenizer(recipe, sources: list, *, validation: list | None = None, 
             remove_folder(folder)
         if not folder.is_dir():
             _train(recipe, sources, folder, validation=validation or [], beside=beside)
-    return _open(recipe, folder)
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    set_template(recipe, tokenizer)
+    return tokenizer
 
 
 def cached_folder(recipe, sources: list) -> Path:
@@ -267,8 +268,8 @@ def cached_folder(recipe, sources: list) -> Path:
         "sources": [[source.once.fingerprint, source.spec.weight or 1.0] for source in sources],
         "vocab_size": settings.vocab_size,
         "split_pattern": settings.split_pattern,
-        "train_chars": int(settings.train_chars),
-        "document_chars": int(settings.document_chars),
+        "train_chars": settings.train_chars,
+        "document_chars": settings.document_chars,
     }
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     return cache_dir(recipe.data.cache_dir) / "tokenizers" / name
@@ -281,10 +282,8 @@ def _train(recipe, sources: list, folder: Path, *, validation: list, beside: str
         f"tokenizer: learning {settings.vocab_size:,} tokens (pieces of text) from {names}, at most {count_text(settings.train_chars)} characters of it",
         flush=True,
     )
-    read = _Counted(
-        training_texts(sources, total_chars=int(settings.train_chars), document_chars=int(settings.document_chars)),
-        most=int(settings.train_chars),
-    )
+    most = settings.train_chars
+    read = _Counted(training_texts(sources, total_chars=most, document_chars=settings.document_chars), most=most)
     with read.merging:
         tokenizer = train_bpe(read, vocab_size=settings.vocab_size, split_pattern=settings.split_pattern)
     if read.chars == 0:
@@ -343,14 +342,6 @@ def _agrees_with_itself(folder: Path) -> bool:
         )
     except Exception:  # the libraries raise many kinds, plain Exception among them: whichever, it cannot be used
         return False
-
-
-def _open(recipe, folder: Path) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    set_template(recipe, tokenizer)
-    return tokenizer
 
 
 class _Counted:
