@@ -52,6 +52,8 @@ BUILT_IN = {
     "callbacks.tracker_findings": "pipeline.callbacks.trackers:tracker_findings",
     "callbacks.ProfileSteps": "pipeline.callbacks.trackers:ProfileSteps",
     "callbacks.Benchmarks": "pipeline.callbacks.benchmarks:Benchmarks",
+    "tokenizer.bound_templates": "pipeline.tokenizer.own_template:bound_templates",
+    "tokenizer.OwnTemplate": "pipeline.tokenizer.own_template:OwnTemplate",
     "tokenizer.train": "pipeline.tokenizer.train:trained_tokenizer",
     "sources.hub": "pipeline.sources.hub_files:dataset_files",
     "sources.head_findings": "pipeline.sources.hub_files:head_findings",

@@ -11,9 +11,7 @@ from pipeline.process.errors import InputMissingError, RecipeError, ServiceError
 from pipeline.process.storage import refuse_endless_files
 from pipeline.process.user_code import import_built_in
 from pipeline.tokenizer.chat import (
-    DATE,
     RESPONSE_TEMPLATE,
-    bound_templates,
     built_in_template,
     own_template,
     template_problems,
@@ -81,7 +79,7 @@ def _template_lines(recipe, tokenizer, problems: list[str]) -> list[str]:
     if end is None:
         lines.append("tokenizer: no control token stands between these marks, so the model does not learn to stop")
     if own.writes_date:
-        lines.append(f"tokenizer: where the template writes today's date, the rows have {DATE:%d %B %Y}")
+        lines.append(f"tokenizer: where the template writes today's date, the rows have {own.date:%d %B %Y}")
     return lines
 
 
@@ -122,7 +120,7 @@ def open_tokenizer(path: str, *, revision: str | None, beside: str | None, where
         refuse_endless_files(folder)
     from transformers import AutoTokenizer
 
-    bound_templates()  # whoever renders with it, as lm_eval and our letters do
+    import_built_in("tokenizer.bound_templates")()  # whoever renders with it, as lm_eval and our letters do
     try:
         # False, not left open: beside a model with its own code transformers would ask on the terminal, and wait.
         tokenizer = AutoTokenizer.from_pretrained(folder or path, revision=revision, trust_remote_code=False)

@@ -135,7 +135,7 @@ def test_rows_are_those_of_trl_with_its_training_template(own, name, tmp_path, m
 class FixedClock:
     @staticmethod
     def now():
-        from pipeline.tokenizer.chat import DATE
+        from pipeline.tokenizer.own_template import DATE
 
         return DATE
 

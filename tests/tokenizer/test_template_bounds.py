@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tokenizer import chat
+from pipeline.tokenizer import own_template as chat
 
 DOUBLING = "{% set ns = namespace(x='aaaaaaaaaa') %}{% for i in range(60) %}{% set ns.x = GROWN %}{% endfor %}"
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}BODY{% endfor %}{% endfor %}"

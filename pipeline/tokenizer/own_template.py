@@ -1,0 +1,658 @@
+"""A model's own chat template: bounds on what it costs, and rendering it with the mask of what is learnt.
+
+Loaded for a tokenizer whose template is not the built-in one (tokenizer/chat.py).
+"""
+
+import json
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jinja2.utils import Namespace
+
+from pipeline.process.errors import DataError
+from pipeline.tokenizer.chat import GENERATION, refusal_of
+from pipeline.tokenizer.encode import control_strings, plain_backend
+
+# Bounds on what a chat template costs: it came with somebody's model, and its loops, doublings and calls end in a sentence.
+#
+# All that a template computes is counted, one step a character or operation; what would grow beyond the limit is refused before it is
+# made. Equal templates and messages end the same on every machine, but for operations so slow that the time decides.
+
+# Of one rendering: an ordinary conversation costs some thousand steps.
+MOST_STEPS = 20_000_000
+STEPS_PER_CHARACTER = 200  # of messages and tools, in addition; SmolVLM's template takes 42, letter by letter
+MOST_CPU_S = 3.0  # of the thread, so that a process that is stopped or waits is not refused
+CPU_S_PER_CHARACTER = 2e-5  # in addition
+MOST_SOURCE = 300_000  # characters; the longest published template has some 20,000
+MOST_BITS = 100_000  # of a whole number
+ITEM, CALL, COMPARISON = 10, 20, 20  # steps
+LOOK = 5_000  # steps between two looks at the time
+SLOW_CHARACTERS = 100_000  # taken by filters that are quadratic in their text
+SLOW = ("pprint", "striptags", "urlize", "wordwrap", "xmlattr")
+# They give back what they are given, so that nothing has to be looked into.
+PASSING = ("count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse", "select", "selectattr")  # fmt: skip
+TOO_MUCH = "it makes texts or lists without end"
+# An undefined value and a loop have a length too, which must not be asked for.
+HOLDING: Any = (list, tuple, dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+
+
+def bound_templates() -> None:
+    """Let transformers render templates in a sandbox of ours from now on.
+
+    Not undone afterwards: transformers keeps what it has compiled with the sandbox of that moment.
+    """
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.ImmutableSandboxedEnvironment = _sandbox_class()  # type: ignore[assignment,misc]
+
+
+class Meter:
+    """Counts the steps of one rendering. inputs: the template's variables, whose size raises the limit.
+
+    Raises jinja2's SecurityError in every method.
+    """
+
+    __slots__ = ("began", "inputs", "limit", "looks_at", "steps")
+
+    def __init__(self, inputs: dict[str, Any] | None):
+        self.steps, self.looks_at, self.limit, self.inputs = 0, LOOK, MOST_STEPS, inputs
+        self.began = time.thread_time()
+
+    def step(self, cost: int = 1) -> None:
+        """Count, and give nothing back: the code of a comparison begins with it."""
+        self.steps += cost
+        if self.steps > self.looks_at:
+            self._look()
+
+    def made(self, value: Any) -> Any:
+        """Count a value that the template made and give it back."""
+        if isinstance(value, str):
+            self.steps += len(value)
+            if self.steps > self.looks_at:
+                self._look()
+        elif isinstance(value, HOLDING):
+            self.step(ITEM * len(value))
+            self.bound(value)
+        elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+            _refuse("it makes a number of too many digits")
+        return value
+
+    def cut(self, value: Any) -> Any:
+        """Count a part of a value, which holds nothing new, and give it back."""
+        self.step(_length(value))
+        return value
+
+    def shown(self, value: Any) -> Any:
+        """Count what is written and give it back."""
+        self.steps += len(value) if isinstance(value, str) else self.bound(value)
+        if self.steps > self.looks_at:
+            self._look()
+        return value
+
+    def bound(self, *values: Any) -> int:
+        """Return the size of values as text; what holds one list often is as large as its text would be."""
+        size, left = 0, list(values)
+        while left:
+            value = left.pop()
+            if isinstance(value, str | bytes):
+                size += len(value)
+            elif isinstance(value, HOLDING):
+                size += ITEM * (1 + len(value))
+                left += value
+                left += value.values() if isinstance(value, dict) else ()
+            elif isinstance(value, Namespace):
+                size += ITEM
+                left.append(object.__getattribute__(value, "_Namespace__attrs"))
+            else:
+                size += 1
+            if size > self.limit:
+                self.growing(size)
+        return size
+
+    def growing(self, size: int) -> None:
+        """Refuse a value of that size, before it is made."""
+        if size > self.limit and size > self._whole_limit():
+            _refuse(TOO_MUCH)
+
+    def joined(self, join: Callable[[tuple], str], parts: tuple) -> str:
+        """Return the texts of `~`."""
+        self.step(sum(len(part) if isinstance(part, str) else self.bound(part) for part in parts))
+        return join(parts)
+
+    def before(self, name: str, subject: Any, given: tuple, named: dict[str, Any]) -> None:
+        """Count a filter or a text's method, and refuse one whose result would be too large. subject: what comes before it."""
+        others = (*given, *named.values()) if named else given
+        self.step(_length(subject))
+        if name in PASSING:
+            return
+        for value in (subject, *others):
+            if isinstance(value, (*HOLDING, Namespace)):
+                self.bound(value)
+        growth = GROWTH.get(name)
+        if growth is not None:
+            self.growing(growth(subject, others))
+        if name in SLOW and self.bound(subject) > SLOW_CHARACTERS:
+            _refuse(f"it gives {name} more than {SLOW_CHARACTERS:,} characters")
+
+    def _look(self) -> None:
+        self.growing(self.steps)
+        spent = time.thread_time() - self.began
+        if spent > MOST_CPU_S:
+            characters = (self._whole_limit() - MOST_STEPS) // STEPS_PER_CHARACTER
+            if spent > MOST_CPU_S + characters * CPU_S_PER_CHARACTER:
+                _refuse(f"it computes for more than {spent:.0f} s")
+        self.looks_at = self.steps + LOOK
+
+    def _whole_limit(self) -> int:
+        if self.inputs is not None:
+            inputs, self.inputs = self.inputs, None
+            self.limit = 2**62  # while they are measured
+            self.limit = MOST_STEPS + STEPS_PER_CHARACTER * self.bound(inputs)
+        return self.limit
+
+
+def _refuse(reason: str) -> None:
+    from jinja2.exceptions import SecurityError
+
+    raise SecurityError(reason)
+
+
+def _largest(values: tuple) -> int:
+    """Return the largest whole number, or length of a text, among them."""
+    return max(
+        (value if isinstance(value, int) else len(value) for value in values if isinstance(value, int | str)), default=0
+    )
+
+
+def _widths(form: Any, values: tuple) -> int:
+    """Return a bound on what `%` or str.format make of a text: its widths, and each value as often as there are fields."""
+    if not isinstance(form, str):
+        return 0
+    if re.search(r"%[^a-zA-Z%]*\*|:[^{}]*\{", form):
+        _refuse("it takes a width from a value")
+    widths = sum(
+        int(digits[:9])
+        for field in re.findall(r"%[^a-zA-Z%]*|:[^{}]*", form)
+        for digits in re.findall(r"\d{4,}", field)
+    )
+    fields = form.count("%") + form.count("{")
+    return len(form) + widths + fields * max((len(v) if isinstance(v, str) else 0 for v in values), default=0)
+
+
+def _replaced(text: Any, others: tuple) -> int:
+    if len(others) < 2 or not all(isinstance(value, str) for value in (text, *others[:2])):
+        return _largest((text,)) * _largest(others)
+    return text.count(others[0]) * len(others[1])
+
+
+def _sum_begins(_: Any, others: tuple) -> int:
+    if any(not isinstance(value, int | float | str | None) for value in others):
+        _refuse("it sums lists")
+    return 0
+
+
+# By the name of a filter or of a text's method: how long the result may be, from what comes before it and the other arguments.
+GROWTH: dict[str, Callable[[Any, tuple], int]] = {
+    **dict.fromkeys(("center", "ljust", "rjust", "zfill", "to_bytes", "batch", "slice"), lambda _, others: ITEM * _largest(others)),
+    **dict.fromkeys(("expandtabs", "indent", "tojson"), lambda text, others: _length(text) * _largest(others)),
+    **dict.fromkeys(("strip", "lstrip", "rstrip", "trim"), lambda text, others: _length(text) * _largest(others) // 50),
+    "round": lambda _, others: 10_000 * _largest(others),
+    "replace": _replaced,
+    "translate": lambda text, others: _length(text) * max((len(v) for v in others[0].values() if isinstance(v, str)), default=0) if others and isinstance(others[0], dict) else 0,
+    "join": lambda separated, others: _length(separated) * max(map(_length, others), default=0),
+    "sum": _sum_begins,
+    "format": _widths,
+    "format_map": _widths,
+    "strftime_now": lambda _, others: sum(_widths(value, ()) for value in others),
+}  # fmt: skip
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (str, range, HOLDING)) else 1
+
+
+@cache
+def _bounded_filter(name: str, function: Callable) -> Callable:
+    """Return the filter, counted."""
+    from jinja2.utils import _PassArg, pass_context
+
+    passed = _PassArg.from_obj(function)
+    first: Callable[[Any], tuple] = {
+        _PassArg.context: lambda context: (context,),
+        _PassArg.eval_context: lambda context: (context.eval_ctx,),
+        _PassArg.environment: lambda context: (context.environment,),
+        None: lambda _: (),
+    }[passed]
+
+    def bounded(context, value, *given, **named):
+        if name == "join" and not isinstance(value, (str, *HOLDING)):
+            value = [context.meter.made(item) for item in value]
+        context.meter.before(name, value, given, named)
+        made = function(*first(context), value, *given, **named)
+        return made if name in PASSING else context.meter.made(made)
+
+    return pass_context(bounded)
+
+
+@cache
+def _sandbox_class() -> type:
+    """Return the sandbox class: its contexts have a meter, and the code of its templates asks it."""
+    from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
+    from jinja2.runtime import Context, Macro
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Counted(Context):
+        def __init__(self, environment, parent, *given, **named):
+            super().__init__(environment, parent, *given, **named)
+            self.meter = Meter(parent)
+
+        def derived(self, locals=None):
+            context = super().derived(locals)
+            context.meter = self.meter  # type: ignore[attr-defined]
+            return context
+
+    class Counting(CodeGenerator):
+        """Writes templates as Python that counts: blocks, comparisons, and what operators and literals make."""
+
+        def blockvisit(self, nodes_, frame):
+            nodes_ = list(nodes_)
+            written = [child for node in nodes_ if isinstance(node, nodes.Output) for child in node.nodes]
+            literal = sum(len(child.data) for child in written if isinstance(child, nodes.TemplateData))
+            self.writeline(f"context.meter.step({1 + literal})")
+            super().blockvisit(nodes_, frame)
+
+        def visit_Compare(self, node, frame):
+            self._within(f"(context.meter.step({COMPARISON}) or ", super().visit_Compare, node, frame)
+
+        def visit_Test(self, node, frame):
+            self._within(f"(context.meter.step({COMPARISON}) or ", super().visit_Test, node, frame)
+
+        def visit_Add(self, node, frame):
+            self._within("context.meter.made(", super().visit_Add, node, frame)
+
+        def visit_List(self, node, frame):
+            self._within("context.meter.made(" if node.items else "(", super().visit_List, node, frame)
+
+        def visit_Dict(self, node, frame):
+            self._within("context.meter.made(" if node.items else "(", super().visit_Dict, node, frame)
+
+        def visit_Tuple(self, node, frame):
+            if node.ctx == "load":
+                self._within("context.meter.made(", super().visit_Tuple, node, frame)
+            else:
+                super().visit_Tuple(node, frame)
+
+        def visit_Getitem(self, node, frame):
+            if isinstance(node.arg, nodes.Slice):
+                self._within("context.meter.cut(", super().visit_Getitem, node, frame)
+            else:
+                super().visit_Getitem(node, frame)
+
+        def visit_Concat(self, node, frame):
+            autoescape = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
+            escaped = "(markup_join if context.eval_ctx.autoescape else str_join)" if autoescape else "str_join"
+            self.write(f"context.meter.joined({escaped}, (")
+            for part in node.nodes:
+                self.visit(part, frame)
+                self.write(", ")
+            self.write("))")
+
+        def _make_finalize(self):
+            return self._FinalizeInfo(None, "context.meter.shown(")
+
+        def _within(self, begin, visit, node, frame):
+            self.write(begin)
+            visit(node, frame)
+            self.write(")")
+
+    class BoundedFilters(dict):
+        def __getitem__(self, name):
+            return _bounded_filter(name, super().__getitem__(name))
+
+        def get(self, name, default=None):
+            return self[name] if name in self else default  # noqa: SIM401  # it would ask itself
+
+    class BoundedSandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(["*", "**", "%"])
+        context_class = Counted
+        code_generator_class = Counting
+
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            self.filters = BoundedFilters(self.filters)
+            del self.globals["lipsum"]  # no conversation needs random Latin
+
+        def from_string(self, source, *given, **named):
+            if isinstance(source, str) and len(source) > MOST_SOURCE:
+                _refuse(f"it has {len(source):,} characters, and {MOST_SOURCE:,} are read")
+            return super().from_string(source, *given, **named)
+
+        def call_binop(self, context, operator, left, right):
+            meter, plain = context.meter, isinstance(left, int | float) and isinstance(right, int | float)
+            if operator == "**" and not (plain and abs(left) <= MOST_BITS and abs(right) <= 64):
+                _refuse("it raises to a power that is too large")
+            if operator == "*" and not plain:
+                times, repeated = (left, right) if isinstance(left, int) else (right, left)
+                if isinstance(times, int):
+                    meter.growing(times * meter.bound(repeated))
+            if operator == "%" and not plain:
+                values = (
+                    right if isinstance(right, tuple) else (right.values() if isinstance(right, dict) else (right,))
+                )
+                meter.before("%", left, (right,), {})
+                meter.growing(_widths(left, tuple(values)))
+            return meter.made(super().call_binop(context, operator, left, right))
+
+        def call(self, context, function, *given, **named):
+            meter = context.meter
+            meter.step(CALL)
+            if isinstance(function, Macro):
+                return meter.made(super().call(context, function, *given, **named))
+            method = getattr(function, "__wrapped__", function)  # of str.format, which the sandbox wraps
+            own, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+            if isinstance(own, HOLDING):
+                return super().call(context, function, *given, **named)  # a part of a list or mapping
+            others = {key: value for key, value in named.items() if key not in ("_loop_vars", "_block_vars")}
+            if name == "join" and given:
+                given = ([meter.made(item) for item in given[0]], *given[1:])
+                meter.before(name, given[0], (own,), others)
+            else:
+                meter.before(name, own, given, others)
+            return meter.made(super().call(context, function, *given, **named))
+
+        def call_test(self, name, value, args=None, kwargs=None, context=None, eval_ctx=None):
+            if context is not None:
+                context.meter.step(COMPARISON)
+            return super().call_test(name, value, args, kwargs, context, eval_ctx)
+
+    return BoundedSandbox
+
+
+# A model's own chat template, used as it is: its ids, control strings in messages as text, and what the assistant
+# wrote.
+
+# Of templates that write the day's date: prepared rows must not depend on the day. Llama 3.1's own template falls back to it.
+DATE = datetime(2024, 7, 26)
+# Around a control string in a message while the template renders it. Noncharacters: no text has them.
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+MARKED = re.compile(f"{OPEN}([^{OPEN}{CLOSE}]*){CLOSE}")
+TAKEN_APART = "the chat template takes a message's text apart at a control string in it, so that the string cannot be kept as text"
+FIRST = "\ufdd2"  # begins the answers of the probe: no generation prompt goes on with it
+# Nothing that a template could trim, split or read as reasoning.
+PROBE = [
+    {"role": "user", "content": "question one"},
+    {"role": "assistant", "content": f"{FIRST}answer one"},
+    {"role": "user", "content": "question two"},
+    {"role": "assistant", "content": f"{FIRST}answer two"},
+]
+Spans = list[tuple[int, int]]
+
+
+class OwnTemplate:
+    """Renders conversations with the chat template that a tokenizer came with.
+
+    problems: why it cannot be trained with; empty when it can. end_of_turn: the id that ends what the assistant writes.
+    """
+
+    date = DATE
+
+    def __init__(self, tokenizer: Any):
+        self.template: str = tokenizer.get_chat_template()
+        if not isinstance(self.template, str):
+            raise DataError(f"the chat template of the tokenizer is {type(self.template).__name__}, not text")
+        self.marks_answers = bool(GENERATION.search(self.template))
+        self.writes_date = "strftime_now" in self.template
+        self._dated = with_fixed_date(self.template) if self.writes_date else self.template
+        self._variables = tokenizer.special_tokens_map
+        self._backend, self._plain = _offset_backend(tokenizer), plain_backend(tokenizer)
+        controls = sorted(control_strings(tokenizer), key=len, reverse=True)  # the longest of those that begin alike
+        self._control = re.compile("|".join(map(re.escape, controls)) or "(?!)")
+        self._newline = self._backend.encode("\n", add_special_tokens=False).ids
+        self._headers: list[str] = []
+        self._ends: set[str] = set()
+        self.end_of_turn: int | None = None
+        self.problems = self._probe()
+
+    def render(self, conversations: list[list[dict]]) -> list[tuple[list[int], list[bool]]]:
+        """Return the ids of each conversation, and for each id whether it is trained."""
+        rendered = [self._render(messages) for messages in conversations]
+        harmless = self._backend.encode_batch(
+            [text for text, _ in rendered if OPEN not in text], add_special_tokens=False
+        )
+        encodings = iter(harmless)
+        found = []
+        for text, spans in rendered:
+            if OPEN in text:
+                ids, offsets = self._encode_marked(text)
+                places = [at for at, character in enumerate(text) if character in (OPEN, CLOSE)]
+                spans = [(start - bisect_left(places, start), end - bisect_left(places, end)) for start, end in spans]
+            else:
+                encoding = next(encodings)
+                ids, offsets = encoding.ids, encoding.offsets
+            found.append((ids, _within(offsets, spans)))
+        return found
+
+    def prompt_ids(self, messages: list[dict], *, today: bool = False) -> list[int]:
+        """Return the ids up to where the assistant answers. today: a template that writes the date writes today's."""
+        text, _ = self._text(self._marked(messages), prompt=True, template=self.template if today else self._dated)
+        return self._encode_marked(text)[0]
+
+    def _render(self, messages: list[dict]) -> tuple[str, Spans]:
+        """Return the conversation's text, control strings of its messages between OPEN and CLOSE, and the spans to train."""
+        marked = self._marked(messages)
+        text, spans = self._text(marked)
+        if marked is not messages and MARKED.sub("\\g<1>", text) != self._text(messages)[0]:
+            raise DataError(TAKEN_APART)
+        if not self.marks_answers:
+            spans = list(self._turns(marked, text))
+        _must_write_calls(marked, "".join(text[start:end] for start, end in spans))
+        return text, spans
+
+    def _text(self, messages: list[dict], *, prompt: bool = False, template: str | None = None) -> tuple[str, Spans]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # As apply_chat_template does: a key whose value is None is a key that is not there.
+        known = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        try:
+            bound_templates()
+            rendered: Any = render_jinja_template(
+                [known],
+                chat_template=template or self._dated,
+                add_generation_prompt=prompt,
+                return_assistant_tokens_mask=self.marks_answers and not prompt,
+                **self._variables,
+            )
+        except Exception as error:  # a template raises whatever its expressions raise
+            raise DataError(refusal_of(error)) from None
+        (text,), spans = rendered
+        return text, spans[0] if spans else []
+
+    def _turns(self, messages: list[dict], text: str) -> Iterator[tuple[int, int]]:
+        """Yield where each of the assistant's turns is in the text, without the prompt that it answers."""
+        for number, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            start = self._start(messages[:number], text)
+            if start is None:
+                raise DataError(
+                    f"the chat template renders what stands before message {number} in another way once it is answered, so what is trained "
+                    "there cannot be found. Mark the answers in the template with {% generation %} ... {% endgeneration %}, and name it as tokenizer.chat_template"
+                )
+            through = text if number + 1 == len(messages) else self._text(messages[: number + 1])[0]
+            if len(through) > start and text.startswith(through):
+                yield start, len(through)
+                continue
+            # Reasoning that only the last turn keeps, or another end where other turns follow: the turn's first end it is.
+            ends = "|".join(map(re.escape, sorted(self._ends)))
+            end = re.compile(f"(?<!{OPEN})(?:{ends})\\s*").search(text, start) if ends else None
+            if end is None:
+                raise DataError(f"the chat template writes no end of turn behind message {number}")
+            yield start, end.end()
+
+    def _start(self, before: list[dict], text: str) -> int | None:
+        if not before:  # Templates fail on no messages; nothing before the first turn's header looks like it.
+            places = [text.find(header) + len(header) for header in self._headers if header and header in text]
+            return min(places, default=None)
+        prompted, _ = self._text(before, prompt=True)
+        if text.startswith(prompted):
+            return len(prompted)
+        unprompted, _ = self._text(before)
+        for header in self._headers:  # templates whose prompt holds more than the turn's header (an open <think>)
+            if text.startswith(unprompted + header):
+                return len(unprompted + header)
+        return None
+
+    def _probe(self) -> list[str]:
+        try:
+            return self._look_at(PROBE) or self._look_at(PROBE[:2])
+        except DataError as error:
+            return [f"cannot be rendered or read ({error})"]
+
+    def _look_at(self, messages: list[dict]) -> list[str]:
+        """Return what is wrong with the rendering of harmless messages; their headers and ends of turns are kept."""
+        text, _ = self._text(messages)
+        if missing := [message["content"] for message in messages if message["content"] not in text]:
+            return [f"leaves out {missing[0]!r}, which a message says"]
+        if not self.marks_answers and (problems := self._learn(messages, text)):
+            return problems
+        _, spans = self._render(messages)
+        trained = "".join(text[start:end] for start, end in spans)
+        for message in messages:
+            if (message["content"] in trained) != (message["role"] == "assistant"):
+                whose = "not the assistant's" if message["role"] == "assistant" else "the assistant's"
+                return [f"takes {message['content']!r}, which the {message['role']} wrote, for {whose}"]
+        answer = messages[-1]["content"]
+        end = self._control.search(text, text.rfind(answer) + len(answer))
+        if end and any(start <= end.start() < stop for start, stop in spans):
+            self.end_of_turn = self._backend.token_to_id(end.group())
+        return []
+
+    def _learn(self, messages: list[dict], text: str) -> list[str]:
+        """Return the headers of the assistant's turns and the control tokens that end them, from a probe; what is wrong with them."""
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            prompted, unprompted = (self._text(messages[:number], prompt=prompt)[0] for prompt in (True, False))
+            if prompted.startswith(unprompted) and text.startswith(unprompted):
+                same = [a == b for a, b in zip(prompted, text, strict=False)]
+                header = prompted[len(unprompted) : same.index(False) if False in same else len(same)]
+                self._headers = sorted({*self._headers, header}, key=len, reverse=True)
+            end = self._end_behind(messages, number, text)
+            if end is None:
+                return ["ends the assistant's turn with no control token, so that the model would not learn to stop"]
+            self._ends.add(end)
+        return []
+
+    def _end_behind(self, messages: list[dict], number: int, text: str) -> str | None:
+        """Return the control token behind a message of the probe; None where the next turn's first token is what ends it."""
+        content = messages[number]["content"]
+        alone, _ = self._text(messages[: number + 1])
+        behind = text.find(content) + len(content)
+        end = self._control.search(text, behind)
+        closes = self._control.search(alone, alone.rfind(content) + len(content))
+        return end.group() if end and closes and not text[behind : end.start()].strip() else None
+
+    def _marked(self, messages: list[dict]) -> list[dict]:
+        """Return the messages with their control strings between OPEN and CLOSE; the same list when they have none."""
+        marked = [
+            {key: value if key == "role" else self._mark(value) for key, value in message.items()}
+            for message in messages
+        ]
+        for number, message in enumerate(messages):
+            if isinstance(message.get("content"), list):
+                self._refuse_joined(number, message["content"])
+        return messages if marked == messages else marked
+
+    def _mark(self, value: Any) -> Any:
+        if isinstance(value, str):
+            if OPEN in value or CLOSE in value:
+                raise DataError(
+                    "a message holds the noncharacter U+FDD0 or U+FDD1, which stands for nothing. Remove it"
+                )
+            return self._control.sub(f"{OPEN}\\g<0>{CLOSE}", value)
+        if isinstance(value, dict):
+            return {self._mark(key): self._mark(item) for key, item in value.items()}
+        return [self._mark(item) for item in value] if isinstance(value, list) else value
+
+    def _refuse_joined(self, number: int, parts: list) -> None:
+        texts = [part if isinstance(part, str) else str(part.get("text", "")) for part in parts]
+        if len(self._control.findall("".join(texts))) > sum(len(self._control.findall(text)) for text in texts):
+            raise DataError(
+                f"the parts of message {number} spell a control string together. Write its text in one part"
+            )
+
+    def _encode_marked(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return ids and places in the text without OPEN and CLOSE; what is between them gives no control token."""
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        at = 0
+        for number, piece in enumerate(MARKED.split(text)):
+            if not piece:
+                continue
+            if OPEN in piece or CLOSE in piece:
+                raise DataError(TAKEN_APART)
+            new, places = self._encode_piece(piece, self._plain if number % 2 else self._backend, first=at == 0)
+            ids += new
+            offsets += [(start + at, end + at) for start, end in places]
+            at += len(piece)
+        return ids, offsets
+
+    def _encode_piece(self, piece: str, backend: Any, *, first: bool) -> tuple[list[int], list[tuple[int, int]]]:
+        if not first:
+            # Behind a line's end, so that no tokenizer puts the space before it that it puts before a text.
+            encoding = backend.encode("\n" + piece, add_special_tokens=False)
+            skip = len(self._newline)
+            if encoding.ids[:skip] == self._newline:
+                return encoding.ids[skip:], [(start - 1, end - 1) for start, end in encoding.offsets[skip:]]
+        encoding = backend.encode(piece, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+
+def _must_write_calls(messages: list[dict], trained: str) -> None:
+    """Raise DataError where the template passes over a tool call: the turn would be learned as an empty answer."""
+    for number, message in enumerate(messages):
+        for call in message.get("tool_calls") or []:
+            if call.get("function", call)["name"] not in trained:
+                raise DataError(f"the chat template leaves out the tool call of message {number}")
+
+
+def with_fixed_date(template: str) -> str:
+    """Return the template with DATE for every day that it asks `strftime_now` for."""
+    formats = {found[1] for found in re.findall(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", template)}
+    days = json.dumps({name: DATE.strftime(name) for name in sorted(formats)})
+    unknown = "raise_exception('it asks for a date in a format that is no constant')"
+    # The last expression writes nothing; it keeps a line's end behind it, which a block would take.
+    return (
+        f"{{%- macro strftime_now(format) -%}}{{{{- {days}[format] or {unknown} -}}}}{{%- endmacro -%}}{{{{- '' }}}}"
+        + template
+    )
+
+
+def _offset_backend(tokenizer: Any) -> Any:
+    """Return a copy of the tokenizer's backend whose places in the text are exact: post-processors trim white space off them."""
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend = Tokenizer.from_str(json.dumps(state | {"post_processor": None, "padding": None, "truncation": None}))
+    backend.encode_special_tokens = False
+    return backend
+
+
+def _within(offsets: list[tuple[int, int]], spans: Spans) -> list[bool]:
+    """Return whether each place shares a character with one of the spans."""
+    if not offsets:
+        return []
+    last = max(end for _, end in offsets)
+    trained = np.zeros(last + 2, np.int64)
+    for start, end in spans:
+        trained[start + 1 : end + 1] = 1
+    before = np.cumsum(trained)
+    starts, ends = np.array(offsets).T
+    return (before[ends] > before[starts]).tolist()
