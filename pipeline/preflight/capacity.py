@@ -14,10 +14,10 @@ from pipeline.preflight.plan import Plan, compute_of_step, gibibytes, gigabytes,
 from pipeline.process.errors import DiskFullError, OutOfMemoryError, RecipeError, TandemError
 from pipeline.process.storage import cache_dir, folder_bytes
 from pipeline.recipe import Recipe
+from pipeline.recipe.counted_sizes import chosen_sizes
 from pipeline.recipe.located_yaml import Problems
 from pipeline.recipe.reader import check_halvings
 from pipeline.recipe.resolve import micro_batch, step_rows
-from pipeline.recipe.sizes import chosen_sizes
 from pipeline.run_dir.run_directory import RunDirectory
 
 WASTE_WORTH_A_NOTE = 0.05

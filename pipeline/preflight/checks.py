@@ -35,13 +35,14 @@ from pipeline.recipe.located_yaml import show
 from pipeline.recipe.reader import warmup_of
 from pipeline.recipe.resolve import becomes_tandem, begun_run, isolates_documents, start_folder
 from pipeline.recipe.schema import ARGUMENTS, with_values
-from pipeline.recipe.sizes import CountedSizes, Sizes, model_fields, options_of
+from pipeline.recipe.sizes import Sizes, model_fields, options_of
 from pipeline.run_dir.checkpoints import SEAL, by_step, loadable_strays, problems
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.sources.open import with_recorded_inputs
 
 if TYPE_CHECKING:
     from pipeline.preflight.plan import Plan
+    from pipeline.recipe.counted_sizes import CountedSizes
 
 # Choice of the attention that a run trains with: tried on its device against attention spelt out, before it is believed.
 #
@@ -174,7 +175,11 @@ AS_ASKED = "as the recipe says"
 
 
 def choose_attention(
-    recipe: Recipe, device: DeviceInfo, sizes: Sizes | CountedSizes | None, *, trial: Callable[..., float] | None = None
+    recipe: Recipe,
+    device: DeviceInfo,
+    sizes: "Sizes | CountedSizes | None",
+    *,
+    trial: Callable[..., float] | None = None,
 ) -> tuple[str | None, str]:
     """Return the attention implementation by its name in transformers (None leaves it to transformers), and why.
 
@@ -214,7 +219,7 @@ def attention_line(implementation: str | None, why: str) -> str:
     return f"attention: {implementation or 'default'} ({why})"
 
 
-def _hidden(recipe: Recipe, sizes: Sizes | CountedSizes) -> str:
+def _hidden(recipe: Recipe, sizes: "Sizes | CountedSizes") -> str:
     """Return what causal attention over the whole row would see and the model does not; empty when nothing."""
     window = min(sizes.windows)
     parts = [f"windows of {window:,} in rows of {sizes.row_tokens:,} tokens"] * (window < sizes.row_tokens)
@@ -234,7 +239,7 @@ def _tried(implementation: str, recipe: Recipe, sizes: Any, trial: Callable[...,
 
 
 def difference_from_eager(
-    implementation: str, sizes: Sizes | CountedSizes, *, isolated: bool, dtype: str, device: str
+    implementation: str, sizes: "Sizes | CountedSizes", *, isolated: bool, dtype: str, device: str
 ) -> float:
     """Largest difference of output and gradients from eager attention in float32, each as a share of its largest value.
 
@@ -274,7 +279,7 @@ def difference_from_eager(
 
 
 def _layer(
-    implementation: str, sizes: Sizes | CountedSizes, window: int | None, length: int, positions: Any
+    implementation: str, sizes: "Sizes | CountedSizes", window: int | None, length: int, positions: Any
 ) -> Callable:
     """Return the attention of a layer as Tandem computes it, (B, H, T, K) to (B, T, H, K)."""
     import torch

@@ -8,9 +8,10 @@ from typing import Any, Literal, get_args
 
 from pipeline.hardware import DeviceInfo, Links, available_bytes, batch_ranks, model_shards, tensor_parallel_size
 from pipeline.recipe import Recipe
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import micro_batch, rows_per_step
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, CountedSizes, Sizes
+from pipeline.recipe.sizes import SMEAR_GATE_CHANNELS, VALUE_GATE_CHANNELS, Sizes
 
 FP32 = 4
 # Bytes that the backward pass keeps per block, row position and unit of width: (modern, any other block), by 16-bit

@@ -52,6 +52,7 @@ from pipeline.process.errors import RecipeError
 from pipeline.process.storage import cache_dir, read_sealed_json, write_sealed_json
 from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import (
     KEY,
     horizon_steps,
@@ -67,7 +68,7 @@ from pipeline.recipe.resolve import (
     with_batch_tokens,
 )
 from pipeline.recipe.schema import with_values
-from pipeline.recipe.sizes import CountedSizes, Sizes, SizesUnknownError, sizes_from_config, sizes_of
+from pipeline.recipe.sizes import Sizes, SizesUnknownError, sizes_from_config, sizes_of
 from pipeline.run_dir.columns import attempt_spans, mean_step_s, read_columns
 from pipeline.run_dir.run_directory import RunDirectory, fit_file
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from glob import glob
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.process.commands import command
 from pipeline.process.errors import DataError, InputMissingError, RecipeError
@@ -36,7 +36,6 @@ from pipeline.recipe.sizes import (
     LLAMA_NAMES,
     PORTABLE_PATTERNS,
     TANDEM_OPTIONS,
-    CountedSizes,
     Sizes,
     SizesUnknownError,
     options_of,
@@ -45,6 +44,9 @@ from pipeline.recipe.sizes import (
 from pipeline.recipe.values import REPOSITORY
 from pipeline.run_dir.checkpoints import by_step
 from pipeline.run_dir.run_directory import RunDirectory, find_run
+
+if TYPE_CHECKING:
+    from pipeline.recipe.counted_sizes import CountedSizes
 
 # model.start_from: the folder that it means, and the sizes that come with its weights.
 
@@ -527,13 +529,13 @@ def _reference_scaling(recipe: Recipe) -> int:
     return _known_scaling(sizes_at_depth(recipe, REFERENCE_DEPTH))
 
 
-def _known_scaling(sizes: Sizes | CountedSizes) -> int:
+def _known_scaling(sizes: "Sizes | CountedSizes") -> int:
     if sizes.scaling is None:
         raise SizesUnknownError(f"the parameters that a token passes are not known ({sizes.unknown})")
     return sizes.scaling
 
 
-def sizes_at_depth(recipe: Recipe, depth: int) -> Sizes | CountedSizes:
+def sizes_at_depth(recipe: Recipe, depth: int) -> "Sizes | CountedSizes":
     width = width_of(recipe, depth)
     heads = width // recipe.model.head_dim
     model = replace(recipe.model, n_layer=depth, n_embd=width, n_head=heads, n_kv_head=None, n_inner=None)

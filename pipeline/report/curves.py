@@ -18,8 +18,9 @@ from pipeline.process.commands import program
 from pipeline.process.errors import InputMissingError, RecipeError
 from pipeline.process.storage import read_json, write_json
 from pipeline.recipe import Recipe
+from pipeline.recipe.counted_sizes import CountedSizes
 from pipeline.recipe.resolve import differences, must_match
-from pipeline.recipe.sizes import CountedSizes, Sizes
+from pipeline.recipe.sizes import Sizes
 from pipeline.report.imported_logs import meaning_of
 from pipeline.report.run_data import MEANS, RunData, number, table
 from pipeline.run_dir.run_directory import fit_file
