@@ -1,22 +1,24 @@
-"""The console's lines, the row of metrics.jsonl, and lines that warn: spikes of the loss, ranks that are slow."""
+"""What a run says while it trains: the console's lines, the row of metrics.jsonl, warnings of spikes and slow ranks, samples."""
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from transformers import TrainerCallback
 
-from pipeline.metrics import RecentValues, is_evaluation, metric_of
+from pipeline.evals.bpb import EvaluationInterrupted
+from pipeline.metrics import RecentValues, is_evaluation, is_validation, metric_of
 from pipeline.process.errors import DivergedError
 from pipeline.process.progress import seconds_text, waiting, write
-from pipeline.run_dir.rows import append_row, last_attempts, read_rows
+from pipeline.run_dir.rows import append_row, counts, last_attempts, read_rows
 from pipeline.run_dir.run_directory import RunDirectory
+from pipeline.training.distributed import forward_only, on_rank_0, preserved_rng
 from pipeline.training.guard import WATCHED
-
-# The console's lines and the row of metrics.jsonl.
+from pipeline.training.metrics import StepMeter
 
 # The console: one line a logged step, in the exact shape that people's parsers read, and one for each evaluation.
 
@@ -210,3 +212,92 @@ class Stragglers(TrainerCallback):
         )
         row = {"event": "straggler", "step": step, "attempt": self.attempt, "time": time.time()}
         append_row(self.run.metrics, row | {"rank": rank, "ratio": ratio})
+
+
+# Texts generated while training, with fixed prompts: to samples.jsonl, the console and the trackers.
+
+
+class Samples(TrainerCallback):
+    """Completes the prompts at every evaluation, or every `every_steps`; the training's random state does not move.
+
+    complete(model, prompts=prompts) -> texts; on a signal it raises EvaluationInterrupted, and the samples are made first after the resume.
+    all_ranks: complete is called on every rank, as the forward of a sharded model needs; the first one writes.
+    writers: the trackers that are given them (`add_samples(step, prompts, texts)`).
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        complete: Callable[..., list[str]],
+        prompts: list[str],
+        every_steps: int | None,
+        chat: bool,
+        attempt: int,
+        tokens_at: Callable[[int], int],
+        meter: StepMeter,
+        writers: list[Any],
+        all_ranks: bool = False,
+    ):
+        self.run, self.complete, self.prompts, self.every_steps, self.chat = run, complete, prompts, every_steps, chat
+        self.all_ranks, self.attempt, self.tokens_at, self.meter = all_ranks, attempt, tokens_at, meter
+        self.writers = writers
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        step = state.global_step
+        there = on_rank_0(lambda: self._recorded(step) if step and self._due(step) else set(self.prompts))
+        if not there.issuperset(self.prompts):
+            self.sample(state, model, there=there)
+
+    def _due(self, step: int) -> bool:
+        """Return whether the checkpoint's step has samples; those of an evaluation that is due come with it."""
+        if self.every_steps is not None:
+            return self.every_steps > 0 and step % self.every_steps == 0
+        rows = (row for row in last_attempts(read_rows(self.run.metrics)) if row.get("step") == step)
+        return any(is_validation(name) for row in rows for name in row)
+
+    def _recorded(self, step: int) -> set[str]:
+        """Return the prompts whose samples of a step are there and count: no later attempt went on from before it."""
+        attempts = [row for row in read_rows(self.run.metrics) if row.get("event") == "attempt"]
+        return {row["prompt"] for row in read_rows(self.run.samples) if row["step"] == step and counts(row, attempts)}
+
+    def on_evaluate(self, args, state, control, model=None, **kwargs):
+        if self.every_steps is None:
+            self.sample(state, model)
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if self.every_steps and state.global_step % self.every_steps == 0:
+            self.sample(state, model)
+
+    def sample(self, state, model, *, there: Collection[str] = ()) -> None:
+        """Write the samples of this step. there: prompts whose samples of this step were written before a kill."""
+        first = state.is_world_process_zero
+        if not (first or self.all_ranks) or not self.prompts or self.every_steps == 0:
+            return
+        training = model.training
+        try:
+            with self.meter.pause(), preserved_rng(), forward_only(model), torch.no_grad():
+                model.eval()
+                texts = self.complete(model, prompts=self.prompts)
+        except EvaluationInterrupted:
+            return
+        finally:
+            model.train(training)
+        for prompt, text in zip(self.prompts, texts, strict=True):
+            if prompt in there or not first:
+                continue
+            write(f"  {prompt!r} -> {text!r}")
+            append_row(
+                self.run.samples,
+                {
+                    "step": state.global_step,
+                    "attempt": self.attempt,
+                    "time": time.time(),
+                    "tokens": self.tokens_at(state.global_step),
+                    "prompt": prompt,
+                    "text": text,
+                    "chat": self.chat,
+                },
+            )
+        for writer in self.writers if first else []:
+            writer.add_samples(state.global_step, self.prompts, texts)

@@ -326,7 +326,7 @@ def larger_micro_batch(recipe: Recipe, fixed: int | None, *, peak: float, limit:
 
 # Collectives of an optimizer step under DDP, FSDP2 and HSDP: bytes by kind, within a host and between hosts, and seconds on the links.
 #
-# By arithmetic, of what training/distributed.py, training/muon.py and accelerate's DDP do; tests/preflight/test_parallelism.py counts it on real ranks.
+# By arithmetic, of what training/sharding.py, training/muon.py and accelerate's DDP do; tests/preflight/test_parallelism.py counts it on real ranks.
 # shards: ranks that share a model; 1 is DDP, all ranks FSDP, the ranks of a host HSDP.
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all"]

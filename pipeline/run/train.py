@@ -6,9 +6,8 @@ from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
-from pipeline.callbacks.log import Compiling, Console, MetricsFile, Spikes, Stragglers
+from pipeline.callbacks.log import Compiling, Console, MetricsFile, Samples, Spikes, Stragglers
 from pipeline.callbacks.machine import GarbageBetweenSteps, Machine
-from pipeline.callbacks.samples import Samples
 from pipeline.callbacks.stopping import HangWatch, StopSignals
 from pipeline.generation.texts import complete
 from pipeline.preflight.checks import benchmarks_of, check_before_training

@@ -35,7 +35,7 @@ from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.tokenizer.chat import end_of_turn
 from pipeline.tokenizer.encode import byte_lengths, is_byte_level
 from pipeline.tokenizer.load import comes_back_beside
-from pipeline.training.distributed import MULTIPLE, is_converted, on_rank_0, shard_model
+from pipeline.training.distributed import on_rank_0
 from pipeline.training.guard import refuse_nonfinite
 from pipeline.training.metrics import StepMeter
 from pipeline.training.optimizer import look_for_lomo_once
@@ -154,11 +154,8 @@ def build_from_recipe(recipe: Recipe, tokenizer: Any) -> torch.nn.Module:
                 "only a Tandem's embeddings can be stored so, and only beside a head of their own. Remove the key: float32 is used."
             )
         store_embeddings(model, getattr(torch, recipe.model.embedding_dtype))
-    if recipe.train.get("fp8") and not any(is_converted(module) for module in model.modules()):
-        raise RecipeError(
-            f"{recipe.where('train.fp8')}: a {type(model).__name__} of these sizes has no matrix for it: only those of a Tandem's blocks without bias "
-            f"count, with widths that {MULTIPLE} divides. Remove the key, or change the model."
-        )
+    if recipe.train.get("fp8"):
+        import_built_in("sharding.refuse_without_fp8")(model, recipe.where("train.fp8"))
     return model
 
 
@@ -335,7 +332,8 @@ def build_trainer(
     look_for_lomo_once()
     if shards_model():
         options = {name: recipe.train.get(f"torch_compile_{name}") for name in ("backend", "mode")}
-        shard_model(model, compile_options={k: v for k, v in options.items() if v} if compiled else None)
+        given = {k: v for k, v in options.items() if v} if compiled else None
+        import_built_in("sharding.shard_model")(model, compile_options=given)
         args.torch_compile = compiled
     return TandemTrainer(
         model=model,

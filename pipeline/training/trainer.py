@@ -15,6 +15,7 @@ from pipeline.data.rows import StepLoader
 from pipeline.evals.bpb import EvaluationInterrupted
 from pipeline.hardware import batch_rank, batch_ranks, tensor_parallel_size
 from pipeline.process.errors import TandemError
+from pipeline.process.user_code import import_built_in
 from pipeline.recipe import Recipe
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training import checkpoint as files
@@ -28,13 +29,11 @@ from pipeline.training.checkpoint import (
 )
 from pipeline.training.distributed import (
     Ranks,
-    convert_to_fp8,
     forward_only,
     from_every_rank,
     get_rng_state,
     on_every_rank,
     on_rank_0,
-    own_part,
     preserved_rng,
 )
 from pipeline.training.guard import StepGuard, explained_errors, total_norm
@@ -311,6 +310,7 @@ class TandemTrainer(Trainer):
                 return {} if self.is_sharded else files.large_files(self.model_files.weights(model), optimizer)
 
             if self.is_sharded:
+                own_part = import_built_in("sharding.own_part")
                 own = self.model_files.weights(model, own_part(model.state_dict())), own_part(optimizer)
                 self.saver.save_part(step, write_small=write_small, large=files.large_files(*own), **facts)
             else:
@@ -332,7 +332,7 @@ class TandemTrainer(Trainer):
                 if checkpoint is not None:
                     load_model(self.model, checkpoint)
                 if self.recipe.train.get("fp8"):
-                    convert_to_fp8(self.model, self.args.device)
+                    import_built_in("sharding.convert_to_fp8")(self.model, self.args.device)
                 self.train()
         except BaseException:
             with suppress(TandemError):  # what ended the training is the thing to tell

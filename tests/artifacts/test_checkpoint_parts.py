@@ -22,7 +22,7 @@ from pipeline.run_dir.checkpoint_writer import reports
 from pipeline.run_dir.checkpoints import problems, read_seal, seal
 from pipeline.run_dir.run_directory import RunDirectory
 from pipeline.training.checkpoint import CheckpointSaver, ModelFiles, part_file
-from pipeline.training.distributed import divided
+from pipeline.training.sharding import divided
 from tests.conftest import ROOT
 
 POPEN = subprocess.Popen

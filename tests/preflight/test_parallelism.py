@@ -31,9 +31,9 @@ from pipeline.preflight.plan import make_plan
 from pipeline.recipe import read_recipe
 from pipeline.recipe.sizes import model_fields, sizes_of
 from pipeline.training import muon
-from pipeline.training.distributed import shard_model
 from pipeline.training.muon import local
 from pipeline.training.optimizer import build_optimizer, product_dtype
+from pipeline.training.sharding import shard_model
 from tests.ranks import on_ranks
 
 RECIPES = Path(__file__).parents[2] / "recipes"

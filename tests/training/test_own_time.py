@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.callbacks.samples import Samples
+from pipeline.callbacks.log import Samples
 from pipeline.training.checkpoint import CheckpointSaver
 from pipeline.training.guard import ORDER, STAGES
 from pipeline.training.metrics import slowest
