@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -381,14 +381,7 @@ def unknown(story: Story) -> Asked:
     return story.draw.one((f"Who has the {thing}?", f"Where is the {thing}?")), "I do not know."
 
 
-STORY_KINDS: dict[str, Callable[[Story], Asked]] = {
-    "where_person": where_person,
-    "who_has": who_has,
-    "where_thing": where_thing,
-    "where_before": where_before,
-    "how_many": how_many,
-    "unknown": unknown,
-}
+STORY_KINDS = {ask.__name__: ask for ask in (where_person, who_has, where_thing, where_before, how_many, unknown)}
 
 
 def story_turns(cast: Cast, draw: Draw, *, questions: int, last: str | None = None) -> list[Turn]:
@@ -441,11 +434,9 @@ def look_up(cast: Cast, draw: Draw) -> list[Turn]:
 
 
 class Fact(NamedTuple):
-    """statement: what training text says. questions: all with the same answer; of a held-out fact training asks the first alone,
-    and the test the others."""
+    """questions: all with the same answer; of a held-out fact training asks the first alone, and the test the others."""
 
     kind: str
-    statement: str
     questions: tuple[str, ...]
     answer: str
     held_out: bool
@@ -459,7 +450,7 @@ def _facts() -> Iterator[Fact]:
             f"{q} the opposite of {a}{end}"
             for q, end in (("What is", "?"), ("Tell me", "."), ("Which word is", "?"), ("Say", "."))
         )
-        yield Fact("opposite", said, asked, said, number % HELD_OUT_EVERY == 0)
+        yield Fact("opposite", asked, said, number % HELD_OUT_EVERY == 0)
     number = 0
     for unit, names in (("day", DAYS), ("month", MONTHS)):
         for word, step in (("after", 1), ("before", -1)):
@@ -468,17 +459,17 @@ def _facts() -> Iterator[Fact]:
                 asked = tuple(
                     f"{q} {word} {name}?" for q in (f"Which {unit} comes", f"What is the {unit}", f"Which {unit} is")
                 )
-                yield Fact("calendar", said, asked, said, number % HELD_OUT_EVERY == 0)
+                yield Fact("calendar", asked, said, number % HELD_OUT_EVERY == 0)
                 number += 1
     for number, (one, two) in enumerate((one, two) for one in range(1, 7) for two in range(1, 7)):
         sum_of = f"{one} + {two}"
         said = f"{sum_of} = {one + two}."
         asked = (f"What is {sum_of}?", f"How much is {sum_of}?", f"Add {one} and {two}.", f"Tell me {sum_of}.")
-        yield Fact("sum", said, asked, said, (number + number // 6) % HELD_OUT_EVERY == 0)
+        yield Fact("sum", asked, said, (number + number // 6) % HELD_OUT_EVERY == 0)
     for number, word in enumerate(WORDS):
         said = f"The word {word} is spelled {' '.join(word)}."
         asked = (f"How do you spell {word}?", f"Spell {word}.", f"Spell the word {word}.", f"How is {word} spelled?")
-        yield Fact("spell", said, asked, said, number % HELD_OUT_EVERY == 0)
+        yield Fact("spell", asked, said, number % HELD_OUT_EVERY == 0)
 
 
 FACTS = tuple(_facts())
